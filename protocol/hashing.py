@@ -1,0 +1,39 @@
+"""Identity of KV blocks: a hash chain over full blocks of tokens.
+
+`h_i = H(h_{i-1}, tokens of block i)`, `h_{-1} = H(seed, model fingerprint, salt)`. 128-bit
+BLAKE2b, keyed by the fleet's seed through the root, so hashes mean the same on every worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+HASH_BYTES = 16
+DEFAULT_SEED = "baton"
+
+
+def chain_root(model_fingerprint: str, salt: str = "", seed: str = DEFAULT_SEED) -> bytes:
+    """The parent of a sequence's first block: whatever changes the KV besides its tokens."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    for part in (seed, model_fingerprint, salt):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.digest()
+
+
+def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash of a full block that follows `parent`."""
+    return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+
+
+def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """One hash for each full block of `tokens`; a trailing partial block has none."""
+    hashes: list[bytes] = []
+    parent = root
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = next_hash(parent, tokens[start : start + block_size])
+        hashes.append(parent)
+    return hashes

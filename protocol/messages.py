@@ -1,0 +1,414 @@
+"""Every message between Baton's processes.
+
+Tagged, frozen, MessagePack. Whatever concerns a request carries `request_id` and `attempt`: an
+attempt number fences everything that an earlier attempt may still send. `Hello` comes first on
+every connection; until it is accepted nothing else is answered. Durations are remaining times,
+never absolute clocks, except in traces (`*_us`: microseconds of the Unix epoch).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Union
+
+import msgspec
+
+from protocol.sampling import SamplingParams, TokenLogprobs
+
+PROTOCOL_VERSION = 1
+
+
+class Role(StrEnum):
+    """What a process does in the fleet."""
+
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WorkerState(StrEnum):
+    """Life of a worker as its lease shows it; only READY ones get new requests."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended on its worker."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+# -- membership -----------------------------------------------------------------------------
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker registers under its lease, for everyone to read.
+
+    `incarnation` is new for every process, so a restarted worker is another worker.
+    `control` and `events` are ZeroMQ endpoints (ROUTER and PUB).
+    """
+
+    worker_id: str
+    incarnation: str
+    role: Role
+    state: WorkerState
+    host: str
+    pid: int
+    control: str
+    events: str
+    protocol_version: int
+    model: str
+    model_fingerprint: str
+    layout_fingerprint: str
+    transport: str
+    block_size: int
+    num_blocks: int
+    max_context: int
+
+
+# -- connection set-up ----------------------------------------------------------------------
+
+
+class Hello(Message, kw_only=True):
+    """First message of whoever connects. Empty fingerprints are not compared (a router's layout)."""
+
+    sender: str
+    role: Role
+    protocol_version: int
+    model_fingerprint: str
+    layout_fingerprint: str
+
+
+class HelloAccepted(Message, kw_only=True):
+    """The receiver's own name; the connection may be used."""
+
+    worker_id: str
+    incarnation: str
+
+
+class HelloRefused(Message, kw_only=True):
+    """Why the connection may not be used: what differs, and both values."""
+
+    what: str
+    ours: str
+    theirs: str
+
+
+class Ping(Message, kw_only=True):
+    """Asks for a Pong: shows that the peer's loop turns."""
+
+    nonce: int
+
+
+class Pong(Message, kw_only=True):
+    """Answer to Ping."""
+
+    nonce: int
+
+
+# -- router to workers ----------------------------------------------------------------------
+
+
+class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefill worker that serves an attempt, as its decode worker needs to know it."""
+
+    worker_id: str
+    incarnation: str
+    control: str
+
+
+class Generate(Message, kw_only=True):
+    """Router to decode worker: produce tokens for this prompt.
+
+    `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
+    the first token of this attempt has index `num_output`. With `prefill` set, KV blocks and
+    the first token come from there; without, the worker prefills locally.
+    """
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    num_output: int
+    sampling: SamplingParams
+    priority: int = 0
+    deadline_ms: int
+    cache_salt: str = ""
+    prefill: PrefillPeer | None = None
+
+
+class Prefill(Message, kw_only=True):
+    """Router to prefill worker: compute this prompt, stream its blocks, sample one token."""
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    num_output: int
+    sampling: SamplingParams
+    priority: int = 0
+    deadline_ms: int
+    cache_salt: str = ""
+
+
+class Abort(Message, kw_only=True):
+    """Router to worker, or decode to prefill worker: forget this attempt now."""
+
+    request_id: str
+    attempt: int
+    reason: str = ""
+
+
+class CacheDumpRequest(Message, kw_only=True):
+    """Router to worker: send all block hashes you hold, with the sequence number they stand for."""
+
+
+class CacheDump(Message, kw_only=True):
+    """Answer to CacheDumpRequest; events with a number above `seq` come on top."""
+
+    incarnation: str
+    seq: int
+    hashes: list[bytes]
+
+
+# -- workers to router ----------------------------------------------------------------------
+
+
+class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
+    """One prefill chunk: when it ran, and how many tokens it computed."""
+
+    start_us: int
+    end_us: int
+    num_tokens: int
+
+
+class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
+    """One posted write of KV blocks: when it was posted, when it was seen complete.
+
+    `chunk` is the index of the chunk that completed the last of its blocks (-1: cached before).
+    """
+
+    post_us: int
+    done_us: int
+    num_blocks: int
+    chunk: int
+
+
+class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prefill worker spent its time on an attempt."""
+
+    worker_id: str
+    received_us: int
+    scheduled_us: int
+    cached_tokens: int
+    chunks: tuple[ChunkSpan, ...]
+    writes: tuple[WriteSpan, ...] = ()
+    transport: str = ""
+    blocks_moved: int = 0
+    bytes_moved: int = 0
+
+
+class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a decode worker spent its time on an attempt; 0 where something did not happen."""
+
+    worker_id: str
+    received_us: int
+    admitted_us: int = 0
+    granted_blocks: int = 0
+    cached_tokens: int = 0
+    chunks: tuple[ChunkSpan, ...] = ()
+    blocks_arrived_us: int = 0
+    first_token_us: int = 0
+    first_step_us: int = 0
+    finished_us: int = 0
+    num_decode_steps: int = 0
+    num_preemptions: int = 0
+
+
+class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one sequence; `index` is that of the first, counted over the whole output."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    trace: DecodeTrace | None = None
+
+
+class StepTokens(Message, kw_only=True):
+    """Decode worker to one router: everything a step produced for its requests."""
+
+    sequences: list[SequenceTokens]
+
+
+class FirstToken(Message, kw_only=True):
+    """Prefill worker to router: the first token, before any transfer is waited for."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    finish: FinishReason | None = None
+    trace: PrefillTrace
+
+
+class PrefillDone(Message, kw_only=True):
+    """Prefill worker to router: the handoff closed; the complete trace."""
+
+    request_id: str
+    attempt: int
+    trace: PrefillTrace
+
+
+class AttemptFailed(Message, kw_only=True):
+    """Worker to router: this attempt ends here. `retryable` says whether another may succeed."""
+
+    request_id: str
+    attempt: int
+    worker_id: str
+    reason: str
+    retryable: bool
+
+
+# -- handoff: decode worker to prefill worker and back ----------------------------------------
+
+
+class PeerDescriptor(Message, kw_only=True):
+    """Decode to prefill worker, after Hello: how to reach my pool by this transport.
+
+    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b).
+    """
+
+    transport: str
+    agent: str
+    descriptor: bytes
+    digest: bytes
+    num_blocks: int
+
+
+class KvGrant(Message, kw_only=True):
+    """Decode to prefill worker: the right to write these blocks for `ttl_ms` from receipt.
+
+    `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
+    others follow in order. Blocks before it are already there.
+    """
+
+    request_id: str
+    attempt: int
+    agent: str
+    first_block: int
+    block_ids: list[int]
+    ttl_ms: int
+
+
+class KvRenew(Message, kw_only=True):
+    """Decode to prefill worker: the grant lives `ttl_ms` from receipt."""
+
+    request_id: str
+    attempt: int
+    ttl_ms: int
+
+
+class HandoffToken(Message, kw_only=True):
+    """Prefill to decode worker: the first token, which the last chunk chose."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    finish: FinishReason | None = None
+    last_chunk_end_us: int
+
+
+class KvClosed(Message, kw_only=True):
+    """Prefill to decode worker: nothing more will be written for this handoff.
+
+    `error` is empty after completion or an abort that was asked for.
+    """
+
+    request_id: str
+    attempt: int
+    error: str = ""
+
+
+class KvWritten(Message, kw_only=True):
+    """Notification of a transport, arriving after its data: these blocks are in place.
+
+    `first_block` and `num_blocks` are block indices within the prompt. `digests` is empty
+    unless `kv_checksum` is on: then it holds one digest per block.
+    """
+
+    request_id: str
+    attempt: int
+    first_block: int
+    num_blocks: int
+    digests: list[bytes] = []
+
+
+# -- published by workers ---------------------------------------------------------------------
+
+
+class WorkerStats(Message, kw_only=True):
+    """Load of a worker, published at most every `stats_interval`.
+
+    `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
+    hold a prefix. The step coefficients are those of `engine.step_model`. `counters` only grow.
+    """
+
+    worker_id: str
+    incarnation: str
+    num_waiting: int
+    num_running: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    num_handoffs: int = 0
+    step_fixed_us: float = 0.0
+    step_per_token_us: float = 0.0
+    step_per_attended_us: float = 0.0
+    counters: dict[str, int] = {}
+
+
+class CacheEvents(Message, kw_only=True):
+    """Blocks that became usable, or ceased to be, since the previous number."""
+
+    worker_id: str
+    incarnation: str
+    seq: int
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+ControlMessage = Union[
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    Ping,
+    Pong,
+    Generate,
+    Prefill,
+    Abort,
+    CacheDumpRequest,
+    CacheDump,
+    StepTokens,
+    FirstToken,
+    PrefillDone,
+    AttemptFailed,
+    PeerDescriptor,
+    KvGrant,
+    KvRenew,
+    HandoffToken,
+    KvClosed,
+]
+EventMessage = Union[WorkerStats, CacheEvents]
+NotificationMessage = KvWritten

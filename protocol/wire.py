@@ -1,0 +1,64 @@
+"""Encoding and decoding of messages; the one place where remote bytes become objects.
+
+Whatever cannot be decoded raises ProtocolError with a reason, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.errors import ProtocolError
+from protocol.messages import ControlMessage, EventMessage, KvWritten, Message, WorkerInfo
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+_encoder = msgspec.msgpack.Encoder()
+_control = msgspec.msgpack.Decoder(ControlMessage)
+_event = msgspec.msgpack.Decoder(EventMessage)
+_notification = msgspec.msgpack.Decoder(KvWritten)
+_worker_info = msgspec.json.Decoder(WorkerInfo)
+
+
+def encode(message: Message) -> bytes:
+    """MessagePack of any message."""
+    return _encoder.encode(message)
+
+
+def decode_control(frame: bytes) -> ControlMessage:
+    """A message of the control plane. Raises ProtocolError."""
+    message: ControlMessage = _decode(_control, frame, "control frame")
+    return message
+
+
+def decode_event(frame: bytes) -> EventMessage:
+    """A message of the event plane (PUB). Raises ProtocolError."""
+    message: EventMessage = _decode(_event, frame, "event frame")
+    return message
+
+
+def decode_notification(frame: bytes) -> KvWritten:
+    """A transport's notification. Raises ProtocolError."""
+    message: KvWritten = _decode(_notification, frame, "notification")
+    return message
+
+
+def encode_worker_info(info: WorkerInfo) -> bytes:
+    """JSON, so that an operator can read it in Redis."""
+    return msgspec.json.encode(info)
+
+
+def decode_worker_info(value: bytes) -> WorkerInfo:
+    """A worker's registration. Raises ProtocolError."""
+    info: WorkerInfo = _decode(_worker_info, value, "worker registration")
+    return info
+
+
+def _decode(decoder: Any, frame: bytes, what: str) -> Any:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"{what} of {len(frame)} bytes exceeds {MAX_FRAME_BYTES}")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{what} cannot be decoded: {error}") from error
