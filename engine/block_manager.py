@@ -1,0 +1,140 @@
+"""Who owns which KV block, and which free blocks still hold a usable prefix.
+
+Pure bookkeeping over block numbers; torch-free. Every block is either pinned (count > 0) or in
+the free list, never both, never neither. The free list is ordered: blocks without a hash first,
+then cached ones, least recently used first; all operations are O(1) per block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CacheDelta:
+    """Hashes that became usable, or ceased to be, since the last `drain_events`."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class BlockManager:
+    """Owner of the numbers `0 .. num_blocks - 1`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
+        self._pins = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks in use."""
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks with a hash that others can find, pinned or free."""
+        return len(self._block_of)
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest known prefix of the chain `hashes`; pins nothing."""
+        blocks: list[int] = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_free_after_pinning(self, blocks: Iterable[int]) -> int:
+        """Free blocks that would be left if `blocks` were pinned."""
+        return len(self._free) - sum(1 for block in blocks if self._pins[block] == 0)
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Take (another) hold of blocks found by `match`."""
+        for block in blocks:
+            if self._pins[block] == 0:
+                del self._free[block]
+            self._pins[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, evicting the least recently used prefixes; all or ValueError."""
+        if count > len(self._free):
+            raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._forget(block)
+            self._pins[block] = 1
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of blocks given in chain order; tails become the first to be evicted."""
+        for block in reversed(blocks):
+            assert self._pins[block] > 0, f"block {block} released twice"
+            self._pins[block] -= 1
+            if self._pins[block] == 0:
+                self._free[block] = None
+                if self._hash_of[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Offer a pinned block, complete by now, under its hash; the first of equals stays."""
+        assert self._pins[block] > 0, f"block {block} published while free"
+        if digest in self._block_of or self._hash_of[block] is not None:
+            return
+        self._hash_of[block] = digest
+        self._block_of[digest] = block
+        if digest in self._removed:
+            del self._removed[digest]
+        else:
+            self._stored[digest] = None
+
+    def drain_events(self) -> CacheDelta:
+        """What changed in the cache since the last call."""
+        delta = CacheDelta(list(self._stored), list(self._removed))
+        self._stored.clear()
+        self._removed.clear()
+        return delta
+
+    def hashes(self) -> list[bytes]:
+        """Every hash that can be matched now."""
+        return list(self._block_of)
+
+    def clear_cache(self) -> None:
+        """Forget every hash; pinned blocks stay pinned."""
+        for block in list(self._block_of.values()):
+            self._forget(block)
+            if block in self._free:
+                self._free.move_to_end(block, last=False)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds; for tests."""
+        for block in range(self.num_blocks):
+            assert (self._pins[block] == 0) == (block in self._free), f"block {block}"
+        for digest, block in self._block_of.items():
+            assert self._hash_of[block] == digest
+        assert sum(h is not None for h in self._hash_of) == len(self._block_of)
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of[block]
+        if digest is None:
+            return
+        self._hash_of[block] = None
+        del self._block_of[digest]
+        if digest in self._stored:
+            del self._stored[digest]
+        else:
+            self._removed[digest] = None

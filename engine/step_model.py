@@ -1,0 +1,95 @@
+"""How long a step takes, learned from the steps that ran.
+
+`seconds = fixed + per_token * tokens + per_attended * attended`, where `attended` counts
+(query, key) pairs: a chunk of n tokens at context c attends n*c + n*(n+1)/2. Fitted online by
+recursive least squares with exponential forgetting (Haykin, Adaptive Filter Theory, ch. 13).
+Pure; torch-free; the simulator and the router use the same three coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Inside the fit the features are scaled so that their magnitudes are comparable.
+_SCALE = (1.0, 1e-2, 1e-4)
+_MAX_TRACE = 1e3
+
+
+def attended_pairs(num_tokens: int, context: int) -> int:
+    """Query-key pairs of `num_tokens` new tokens after `context` computed ones."""
+    return num_tokens * context + num_tokens * (num_tokens + 1) // 2
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step consists of, as far as its time is concerned."""
+
+    num_tokens: int = 0
+    attended: int = 0
+
+    def plus(self, num_tokens: int, context: int) -> StepCost:
+        """This step with `num_tokens` more tokens of a sequence at `context`."""
+        return StepCost(
+            self.num_tokens + num_tokens, self.attended + attended_pairs(num_tokens, context)
+        )
+
+
+class StepModel:
+    """The fitted model; starts from a cautious guess and forgets slowly."""
+
+    def __init__(
+        self,
+        fixed_s: float = 1e-3,
+        per_token_s: float = 2e-4,
+        per_attended_s: float = 1e-8,
+        forgetting: float = 0.98,
+    ) -> None:
+        self._theta = [
+            value / scale
+            for value, scale in zip((fixed_s, per_token_s, per_attended_s), _SCALE, strict=True)
+        ]
+        self._covariance = [[1.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._forgetting = forgetting
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """`(fixed_s, per_token_s, per_attended_s)`, never negative."""
+        fixed, token, attended = (
+            max(0.0, theta * scale) for theta, scale in zip(self._theta, _SCALE, strict=True)
+        )
+        return fixed, token, attended
+
+    def predict(self, cost: StepCost) -> float:
+        """Seconds that a step of this cost is expected to take."""
+        fixed, token, attended = self.coefficients
+        return fixed + token * cost.num_tokens + attended * cost.attended
+
+    def tokens_within(self, budget_s: float, base: StepCost, context: int, limit: int) -> int:
+        """The most tokens n <= `limit` at `context` that keep `base` plus them in `budget_s`."""
+        _, token, attended = self.coefficients
+        room = budget_s - self.predict(base)
+        if room <= 0:
+            return 0
+        # attended/2 * n^2 + (token + attended * (context + 1/2)) * n - room <= 0
+        a = attended / 2
+        b = token + attended * (context + 0.5)
+        if a < 1e-18:
+            return limit if b <= 0 or room / b >= limit else int(room / b)
+        root = (math.sqrt(b * b + 4 * a * room) - b) / (2 * a)
+        return min(limit, int(root))
+
+    def observe(self, cost: StepCost, seconds: float) -> None:
+        """Learn from a step that took `seconds`."""
+        x = [1.0 * _SCALE[0], cost.num_tokens * _SCALE[1], cost.attended * _SCALE[2]]
+        px = [sum(row[j] * x[j] for j in range(3)) for row in self._covariance]
+        denominator = self._forgetting + sum(x[i] * px[i] for i in range(3))
+        gain = [value / denominator for value in px]
+        error = seconds - sum(t * v for t, v in zip(self._theta, x, strict=True))
+        self._theta = [t + g * error for t, g in zip(self._theta, gain, strict=True)]
+        # Without excitation in some direction forgetting would let the covariance grow for ever.
+        trace = sum(self._covariance[i][i] for i in range(3))
+        forgetting = self._forgetting if trace < _MAX_TRACE else 1.0
+        for i in range(3):
+            for j in range(3):
+                self._covariance[i][j] = (self._covariance[i][j] - gain[i] * px[j]) / forgetting
