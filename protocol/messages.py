@@ -9,8 +9,6 @@ never absolute clocks, except in traces (`*_us`: microseconds of the Unix epoch)
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Union
-
 import msgspec
 
 from protocol.sampling import SamplingParams, TokenLogprobs
@@ -76,8 +74,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 # -- connection set-up ----------------------------------------------------------------------
 
 
-class Hello(Message, kw_only=True):
-    """First message of whoever connects. Empty fingerprints are not compared (a router's layout)."""
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of whoever connects. An empty fingerprint is not compared (a router's layout)."""
 
     sender: str
     role: Role
@@ -86,14 +84,14 @@ class Hello(Message, kw_only=True):
     layout_fingerprint: str
 
 
-class HelloAccepted(Message, kw_only=True):
+class HelloAccepted(Message, frozen=True, kw_only=True):
     """The receiver's own name; the connection may be used."""
 
     worker_id: str
     incarnation: str
 
 
-class HelloRefused(Message, kw_only=True):
+class HelloRefused(Message, frozen=True, kw_only=True):
     """Why the connection may not be used: what differs, and both values."""
 
     what: str
@@ -101,13 +99,13 @@ class HelloRefused(Message, kw_only=True):
     theirs: str
 
 
-class Ping(Message, kw_only=True):
+class Ping(Message, frozen=True, kw_only=True):
     """Asks for a Pong: shows that the peer's loop turns."""
 
     nonce: int
 
 
-class Pong(Message, kw_only=True):
+class Pong(Message, frozen=True, kw_only=True):
     """Answer to Ping."""
 
     nonce: int
@@ -124,7 +122,7 @@ class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
     control: str
 
 
-class Generate(Message, kw_only=True):
+class Generate(Message, frozen=True, kw_only=True):
     """Router to decode worker: produce tokens for this prompt.
 
     `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
@@ -143,7 +141,7 @@ class Generate(Message, kw_only=True):
     prefill: PrefillPeer | None = None
 
 
-class Prefill(Message, kw_only=True):
+class Prefill(Message, frozen=True, kw_only=True):
     """Router to prefill worker: compute this prompt, stream its blocks, sample one token."""
 
     request_id: str
@@ -156,7 +154,7 @@ class Prefill(Message, kw_only=True):
     cache_salt: str = ""
 
 
-class Abort(Message, kw_only=True):
+class Abort(Message, frozen=True, kw_only=True):
     """Router to worker, or decode to prefill worker: forget this attempt now."""
 
     request_id: str
@@ -164,11 +162,11 @@ class Abort(Message, kw_only=True):
     reason: str = ""
 
 
-class CacheDumpRequest(Message, kw_only=True):
+class CacheDumpRequest(Message, frozen=True, kw_only=True):
     """Router to worker: send all block hashes you hold, with the sequence number they stand for."""
 
 
-class CacheDump(Message, kw_only=True):
+class CacheDump(Message, frozen=True, kw_only=True):
     """Answer to CacheDumpRequest; events with a number above `seq` come on top."""
 
     incarnation: str
@@ -242,13 +240,13 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     trace: DecodeTrace | None = None
 
 
-class StepTokens(Message, kw_only=True):
+class StepTokens(Message, frozen=True, kw_only=True):
     """Decode worker to one router: everything a step produced for its requests."""
 
     sequences: list[SequenceTokens]
 
 
-class FirstToken(Message, kw_only=True):
+class FirstToken(Message, frozen=True, kw_only=True):
     """Prefill worker to router: the first token, before any transfer is waited for."""
 
     request_id: str
@@ -260,7 +258,7 @@ class FirstToken(Message, kw_only=True):
     trace: PrefillTrace
 
 
-class PrefillDone(Message, kw_only=True):
+class PrefillDone(Message, frozen=True, kw_only=True):
     """Prefill worker to router: the handoff closed; the complete trace."""
 
     request_id: str
@@ -268,7 +266,7 @@ class PrefillDone(Message, kw_only=True):
     trace: PrefillTrace
 
 
-class AttemptFailed(Message, kw_only=True):
+class AttemptFailed(Message, frozen=True, kw_only=True):
     """Worker to router: this attempt ends here. `retryable` says whether another may succeed."""
 
     request_id: str
@@ -281,7 +279,7 @@ class AttemptFailed(Message, kw_only=True):
 # -- handoff: decode worker to prefill worker and back ----------------------------------------
 
 
-class PeerDescriptor(Message, kw_only=True):
+class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Decode to prefill worker, after Hello: how to reach my pool by this transport.
 
     `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b).
@@ -294,7 +292,7 @@ class PeerDescriptor(Message, kw_only=True):
     num_blocks: int
 
 
-class KvGrant(Message, kw_only=True):
+class KvGrant(Message, frozen=True, kw_only=True):
     """Decode to prefill worker: the right to write these blocks for `ttl_ms` from receipt.
 
     `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
@@ -309,7 +307,7 @@ class KvGrant(Message, kw_only=True):
     ttl_ms: int
 
 
-class KvRenew(Message, kw_only=True):
+class KvRenew(Message, frozen=True, kw_only=True):
     """Decode to prefill worker: the grant lives `ttl_ms` from receipt."""
 
     request_id: str
@@ -317,7 +315,7 @@ class KvRenew(Message, kw_only=True):
     ttl_ms: int
 
 
-class HandoffToken(Message, kw_only=True):
+class HandoffToken(Message, frozen=True, kw_only=True):
     """Prefill to decode worker: the first token, which the last chunk chose."""
 
     request_id: str
@@ -329,7 +327,7 @@ class HandoffToken(Message, kw_only=True):
     last_chunk_end_us: int
 
 
-class KvClosed(Message, kw_only=True):
+class KvClosed(Message, frozen=True, kw_only=True):
     """Prefill to decode worker: nothing more will be written for this handoff.
 
     `error` is empty after completion or an abort that was asked for.
@@ -340,7 +338,7 @@ class KvClosed(Message, kw_only=True):
     error: str = ""
 
 
-class KvWritten(Message, kw_only=True):
+class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
     `first_block` and `num_blocks` are block indices within the prompt. `digests` is empty
@@ -357,7 +355,7 @@ class KvWritten(Message, kw_only=True):
 # -- published by workers ---------------------------------------------------------------------
 
 
-class WorkerStats(Message, kw_only=True):
+class WorkerStats(Message, frozen=True, kw_only=True):
     """Load of a worker, published at most every `stats_interval`.
 
     `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
@@ -379,7 +377,7 @@ class WorkerStats(Message, kw_only=True):
     counters: dict[str, int] = {}
 
 
-class CacheEvents(Message, kw_only=True):
+class CacheEvents(Message, frozen=True, kw_only=True):
     """Blocks that became usable, or ceased to be, since the previous number."""
 
     worker_id: str
@@ -389,26 +387,25 @@ class CacheEvents(Message, kw_only=True):
     removed: list[bytes]
 
 
-ControlMessage = Union[
-    Hello,
-    HelloAccepted,
-    HelloRefused,
-    Ping,
-    Pong,
-    Generate,
-    Prefill,
-    Abort,
-    CacheDumpRequest,
-    CacheDump,
-    StepTokens,
-    FirstToken,
-    PrefillDone,
-    AttemptFailed,
-    PeerDescriptor,
-    KvGrant,
-    KvRenew,
-    HandoffToken,
-    KvClosed,
-]
-EventMessage = Union[WorkerStats, CacheEvents]
-NotificationMessage = KvWritten
+ControlMessage = (
+    Hello
+    | HelloAccepted
+    | HelloRefused
+    | Ping
+    | Pong
+    | Generate
+    | Prefill
+    | Abort
+    | CacheDumpRequest
+    | CacheDump
+    | StepTokens
+    | FirstToken
+    | PrefillDone
+    | AttemptFailed
+    | PeerDescriptor
+    | KvGrant
+    | KvRenew
+    | HandoffToken
+    | KvClosed
+)
+EventMessage = WorkerStats | CacheEvents

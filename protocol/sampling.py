@@ -35,6 +35,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether the choice depends on the tokens so far, and not on the logits alone."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one output position: the chosen token's, and the most likely ones."""

@@ -1,0 +1,74 @@
+"""Block hashes and layout fingerprints: equal exactly when the KV is."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.hashing import block_hashes, chain_root, next_hash
+from protocol.layout import KvLayout
+
+LAYOUT = KvLayout(
+    model_fingerprint="m", dtype="bfloat16", num_layers=3, num_kv_heads=2, block_size=16, head_dim=8
+)
+
+
+def test_only_full_blocks_have_a_hash_and_each_depends_on_all_before() -> None:
+    root = chain_root("m")
+    hashes = block_hashes(root, list(range(11)), 4)
+    assert len(hashes) == 2
+    assert hashes[0] == next_hash(root, [0, 1, 2, 3])
+    assert hashes[1] == next_hash(hashes[0], [4, 5, 6, 7])
+    assert block_hashes(root, [9, 1, 2, 3, 4, 5, 6, 7], 4)[1] != hashes[1]
+    assert block_hashes(root, [0, 1, 2], 4) == []
+
+
+def test_whatever_changes_the_kv_changes_the_root() -> None:
+    roots = {
+        chain_root("m"),
+        chain_root("n"),
+        chain_root("m", salt="t"),
+        chain_root("m", seed="s"),
+        chain_root("mt", salt=""),
+        chain_root("", salt="mt"),
+    }
+    assert len(roots) == 6
+
+
+def test_hashes_mean_the_same_in_every_process() -> None:
+    # A fixed value: a fleet of mixed versions and hosts shares prefixes only if it never changes.
+    assert next_hash(chain_root("m"), [1, 2, 3, 4]).hex() == "7e3990552b8f83c4744f6681822ffb4d"
+
+
+@settings(derandomize=True)
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 8))
+def test_prefixes_of_texts_have_prefixes_of_hashes(tokens: list[int], size: int) -> None:
+    root = chain_root("m")
+    whole = block_hashes(root, tokens, size)
+    assert len(whole) == len(tokens) // size
+    for cut in range(len(tokens)):
+        part = block_hashes(root, tokens[:cut], size)
+        assert part == whole[: len(part)]
+
+
+def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:
+    assert LAYOUT.block_bytes == 3 * 2 * 2 * 16 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_fingerprint": "n"},
+        {"dtype": "float16"},
+        {"num_layers": 4},
+        {"num_kv_heads": 1},
+        {"block_size": 32},
+        {"head_dim": 16},
+        {"tp_size": 2},
+    ],
+)
+def test_layouts_that_differ_have_other_fingerprints(change: dict[str, int | str]) -> None:
+    assert msgspec.structs.replace(LAYOUT, **change).fingerprint != LAYOUT.fingerprint
+    assert msgspec.structs.replace(LAYOUT).fingerprint == LAYOUT.fingerprint
