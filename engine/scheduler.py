@@ -65,6 +65,11 @@ class Batch:
         return not self.decodes and not self.chunks
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Sequences that the step computes something of."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks]
+
+    @property
     def sampled(self) -> list[Sequence]:
         """Sequences that get a token from this step, in the order of their logits."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]

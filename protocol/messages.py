@@ -9,6 +9,7 @@ never absolute clocks, except in traces (`*_us`: microseconds of the Unix epoch)
 from __future__ import annotations
 
 from enum import StrEnum
+
 import msgspec
 
 from protocol.sampling import SamplingParams, TokenLogprobs
@@ -75,7 +76,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First message of whoever connects. An empty fingerprint is not compared (a router's layout)."""
+    """First message of whoever connects; an empty fingerprint (a router's) is not compared."""
 
     sender: str
     role: Role
