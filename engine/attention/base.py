@@ -1,0 +1,44 @@
+"""The interface between the model and whatever computes attention over the paged KV pool.
+
+A backend is bound to one pool. Per batch: `plan` once, then `run` once per layer, in order. The
+tokens of a batch are those of its segments, one segment after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one sequence in a batch.
+
+    `query_len` tokens are computed now; `context_len` counts them and all tokens before them.
+    `block_table[i]` is the pool block of positions `i * block_size` to `(i + 1) * block_size - 1`;
+    entries beyond the context do not matter.
+    """
+
+    query_len: int
+    context_len: int
+    block_table: Sequence[int]
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.query_len <= self.context_len, (self.query_len, self.context_len)
+
+
+class AttentionBackend(Protocol):
+    """Causal, grouped-query attention of a batch's tokens over their sequences' KV blocks."""
+
+    def plan(self, segments: Sequence[Segment]) -> None:
+        """Prepares for one batch what all its layers share."""
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Writes `k`, `v` to the pool, then attends.
+
+        `q` is [N, num_heads, head_dim], `k` and `v` are [N, num_kv_heads, head_dim], with N the
+        query tokens of all planned segments, in their order. Returns [N, num_heads, head_dim].
+        """

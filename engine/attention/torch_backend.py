@@ -1,0 +1,235 @@
+"""Paged attention of torch operations, on any device: the oracle of correctness.
+
+Reads the pool through flat views, so that a sequence's keys for one layer are gathered head by
+head into `[num_kv_heads, length, head_dim]` with one `index_select` of whole head-blocks. Decode
+segments run together, padded; others one by one. What lies in a pool beyond a sequence's context
+(stale, even NaN) never reaches a result: it is masked in the scores and zeroed in the gathered
+copy, since 0 * NaN is NaN. Query heads that share a KV head are rows of one product; keys are
+never expanded in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.attention.base import Segment
+from engine.device import to_device
+from engine.kv_pool import KvPool
+
+
+@dataclass(frozen=True)
+class _DecodeGroup:
+    """Segments of one query token each, padded to S keys; B of them."""
+
+    tokens: torch.Tensor | None  # [B] rows of q; None: all of them, in order
+    head_blocks: torch.Tensor  # [2 * B * num_kv_heads * blocks] rows of the pool, for layer 0
+    stale: torch.Tensor  # rows of the gathered copy, [2 * B * num_kv_heads * S], to zero
+    mask: torch.Tensor  # [B, 1, 1, S], 0 or -inf
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Consecutive query tokens `start` to `end` of one segment, and the keys they see."""
+
+    start: int
+    end: int
+    head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks] rows of the pool, for layer 0
+    keys: slice  # of the gathered blocks' positions: those that some query sees
+    mask: torch.Tensor | None  # [end - start, number of keys], 0 or -inf; None: plainly causal
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one batch needs on the layers of one window size."""
+
+    decodes: list[_DecodeGroup]
+    chunks: list[_Chunk]
+
+
+class TorchAttention:
+    """`AttentionBackend` over `pool`.
+
+    `windows[i]` is layer i's sliding window in tokens, the token itself included, or None. A chunk
+    whose mask would have more than `max_mask_elements` is computed in slices of its queries.
+    """
+
+    def __init__(
+        self, pool: KvPool, windows: Sequence[int | None], max_mask_elements: int = 1 << 22
+    ) -> None:
+        self._pool = pool
+        self._windows = tuple(windows)
+        self._max_mask_elements = max_mask_elements
+        assert len(self._windows) == pool.layout.num_layers
+        _, _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.tensor.shape
+        self._layer_stride = 2 * self._num_kv_heads  # head-blocks of one layer in one block
+        self._block_stride = self._layer_stride * len(self._windows)
+        self._rows = pool.tensor.view(-1, self._head_dim)  # one row: a token's k or v of a head
+        self._head_blocks = pool.tensor.view(-1, self._block_size * self._head_dim)
+        self._plans: dict[int | None, _Plan] = {}
+        self._slots = torch.empty(0)
+
+    def plan(self, segments: Sequence[Segment]) -> None:
+        """See AttentionBackend."""
+        tables = [np.asarray(segment.block_table, dtype=np.int64) for segment in segments]
+        self._slots = self._device(self._slot_rows(segments, tables))
+        self._plans = {
+            window: self._plan_for(window, segments, tables) for window in set(self._windows)
+        }
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend."""
+        num_tokens, num_heads, head_dim = q.shape
+        slots = self._slots + layer * self._layer_stride * self._block_size
+        self._rows.index_copy_(0, slots[0], k.reshape(-1, head_dim))
+        self._rows.index_copy_(0, slots[1], v.reshape(-1, head_dim))
+        # Query heads as [kv head, its group of query heads]
+        grouped = q.reshape(num_tokens, self._num_kv_heads, -1, head_dim)
+        plan = self._plans[self._windows[layer]]
+        out = torch.empty_like(grouped)
+        for group in plan.decodes:
+            if group.tokens is None:
+                out = self._decode(layer, group, grouped)
+            else:
+                result = self._decode(layer, group, grouped.index_select(0, group.tokens))
+                out.index_copy_(0, group.tokens, result)
+        for chunk in plan.chunks:
+            out[chunk.start : chunk.end] = self._prefill(
+                layer, chunk, grouped[chunk.start : chunk.end]
+            )
+        return out.reshape(num_tokens, num_heads, head_dim)
+
+    def _decode(self, layer: int, group: _DecodeGroup, q: torch.Tensor) -> torch.Tensor:
+        """`q` [B, num_kv_heads, group size, head_dim]; returns the same shape."""
+        gathered = self._gather(layer, group.head_blocks)
+        gathered.view(-1, self._head_dim).index_fill_(0, group.stale, 0.0)
+        k, v = gathered.view(2, len(q), self._num_kv_heads, -1, self._head_dim)
+        return scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+
+    def _prefill(self, layer: int, chunk: _Chunk, q: torch.Tensor) -> torch.Tensor:
+        """`q` [n, num_kv_heads, group size, head_dim]; returns the same shape."""
+        gathered = self._gather(layer, chunk.head_blocks)
+        gathered = gathered.view(2, self._num_kv_heads, 1, -1, self._head_dim)
+        k, v = gathered[:, :, :, chunk.keys].expand(-1, -1, q.shape[2], -1, -1)
+        result = scaled_dot_product_attention(
+            q.permute(1, 2, 0, 3), k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None
+        )
+        return result.permute(2, 0, 1, 3)
+
+    def _gather(self, layer: int, head_blocks: torch.Tensor) -> torch.Tensor:
+        return self._head_blocks.index_select(0, head_blocks + layer * self._layer_stride)
+
+    # Planning, in numpy on the host
+
+    def _plan_for(
+        self, window: int | None, segments: Sequence[Segment], tables: list[np.ndarray]
+    ) -> _Plan:
+        starts = np.cumsum([0] + [segment.query_len for segment in segments])
+        decodes: dict[int, list[int]] = {}  # by padded size: segments of up to twice the blocks
+        chunks = []
+        for index, segment in enumerate(segments):
+            if segment.query_len > 1:
+                chunks += self._chunks(window, segment, tables[index], int(starts[index]))
+            else:
+                first_key = _first_key(window, segment.context_len - 1)
+                num_blocks = -(-segment.context_len // self._block_size)
+                used_blocks = num_blocks - first_key // self._block_size
+                decodes.setdefault(used_blocks.bit_length(), []).append(index)
+        return _Plan(
+            [
+                self._decode_group(
+                    window,
+                    np.array([segments[index].context_len for index in group]),
+                    [tables[index] for index in group],
+                    None if len(group) == len(segments) else starts[group],
+                )
+                for group in decodes.values()
+            ],
+            chunks,
+        )
+
+    def _decode_group(
+        self,
+        window: int | None,
+        contexts: np.ndarray,
+        tables: list[np.ndarray],
+        tokens: np.ndarray | None,
+    ) -> _DecodeGroup:
+        first_keys = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
+        first_blocks = first_keys // self._block_size
+        num_blocks = -(-contexts // self._block_size) - first_blocks
+        padded = np.zeros((len(tables), num_blocks.max()), dtype=np.int64)  # pads with block 0
+        for row, table, first, count in zip(padded, tables, first_blocks, num_blocks, strict=True):
+            row[:count] = table[first : first + count]
+        keys = np.arange(padded.shape[1] * self._block_size)
+        keys = keys + (first_blocks * self._block_size)[:, None]  # [B, S] positions
+        valid = (keys >= first_keys[:, None]) & (keys < contexts[:, None])
+        stale = np.broadcast_to(
+            ~valid[None, :, None, :], (2, len(tables), self._num_kv_heads, keys.shape[1])
+        )
+        return _DecodeGroup(
+            tokens=None if tokens is None else self._device(tokens),
+            head_blocks=self._device(self._head_block_rows(padded)),
+            stale=self._device(np.flatnonzero(stale)),
+            mask=self._mask(valid[:, None, None, :]),
+        )
+
+    def _chunks(
+        self, window: int | None, segment: Segment, table: np.ndarray, start: int
+    ) -> list[_Chunk]:
+        """The segment's queries, in slices whose masks stay small."""
+        before = segment.context_len - segment.query_len
+        step = max(1, self._max_mask_elements // segment.context_len)
+        chunks = []
+        for offset in range(0, segment.query_len, step):
+            end = min(offset + step, segment.query_len)
+            queries = np.arange(before + offset, before + end)[:, None]  # positions
+            first_key, last_key = _first_key(window, before + offset), before + end - 1
+            first_block = first_key // self._block_size
+            mask = None
+            if before + offset > 0 or (window and window < end):
+                keys = np.arange(first_key, last_key + 1)
+                visible = keys <= queries
+                if window:
+                    visible &= keys > queries - window
+                mask = self._mask(visible)
+            rows = self._head_block_rows(
+                table[None, first_block : last_key // self._block_size + 1]
+            )
+            skipped = first_block * self._block_size
+            seen = slice(first_key - skipped, last_key + 1 - skipped)
+            chunks.append(_Chunk(start + offset, start + end, self._device(rows), seen, mask))
+        return chunks
+
+    def _slot_rows(self, segments: Sequence[Segment], tables: list[np.ndarray]) -> np.ndarray:
+        """Where the batch's tokens go in layer 0: [2, N * num_kv_heads] rows of the pool."""
+        blocks, offsets = [], []
+        for segment, table in zip(segments, tables, strict=True):
+            positions = np.arange(segment.context_len - segment.query_len, segment.context_len)
+            blocks.append(table[positions // self._block_size])
+            offsets.append(positions % self._block_size)
+        head_blocks = self._head_block_rows(np.concatenate(blocks)[:, None])
+        head_blocks = head_blocks.reshape(2, -1, self._num_kv_heads)
+        rows = head_blocks * self._block_size + np.concatenate(offsets)[:, None]
+        return rows.reshape(2, -1)
+
+    def _head_block_rows(self, blocks: np.ndarray) -> np.ndarray:
+        """Rows of `_head_blocks` for `blocks` [B, n] in layer 0, by k or v, sequence and head."""
+        heads = np.arange(2 * self._num_kv_heads).reshape(2, 1, self._num_kv_heads, 1)
+        return (blocks[None, :, None, :] * self._block_stride + heads).reshape(-1)
+
+    def _mask(self, visible: np.ndarray) -> torch.Tensor:
+        mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+        return to_device(torch.from_numpy(mask).to(self._pool.tensor.dtype), self._pool.device)
+
+    def _device(self, rows: np.ndarray) -> torch.Tensor:
+        return to_device(torch.from_numpy(rows), self._pool.device)
+
+
+def _first_key(window: int | None, query: int) -> int:
+    """The earliest position that the query at position `query` sees."""
+    return max(0, query - window + 1) if window else 0

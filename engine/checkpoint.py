@@ -1,0 +1,192 @@
+"""Loading a checkpoint's weights onto a device, tensor by tensor.
+
+Owns the names and shapes that a configuration implies, and the fusing of q, k, v and of gate, up
+into single weights. Knows nothing of how the model uses them. Names and shapes are checked from
+the files' headers before a weight is read; files are memory-mapped and copied straight into their
+place, so that memory never holds a second copy of more than one tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.config import ModelConfig
+from engine.device import torch_dtype
+from engine.model_files import TensorEntry, read_tensor_entries, weight_files
+from protocol.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in total), as stored, after each tensor."""
+
+_FILE_DTYPES = ("F64", "F32", "F16", "BF16")
+_IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$")
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer. H hidden, Q query heads, K KV heads, D head_dim, I intermediate.
+
+    Rows of `qkv` are q's, then k's, then v's; rows of `gate_up` gate's, then up's.
+    """
+
+    input_norm: torch.Tensor  # [H]
+    qkv: torch.Tensor  # [(Q + 2K) * D, H]
+    qkv_bias: torch.Tensor | None  # [(Q + 2K) * D]
+    q_norm: torch.Tensor | None  # [D]
+    k_norm: torch.Tensor | None  # [D]
+    o: torch.Tensor  # [H, Q * D]
+    o_bias: torch.Tensor | None  # [H]
+    post_norm: torch.Tensor  # [H]
+    gate_up: torch.Tensor  # [2I, H]
+    gate_up_bias: torch.Tensor | None  # [2I]
+    down: torch.Tensor  # [H, I]
+    down_bias: torch.Tensor | None  # [H]
+
+
+@dataclass
+class Weights:
+    """All weights of a model, on one device in one dtype; `lm_head` is `embed` where tied."""
+
+    embed: torch.Tensor  # [vocab, H]
+    layers: list[LayerWeights]
+    final_norm: torch.Tensor  # [H]
+    lm_head: torch.Tensor  # [vocab, H]
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Weights:
+    """The weights of the checkpoint in `folder`, cast to `dtype` (by default as config says).
+
+    Raises ModelLoadError naming the tensor that is missing or has another shape than `config`
+    implies. A tensor that the architecture does not have is logged and left alone.
+    """
+    entries: dict[str, TensorEntry] = {}
+    for file in weight_files(folder):
+        entries |= read_tensor_entries(file)
+    dtype = dtype or torch_dtype(config.dtype)
+    _check(folder, _places(config, _empty_weights(config, torch.device("meta"), dtype)), entries)
+    weights = _empty_weights(config, torch.device(device), dtype)
+    places = _places(config, weights)
+    done, total = 0, sum(entries[name].num_bytes for name in places)
+    for file in sorted({entries[name].file for name in places}):
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in [name for name in places if entries[name].file == file]:
+                    places[name].copy_(tensors.get_tensor(name))
+                    done += entries[name].num_bytes
+                    if progress is not None:
+                        progress(done, total)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read {file}: {error}") from error
+    return weights
+
+
+def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, TensorEntry]) -> None:
+    for name, place in places.items():
+        expected = tuple(place.shape)
+        if name not in found:
+            raise ModelLoadError(f"{folder}: tensor {name!r} {list(expected)} is missing")
+        entry = found[name]
+        if entry.shape != expected:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name!r} has the shape {list(entry.shape)}; "
+                f"expected is {list(expected)}"
+            )
+        if entry.dtype not in _FILE_DTYPES:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; "
+                f"supported are {', '.join(_FILE_DTYPES)}"
+            )
+    for name in sorted(found.keys() - places.keys()):
+        if name != "lm_head.weight" and not _IGNORED.search(name):  # lm_head: tied, so unused
+            logger.warning("%s: tensor %r is not used by this architecture", folder, name)
+
+
+def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
+    hidden = config.hidden_size
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def empty_if(wanted: bool, size: int) -> torch.Tensor | None:
+        return empty(size) if wanted else None
+
+    q_rows = config.num_heads * config.head_dim
+    qkv_rows = q_rows + 2 * config.num_kv_heads * config.head_dim
+    gate_up_rows = 2 * config.intermediate_size
+    layers = [
+        LayerWeights(
+            input_norm=empty(hidden),
+            qkv=empty(qkv_rows, hidden),
+            qkv_bias=empty_if(config.qkv_bias, qkv_rows),
+            q_norm=empty_if(config.qk_norm, config.head_dim),
+            k_norm=empty_if(config.qk_norm, config.head_dim),
+            o=empty(hidden, q_rows),
+            o_bias=empty_if(config.o_bias, hidden),
+            post_norm=empty(hidden),
+            gate_up=empty(gate_up_rows, hidden),
+            gate_up_bias=empty_if(config.mlp_bias, gate_up_rows),
+            down=empty(hidden, config.intermediate_size),
+            down_bias=empty_if(config.mlp_bias, hidden),
+        )
+        for _ in range(config.num_layers)
+    ]
+    embed = empty(config.vocab_size, hidden)
+    lm_head = embed if config.tie_word_embeddings else empty(config.vocab_size, hidden)
+    return Weights(embed=embed, layers=layers, final_norm=empty(hidden), lm_head=lm_head)
+
+
+def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
+    """Where each tensor of the checkpoint goes: views into `weights` by Hugging Face's names."""
+    places: dict[str, torch.Tensor | None] = {
+        "model.embed_tokens.weight": weights.embed,
+        "model.norm.weight": weights.final_norm,
+    }
+    if not config.tie_word_embeddings:
+        places["lm_head.weight"] = weights.lm_head
+    for index, layer in enumerate(weights.layers):
+        for name, place in _layer_places(config, layer).items():
+            places[f"model.layers.{index}.{name}"] = place
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def _layer_places(config: ModelConfig, layer: LayerWeights) -> dict[str, torch.Tensor | None]:
+    q_rows = config.num_heads * config.head_dim
+    kv_rows = config.num_kv_heads * config.head_dim
+    places = {
+        "input_layernorm.weight": layer.input_norm,
+        "self_attn.q_norm.weight": layer.q_norm,
+        "self_attn.k_norm.weight": layer.k_norm,
+        "self_attn.o_proj.weight": layer.o,
+        "self_attn.o_proj.bias": layer.o_bias,
+        "post_attention_layernorm.weight": layer.post_norm,
+        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.bias": layer.down_bias,
+    }
+    for kind, qkv, gate_up in (
+        ("weight", layer.qkv, layer.gate_up),
+        ("bias", layer.qkv_bias, layer.gate_up_bias),
+    ):
+        if qkv is not None:
+            q, k, v = torch.split(qkv, [q_rows, kv_rows, kv_rows])
+            places |= {
+                f"self_attn.{n}_proj.{kind}": t for n, t in zip("qkv", (q, k, v), strict=True)
+            }
+        if gate_up is not None:
+            gate, up = gate_up.chunk(2)
+            places |= {f"mlp.gate_proj.{kind}": gate, f"mlp.up_proj.{kind}": up}
+    return places

@@ -1,0 +1,116 @@
+"""Typed access to the keys of a JSON object that somebody else wrote.
+
+Owns the wording of what is wrong with a file: every error is one `ModelLoadError` that names the
+file, the key, what was found and what was expected. Knows nothing of what the keys mean.
+A key whose value is null counts as absent, as it does in Hugging Face's configuration files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ModelLoadError
+
+REQUIRED: Any = object()
+"""Default that makes a missing key an error."""
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`. Raises ModelLoadError where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # malformed JSON or UTF-8
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, not {_describe(value)}")
+    return value
+
+
+class JsonKeys:
+    """Reads keys of `values`; `where` is the file (and object) that errors name."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def raw(self, key: str, default: Any = REQUIRED) -> Any:
+        """The value as it is, or `default`; raises ModelLoadError if it is required."""
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ModelLoadError(f"{self.where}: the key {key!r} is missing")
+        return default
+
+    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
+        """An integer of at least `minimum` (whole floats are taken), or `default`."""
+        value = self.raw(key, default)
+        if value is default:
+            return value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.wrong(key, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED, above: float = 0.0) -> Any:
+        """A finite number greater than `above`, as float, or `default`."""
+        value = self.raw(key, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(key, f"a number greater than {above:g}")
+        if not math.isfinite(value) or value <= above:
+            raise self.wrong(key, f"a finite number greater than {above:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false, or `default`."""
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: Any = REQUIRED) -> Any:
+        """A string, or `default`."""
+        value = self.raw(key, default)
+        if value is not default and not isinstance(value, str):
+            raise self.wrong(key, "a string")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty where the key is absent."""
+        value = self.raw(key, ())
+        ids = value if isinstance(value, (list, tuple)) else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise self.wrong(key, "a token id or a list of token ids")
+        return tuple(ids)
+
+    def table(self, key: str) -> JsonKeys | None:
+        """The object under `key`, or None where it is absent."""
+        value = self.raw(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object")
+        return JsonKeys(value, f"{self.where}: {key}")
+
+    def wrong(self, key: str, expected: str) -> ModelLoadError:
+        """The error that says what `key` holds and what it should."""
+        found = _describe(self.values.get(key))
+        return ModelLoadError(f"{self.where}: {key!r} must be {expected}, not {found}")
+
+
+def _describe(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,85 @@
+"""The paged KV pool: the one tensor that holds every KV block of a worker.
+
+Owns the memory's shape and how many blocks fit; not who uses a block (the block manager), nor how
+blocks travel. Block-major: block b is one contiguous range of `block_bytes` bytes that starts at
+`base_address + b * block_bytes`, over all layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.device import available_bytes, torch_dtype
+from protocol.errors import ConfigError
+from protocol.layout import KvLayout
+
+
+class KvPool:
+    """`num_blocks` zeroed KV blocks on one device.
+
+    With `buffer` the pool lies in memory that somebody else allocated (a transport's shared
+    memory): writable, on the CPU, of at least `num_blocks * block_bytes` bytes, and alive as long
+    as the pool.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        buffer: memoryview | None = None,
+    ) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"the KV pool needs at least 1 block, not {num_blocks}")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = torch.device(device)
+        self.block_bytes = layout.block_bytes
+        shape = (num_blocks, *layout.block_shape)
+        dtype = torch_dtype(layout.dtype)
+        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        if buffer is None:
+            self.tensor = torch.zeros(shape, dtype=dtype, device=self.device)
+        else:
+            self.tensor = _tensor_over(buffer, shape, dtype, num_blocks * self.block_bytes)
+
+    @property
+    def base_address(self) -> int:
+        """Address of block 0 in the device's memory."""
+        return self.tensor.data_ptr()
+
+    def layer(self, index: int) -> torch.Tensor:
+        """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
+        return self.tensor[:, index]
+
+
+def blocks_for_memory(layout: KvLayout, num_bytes: int) -> int:
+    """How many blocks fit into `num_bytes`; ConfigError with both numbers if not even one."""
+    num_blocks = num_bytes // layout.block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{num_bytes} bytes hold no KV block of {layout.block_bytes} bytes; "
+            "give the KV pool more memory"
+        )
+    return num_blocks
+
+
+def blocks_for_fraction(layout: KvLayout, device: torch.device, fraction: float) -> int:
+    """How many blocks fit into `fraction` (0 to 1) of the memory that is free on `device` now."""
+    if not 0.0 < fraction <= 1.0:
+        raise ConfigError(f"the KV memory fraction must be above 0 and at most 1, not {fraction}")
+    return blocks_for_memory(layout, int(available_bytes(device) * fraction))
+
+
+def _tensor_over(
+    buffer: memoryview, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int
+) -> torch.Tensor:
+    if buffer.readonly or buffer.nbytes < num_bytes:
+        raise ValueError(
+            f"the KV pool needs a writable buffer of {num_bytes} bytes, "
+            f"got {'a read-only one' if buffer.readonly else f'{buffer.nbytes} bytes'}"
+        )
+    tensor = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape))
+    return tensor.zero_().view(shape)

@@ -1,0 +1,109 @@
+"""From a checkpoint's folder to an engine that can run.
+
+Reads the configuration, sizes the KV pool, loads the weights, and wires scheduler, runner,
+attention and sampler. What is wrong with the checkpoint or the settings is said before anything
+large is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.attention.torch_backend import TorchAttention
+from engine.block_manager import BlockManager
+from engine.checkpoint import Progress, load_weights
+from engine.config import ModelConfig, load_model_config
+from engine.device import torch_dtype
+from engine.engine import Engine, EngineLimits
+from engine.kv_pool import KvPool, blocks_for_fraction
+from engine.model import DecoderModel
+from engine.model_files import model_fingerprint
+from engine.runner import ModelRunner
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler, SchedulerConfig
+from engine.step_model import StepModel
+from protocol.errors import ConfigError
+
+Allocate = Callable[[int], memoryview | None]
+_DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
+# A pool beyond what every slot of a batch can use at full context would only cost memory.
+_MAX_USEFUL_SEQUENCES = 256
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How to run a checkpoint. `None` and `auto` are replaced by what the checkpoint or the
+    device says: `num_blocks` from `memory_fraction`, `max_context` from the model."""
+
+    folder: Path
+    scheduler: SchedulerConfig
+    dtype: str = "auto"
+    device: str = "auto"
+    num_blocks: int | None = None
+    memory_fraction: float | None = None
+    max_context: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine, and the pool that a transport has to register."""
+
+    engine: Engine
+    pool: KvPool
+    config: ModelConfig
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` is CUDA where there is a card. Raises ConfigError."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name} was asked for, but torch sees no CUDA card; use cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def load_engine(
+    config: EngineConfig,
+    clock: Callable[[], float],
+    allocate: Allocate = lambda num_bytes: None,
+    progress: Progress | None = None,
+) -> LoadedEngine:
+    """Load a checkpoint. `allocate` may give the memory that the KV pool is to live in.
+
+    Raises ModelLoadError for the checkpoint, ConfigError for the settings.
+    """
+    device = pick_device(config.device)
+    model_config = load_model_config(config.folder)
+    dtype = model_config.dtype if config.dtype == "auto" else config.dtype
+    layout = model_config.kv_layout(
+        model_fingerprint(config.folder), config.scheduler.block_size, dtype
+    )
+    model = DecoderModel(
+        model_config,
+        load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
+    )
+    context = min(
+        config.max_context or model_config.max_position_embeddings,
+        model_config.max_position_embeddings,
+    )
+    num_blocks = config.num_blocks or min(
+        blocks_for_fraction(
+            layout, device, config.memory_fraction or _DEFAULT_FRACTION[device.type]
+        ),
+        _MAX_USEFUL_SEQUENCES * -(-context // layout.block_size),
+    )
+    buffer = allocate(num_blocks * layout.block_bytes)
+    pool = KvPool(layout, num_blocks, device, buffer)
+    limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
+    runner = ModelRunner(
+        model, TorchAttention(pool, model_config.sliding_windows), Sampler(model_config.vocab_size)
+    )
+    scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
+    return LoadedEngine(Engine(scheduler, runner, layout, limits, clock), pool, model_config)

@@ -1,0 +1,271 @@
+"""Choosing the next token of every sequence in a batch.
+
+A choice is a function of (seed, index, logits) and the sequence's own parameters and tokens, bit
+for bit: no other row, no padding and no thread count changes it, so that any worker and any
+attempt continues a text identically. Hence sums over the vocabulary are sums of integers (exact
+in any order), and filters cut at a value, never at a rank (tokens of equal logits stay together).
+
+Order, as OpenAI, vLLM and Hugging Face have it: repetition penalty, frequency and presence
+penalties, logit bias, `min_tokens` mask; then greedy ends; else temperature, top-k, top-p, min-p,
+and the choice by inverse CDF with one uniform number per row. Log-probabilities are those of the
+model itself: of the raw logits, before all of this (vLLM's default).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.device import to_device
+from protocol.errors import GenerationFailed
+from protocol.sampling import MAX_LOGPROBS, SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: in fp32 they would be in all but name."""
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at first
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sequence's row of logits: its parameters, the output index to choose, its tokens."""
+
+    params: SamplingParams
+    index: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.params.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """The token chosen; `logprob` None and `top` empty where the row asked for none."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class InvalidLogits(GenerationFailed):
+    """Some rows have no finite largest logit (NaN or infinite): nothing can be chosen from them.
+
+    `rows` are their positions in the batch; the others can be sampled without them.
+    """
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(f"the model returned logits that are not finite for rows {rows}")
+        self.rows = rows
+
+
+class Sampler:
+    """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        # Integer weights of a row sum to less than 2^52: exact as int64 and as float64.
+        self._weight_one = 2.0 ** (52 - vocab_size.bit_length())
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        """One token per row of `logits` [R, vocab_size], fp32, which is left as it is.
+
+        Raises InvalidLogits naming the rows whose logits are not finite.
+        """
+        if not rows:
+            return []
+        assert logits.shape == (len(rows), self._vocab_size), logits.shape
+        adjusted = _adjust(logits, rows)
+        best = adjusted.max(dim=-1)
+        _check_finite(best.values)
+        chosen = best.indices
+        random = [position for position, row in enumerate(rows) if not row.greedy]
+        if random:
+            where = _tensor(random, torch.int64, logits.device)
+            centered = adjusted[where].sub_(best.values[where, None])
+            chosen = chosen.index_copy(
+                0, where, self._draw(centered, [rows[position] for position in random])
+            )
+        return _with_logprobs(logits, rows, chosen)
+
+    def _draw(self, centered: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        """Chosen ids [R] from logits [R, vocab] whose largest is 0 in every row; spends them."""
+        device = centered.device
+        temperatures = _tensor([row.params.temperature for row in rows], torch.float32, device)
+        scaled = centered.div_(temperatures[:, None])
+        for cut in (self._top_k_cut, self._top_p_cut, self._min_p_cut):
+            lowest = cut(scaled, rows)  # [R, 1]
+            if lowest is not None:
+                scaled.masked_fill_(scaled < lowest, -torch.inf)
+        cumulative = self._weights(scaled).cumsum(dim=-1)
+        totals = cumulative[:, -1:].to(torch.float64)
+        uniforms = [uniform(row.params.seed, row.index) for row in rows]
+        targets = _tensor(uniforms, torch.float64, device)[:, None] * totals
+        # The first token whose cumulative weight exceeds the target; its own weight is not 0.
+        return torch.searchsorted(cumulative, targets.to(torch.int64), right=True).squeeze(-1)
+
+    def _weights(self, scaled: torch.Tensor) -> torch.Tensor:
+        """Probabilities relative to the most likely token's, as integers (int64)."""
+        return scaled.exp().mul_(self._weight_one).to(torch.int64)
+
+    # Filters: each gives the lowest value to keep per row [R, 1], or None where no row filters
+
+    def _top_k_cut(self, scaled: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor | None:
+        sizes = [min(row.params.top_k or self._vocab_size, self._vocab_size) for row in rows]
+        if min(sizes) == self._vocab_size:
+            return None
+        largest = max(size for size in sizes if size < self._vocab_size)
+        values = scaled.topk(largest, dim=-1).values
+        ranks = _tensor([min(size, largest) - 1 for size in sizes], torch.int64, scaled.device)
+        lowest = values.gather(-1, ranks[:, None])
+        unfiltered = [size == self._vocab_size for size in sizes]
+        off = _tensor(unfiltered, torch.bool, scaled.device)[:, None]
+        return lowest.masked_fill(off, -torch.inf)
+
+    def _top_p_cut(self, scaled: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor | None:
+        shares = [row.params.top_p for row in rows]
+        if min(shares) >= 1.0:
+            return None
+        share = _tensor(shares, torch.float64, scaled.device)[:, None]
+        needed = self._weights(scaled).sum(dim=-1, keepdim=True).to(torch.float64) * share
+        off = share >= 1.0
+        size = min(_FIRST_CANDIDATES, self._vocab_size)
+        while True:  # sorting the whole vocabulary is slow, and seldom needed
+            values = scaled.topk(size, dim=-1).values
+            cumulative = self._weights(values).cumsum(dim=-1)
+            enough = (cumulative[:, -1:] >= needed) | off
+            if size == self._vocab_size or bool(enough.all()):
+                break
+            size = min(size * 8, self._vocab_size)
+        ranks = (cumulative < needed).sum(dim=-1, keepdim=True).clamp(max=size - 1)
+        return values.gather(-1, ranks).masked_fill(off, -torch.inf)
+
+    def _min_p_cut(self, scaled: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor | None:
+        shares = [row.params.min_p for row in rows]
+        if max(shares) <= 0.0:
+            return None
+        return _tensor(shares, torch.float32, scaled.device)[:, None].log()
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on `seed` and `index` alone, with 53 random bits.
+
+    Counter-based: output `index` of the SplitMix64 generator (Steele, Lea, Flood 2014,
+    https://doi.org/10.1145/2714064.2660195), whose start is the mixed seed.
+    """
+    start = _mix64(seed & _MASK64)
+    return float(_mix64((start + (index + 1) * _GOLDEN) & _MASK64) >> 11) * 2.0**-53
+
+
+def _mix64(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _adjust(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """`logits` after penalties, bias and the `min_tokens` mask; a copy where a row needs one."""
+    repeated, penalties = _flat(rows, logits, _repetition_penalties)
+    added, amounts = _flat(rows, logits, _additions)
+    forbidden, _ = _flat(rows, logits, _forbidden)
+    if not (len(repeated) or len(added) or len(forbidden)):
+        return logits
+    adjusted = logits.clone()
+    flat = adjusted.view(-1)
+    values = flat[repeated]
+    flat[repeated] = torch.where(values < 0, values * penalties, values / penalties)
+    flat.index_add_(0, added, amounts)
+    flat[forbidden] = -torch.inf
+    return adjusted
+
+
+_Adjustment = dict[int, float]  # token id to the number that changes its logit
+
+
+def _flat(
+    rows: Sequence[SampleRow],
+    logits: torch.Tensor,
+    adjustment: Callable[[SampleRow], _Adjustment],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows' adjustments: indices into the flattened logits, and their numbers."""
+    vocab_size = logits.shape[-1]
+    indices, numbers = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for position, row in enumerate(rows):
+        by_id = adjustment(row)
+        if by_id:
+            ids = np.fromiter(by_id.keys(), np.int64, len(by_id))
+            known = (ids >= 0) & (ids < vocab_size)  # another id cannot be chosen anyway
+            indices.append(ids[known] + position * vocab_size)
+            numbers.append(np.fromiter(by_id.values(), np.float32, len(by_id))[known])
+    return (
+        to_device(torch.from_numpy(np.concatenate(indices)), logits.device),
+        to_device(torch.from_numpy(np.concatenate(numbers)), logits.device),
+    )
+
+
+def _repetition_penalties(row: SampleRow) -> _Adjustment:
+    """Hugging Face's: seen in prompt or output; divides positive, multiplies negative logits."""
+    if row.params.repetition_penalty == 1.0:
+        return {}
+    return dict.fromkeys((*row.prompt_ids, *row.output_ids), row.params.repetition_penalty)
+
+
+def _additions(row: SampleRow) -> _Adjustment:
+    """OpenAI's presence and frequency penalties, over the output alone, and logit bias."""
+    params = row.params
+    amounts = dict(params.logit_bias or {})
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        for token_id, count in Counter(row.output_ids).items():
+            penalty = params.presence_penalty + params.frequency_penalty * count
+            amounts[token_id] = amounts.get(token_id, 0.0) - penalty
+    return amounts
+
+
+def _forbidden(row: SampleRow) -> _Adjustment:
+    """What ends the sequence, while it is shorter than `min_tokens`."""
+    if row.index >= row.params.min_tokens:
+        return {}
+    return dict.fromkeys(row.params.stop_token_ids, -torch.inf)
+
+
+def _check_finite(largest: torch.Tensor) -> None:
+    finite = largest.isfinite()
+    if not bool(finite.all()):
+        raise InvalidLogits((~finite).nonzero().flatten().tolist())
+
+
+def _with_logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], chosen: torch.Tensor
+) -> list[SampledToken]:
+    ids: list[int] = chosen.tolist()
+    asked = [position for position, row in enumerate(rows) if row.params.logprobs is not None]
+    tokens = [SampledToken(token_id) for token_id in ids]
+    if not asked:
+        return tokens
+    where = _tensor(asked, torch.int64, logits.device)
+    logprobs = logits[where].log_softmax(dim=-1)
+    of_chosen = logprobs.gather(-1, chosen[where, None]).squeeze(-1).tolist()
+    best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
+    best_ids, best_logprobs = best.indices.tolist(), best.values.tolist()
+    for position, logprob, top_ids, top_logprobs in zip(
+        asked, of_chosen, best_ids, best_logprobs, strict=True
+    ):
+        count = rows[position].params.logprobs or 0
+        top = tuple(zip(top_ids, top_logprobs, strict=True))[:count]
+        tokens[position] = SampledToken(ids[position], logprob, top)
+    return tokens
+
+
+def _tensor(
+    values: Sequence[float] | Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return to_device(torch.tensor(values, dtype=dtype), device)

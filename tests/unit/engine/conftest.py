@@ -1,0 +1,148 @@
+"""Tiny random checkpoints in Hugging Face's format, and a model that runs them over a KV pool.
+
+The weights are far from an initialisation's: logits span several units, norms are not 1 and biases
+not 0, so that a difference of 1e-4 is small and every term that is left out shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.attention.base import Segment
+from engine.attention.torch_backend import TorchAttention
+from engine.checkpoint import load_weights
+from engine.config import load_model_config
+from engine.kv_pool import KvPool
+from engine.model import DecoderModel
+
+BLOCK_SIZE = 4
+VOCAB_SIZE = 97
+
+_CLASSES = {
+    "LlamaForCausalLM": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "MistralForCausalLM": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "Qwen2ForCausalLM": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "attn_implementation": "eager",
+}
+
+
+@dataclass
+class Tiny:
+    """A checkpoint in `folder` and the transformers model that it was saved from."""
+
+    folder: Path
+    reference: Any
+
+    def expected_logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """transformers' logits of the whole text at once, [N, vocab], fp32."""
+        with torch.no_grad():
+            return self.reference(torch.tensor([tokens])).logits[0].float()
+
+
+MakeTiny = Callable[..., Tiny]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make_tiny(tmp_path: Path) -> MakeTiny:
+    """`make_tiny(architecture, dtype=..., shard_bytes=..., **config)` saves a checkpoint."""
+
+    def make(
+        architecture: str = "LlamaForCausalLM",
+        dtype: torch.dtype = torch.float32,
+        shard_bytes: int = 10**9,
+        **overrides: Any,
+    ) -> Tiny:
+        config_class, model_class = _CLASSES[architecture]
+        if architecture == "Qwen3ForCausalLM":
+            overrides.setdefault("head_dim", 16)
+        torch.manual_seed(1234)
+        model = model_class(config_class(**(_SIZES | overrides))).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn_like(parameter)
+                if "norm" in name:
+                    parameter.copy_(1 + 0.3 * noise)
+                else:
+                    parameter.copy_(0.2 * noise)
+        model = model.to(dtype)
+        folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
+        model.save_pretrained(folder, max_shard_size=shard_bytes)
+        return Tiny(folder, model)
+
+    return make
+
+
+class PagedModel:
+    """A checkpoint under test, with a pool whose unused memory holds NaN."""
+
+    def __init__(self, folder: Path, num_blocks: int = 64) -> None:
+        self.config = load_model_config(folder)
+        self.model = DecoderModel(self.config, load_weights(folder, self.config))
+        layout = self.config.kv_layout("tiny", BLOCK_SIZE, self.config.dtype)
+        self.pool = KvPool(layout, num_blocks)
+        self.pool.tensor.fill_(torch.nan)
+        self.attention = TorchAttention(self.pool, self.config.sliding_windows)
+
+    def step(self, parts: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> torch.Tensor:
+        """Logits of all tokens of one batch; a part is (tokens, first position, block table)."""
+        tokens, positions, segments = [], [], []
+        for part_tokens, first, table in parts:
+            tokens += part_tokens
+            positions += range(first, first + len(part_tokens))
+            segments.append(Segment(len(part_tokens), first + len(part_tokens), table))
+        self.attention.plan(segments)
+        return self.model.forward(torch.tensor(tokens), torch.tensor(positions), self.attention)
+
+    def in_chunks(self, tokens: Sequence[int], chunk: int, table: Sequence[int]) -> torch.Tensor:
+        """Logits [N, vocab] of a text computed `chunk` tokens at a time."""
+        return torch.cat(
+            [
+                self.step([(tokens[start : start + chunk], start, table)])
+                for start in range(0, len(tokens), chunk)
+            ]
+        )
+
+
+@pytest.fixture
+def paged_model() -> type[PagedModel]:
+    """The class itself, so that tests name no path to it."""
+    return PagedModel
+
+
+@pytest.fixture
+def text() -> Callable[[int], list[int]]:
+    """`text(n)`: n token ids, the same in every run; a longer text begins with a shorter one."""
+
+    def make(length: int) -> list[int]:
+        generator = torch.Generator().manual_seed(7)
+        return torch.randint(0, VOCAB_SIZE, (4096,), generator=generator).tolist()[:length]
+
+    return make
