@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampler import InvalidLogits, Sampler, SampleRow, _mix64, uniform
+from engine.sampler import InvalidLogits, Sampler, SampleRow, _adjust, _mix64, uniform
 from protocol.errors import GenerationFailed
 from protocol.sampling import SamplingParams
 
@@ -35,8 +37,8 @@ def choices(logits: torch.Tensor, count: int, **params) -> Counter:
     return Counter(token.token_id for token in sampled)
 
 
-def reference_distribution(logits: list[float], sample_row: SampleRow) -> list[float]:
-    """Probabilities after everything, in plain Python."""
+def reference_adjusted(logits: list[float], sample_row: SampleRow) -> list[float]:
+    """Logits after penalties, bias and mask, in plain Python."""
     params = sample_row.params
     values = list(logits)
     for token in {*sample_row.prompt_ids, *sample_row.output_ids}:
@@ -49,7 +51,13 @@ def reference_distribution(logits: list[float], sample_row: SampleRow) -> list[f
     if sample_row.index < params.min_tokens:
         for token in params.stop_token_ids:
             values[token] = -math.inf
-    values = [value / params.temperature for value in values]
+    return values
+
+
+def reference_distribution(logits: list[float], sample_row: SampleRow) -> list[float]:
+    """Probabilities after everything, in plain Python."""
+    params = sample_row.params
+    values = [value / params.temperature for value in reference_adjusted(logits, sample_row)]
     if params.top_k:
         kth = sorted(values, reverse=True)[min(params.top_k, len(values)) - 1]
         values = [value if value >= kth else -math.inf for value in values]
@@ -94,20 +102,45 @@ def rows_strategy():
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(rows=st.lists(rows_strategy(), min_size=1, max_size=4), logit_seed=st.integers(0, 1000))
 def test_choices_follow_the_reference_by_inverse_cdf(rows, logit_seed):
-    logits = random_logits(len(rows), seed=logit_seed)
+    logits = random_logits(len(rows), seed=logit_seed, spread=1.5)
     before = logits.clone()
-    sampled = Sampler(VOCAB).sample(logits, rows)
+    distributions = [
+        reference_distribution(logits[position].tolist(), sample_row)
+        for position, sample_row in enumerate(rows)
+    ]
+    for shift in range(16):
+        shifted = [
+            replace(r, params=msgspec.structs.replace(r.params, seed=r.params.seed + shift))
+            for r in rows
+        ]
+        sampled = Sampler(VOCAB).sample(logits, shifted)
+        for token, sample_row, expected in zip(sampled, shifted, distributions, strict=True):
+            target = uniform(sample_row.params.seed, sample_row.index)
+            below, above = sum(expected[: token.token_id]), sum(expected[: token.token_id + 1])
+            assert expected[token.token_id] > 0
+            assert below - 1e-5 <= target <= above + 1e-5
     assert torch.equal(logits, before)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
+def test_penalties_bias_and_mask_equal_the_reference(rows, logit_seed):
+    logits = random_logits(len(rows), seed=logit_seed)
+    adjusted = _adjust(logits, rows)
     for position, sample_row in enumerate(rows):
-        expected = reference_distribution(logits[position].tolist(), sample_row)
-        chosen = sampled[position].token_id
-        target = uniform(sample_row.params.seed, sample_row.index)
-        below, above = sum(expected[:chosen]), sum(expected[: chosen + 1])
-        assert expected[chosen] > 0
-        assert below - 1e-5 <= target <= above + 1e-5
+        expected = reference_adjusted(logits[position].tolist(), sample_row)
+        torch.testing.assert_close(adjusted[position], torch.tensor(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0.0, 2), (1 - 2**-53, 4)])
+def test_the_ends_of_the_unit_interval_choose_possible_tokens(monkeypatch, number, expected):
+    monkeypatch.setattr("engine.sampler.uniform", lambda seed, index: number)
+    logits = torch.tensor([[-math.inf, -math.inf, 1.0, 2.0, 0.5, -math.inf]])
+    (token,) = Sampler(6).sample(logits, [row()])
+    assert token.token_id == expected
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
