@@ -1,16 +1,14 @@
-"""Where a checkpoint's files are, and what identifies it; imports no torch.
+"""Which files a checkpoint's folder holds, and what identifies it; imports no torch.
 
-Owns finding the folder (local, or fetched from the Hugging Face hub), the list of its safetensors
-files and their headers, and the fingerprint that two workers compare. Knows nothing of what the
-tensors mean. The fingerprint depends on content alone: the same on every host, whatever the path.
+Owns the list of its safetensors files and their headers, and the fingerprint that two workers
+compare. Knows nothing of what the tensors mean. The fingerprint depends on content alone: the
+same on every host, whatever the path.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,6 @@ from typing import Any
 from engine.json_keys import JsonKeys, read_json_object
 from protocol.errors import ModelLoadError
 
-HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
-"""What of a hub repository is fetched: configuration, weights, tokenizer, chat template."""
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _SAMPLE_BYTES = 256
 
@@ -40,33 +34,6 @@ class TensorEntry:
     def num_bytes(self) -> int:
         """Size as stored."""
         return self.end - self.begin
-
-
-def resolve_model(model: str | Path, download: Callable[..., str] | None = None) -> Path:
-    """The folder of `model`: a local folder, or a hub id such as `Qwen/Qwen3-0.6B`.
-
-    A hub id is fetched with `download` (huggingface_hub's `snapshot_download` by default), which
-    answers from its cache where it can. Raises ModelLoadError, one line, where neither works.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelLoadError(f"{path} is a file; name the folder that holds config.json")
-    if not _HUB_ID.fullmatch(str(model)):
-        raise ModelLoadError(f"there is no folder {path}, and it is not a hub id (owner/name)")
-    if download is None:
-        from huggingface_hub import snapshot_download  # slow to import, rarely needed
-
-        download = snapshot_download
-    try:
-        return Path(download(str(model), allow_patterns=list(HUB_PATTERNS)))
-    except (OSError, ValueError) as error:  # the hub's own errors derive from these
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelLoadError(
-            f"{str(model)!r} is neither a local folder nor could it be fetched from the "
-            f"Hugging Face hub (is there a network?): {reason}"
-        ) from error
 
 
 def weight_files(folder: Path) -> list[Path]:

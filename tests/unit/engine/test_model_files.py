@@ -1,4 +1,4 @@
-"""Finding a checkpoint, and its fingerprint."""
+"""The files of a checkpoint, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -7,68 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
-from engine.model_files import HUB_PATTERNS, model_fingerprint, read_tensor_entries, resolve_model
+from engine.model_files import model_fingerprint, read_tensor_entries
 from protocol.errors import ModelLoadError
-
-
-def no_download(*args, **options):
-    raise AssertionError("nothing should be fetched")
-
-
-def test_a_local_folder_is_taken_as_it_is(tmp_path):
-    assert resolve_model(tmp_path, no_download) == tmp_path
-    assert resolve_model(str(tmp_path), no_download) == tmp_path
-
-
-def test_a_hub_id_is_fetched(tmp_path):
-    asked = []
-
-    def download(repo_id: str, allow_patterns: list[str]) -> str:
-        asked.append((repo_id, allow_patterns))
-        return str(tmp_path)
-
-    assert resolve_model("some-owner/Some-Model_1.5", download) == tmp_path
-    assert asked == [("some-owner/Some-Model_1.5", list(HUB_PATTERNS))]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        LocalEntryNotFoundError("An error happened.\nCheck your connection."),
-        OSError("no route"),
-        ValueError("bad id"),
-        ConnectionError(),
-    ],
-    ids=repr,
-)
-def test_an_unreachable_hub_is_one_line(error):
-    def download(repo_id: str, allow_patterns: list[str]) -> str:
-        raise error
-
-    with pytest.raises(ModelLoadError) as raised:
-        resolve_model("some-owner/some-model", download)
-    message = str(raised.value)
-    assert "\n" not in message
-    for part in ("'some-owner/some-model'", "local folder", "network"):
-        assert part in message
-
-
-@pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "a/b/c", "", "../x", "a b"])
-def test_what_can_be_neither_folder_nor_id(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if name == "":
-        name = str(tmp_path / "missing")
-    with pytest.raises(ModelLoadError, match="no folder"):
-        resolve_model(name, no_download)
-
-
-def test_a_file_is_not_a_model(tmp_path):
-    file = tmp_path / "config.json"
-    file.write_text("{}")
-    with pytest.raises(ModelLoadError, match="is a file"):
-        resolve_model(file, no_download)
 
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
