@@ -9,7 +9,7 @@ BatonError
 ├── RequestError           the caller's fault: becomes a 4xx in OpenAI's shape
 │   ├── InvalidRequest     400, names the field
 │   ├── ModelNotFound      404
-│   └── PromptTooLong      400 with both numbers (`context_length_exceeded`)
+│   └── PromptTooLong      413 with both numbers (`context_length_exceeded`)
 └── ServiceError           ours: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     └── GenerationFailed   500, the attempts are used up
@@ -75,6 +75,7 @@ class ModelNotFound(RequestError):
 class PromptTooLong(RequestError):
     """Prompt plus output exceed the context; the message carries both numbers."""
 
+    status = 413
     code = "context_length_exceeded"
 
 

@@ -1,0 +1,43 @@
+"""`baton decode`: one decode worker process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from decode_worker.peers import PrefillPeers
+from decode_worker.settings import DecodeSettings
+from decode_worker.worker import DecodeWorker
+from kv_transfer.receiver import HandoffReceiver
+from protocol.messages import Role
+from runtime.settings import settings_or_exit
+from runtime.worker_host import WorkerHost
+from runtime.worker_process import Surroundings, run_worker
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until told to stop; the exit status."""
+    settings = settings_or_exit(
+        DecodeSettings,
+        argv,
+        prog="baton decode",
+        description="A decode worker: takes over prefilled sequences and generates their tokens.",
+        section="decode",
+    )
+
+    def build(host: WorkerHost, surroundings: Surroundings) -> DecodeWorker:
+        receiver = HandoffReceiver(
+            surroundings.descriptor.agent,
+            ttl_s=settings.grant_ttl_ms / 1e3,
+            landing_s=settings.landing_ms / 1e3,
+            checksum=settings.kv_checksum,
+        )
+        peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
+        surroundings.stack.callback(peers.close)
+        return DecodeWorker(host, receiver, peers)
+
+    return run_worker(settings, Role.DECODE, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

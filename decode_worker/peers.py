@@ -1,0 +1,111 @@
+"""Control links to the prefill workers that send us KV blocks, one per incarnation.
+
+A link opens when it is first needed, says Hello, then tells the peer how to reach our pool; it
+closes when the peer is gone. Owner of the links; the fence around blocks is the receiver's.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import zmq
+
+from protocol.errors import ProtocolError
+from protocol.messages import ControlMessage, Message, PrefillPeer
+from runtime.control import ControlLink
+from runtime.worker_process import Surroundings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Link:
+    control: ControlLink
+    worker_id: str
+    resets: int = 0
+
+
+class PrefillPeers:
+    """Prefill workers by incarnation.
+
+    A peer that is silent for `silence_s` and whose lease has ended is gone. One that refuses us, or
+    turns out to be another process than the one that was named, is gone at once: it never held a
+    grant of ours.
+    """
+
+    def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
+        """`poller` gets the links' sockets for as long as they are open."""
+        self._around = around
+        self._poller = poller
+        self._silence_s = silence_s
+        self._links: dict[str, _Link] = {}
+        self._unreachable: list[str] = []
+
+    @property
+    def num_links(self) -> int:
+        """Open links."""
+        return len(self._links)
+
+    def connect(self, peer: PrefillPeer) -> None:
+        """Open the link to a peer unless it is open; one that cannot be opened is `gone`."""
+        if peer.incarnation in self._links:
+            return
+        try:
+            control = ControlLink(self._around.context, peer.control, self._around.hello)
+        except ProtocolError as error:
+            log.warning("prefill worker %s: %s", peer.worker_id, error)
+            self._unreachable.append(peer.incarnation)
+            return
+        self._links[peer.incarnation] = _Link(control, peer.worker_id)
+        self._poller.register(control.socket, zmq.POLLIN)
+        control.send(self._around.descriptor)
+
+    def send(self, incarnation: str, message: Message) -> None:
+        """Queue a message; without a link it is dropped, and the receiver's sweep repeats it."""
+        link = self._links.get(incarnation)
+        if link is not None:
+            link.control.send(message)
+
+    def receive(self) -> list[tuple[str, ControlMessage]]:
+        """What prefill workers sent, with their incarnation."""
+        received = []
+        for incarnation, link in self._links.items():
+            received += [(incarnation, message) for message in link.control.receive()]
+            if link.control.resets != link.resets:
+                link.resets = link.control.resets
+                link.control.send(self._around.descriptor)
+        return received
+
+    def gone(self, now: float) -> list[str]:
+        """Incarnations that are gone since the last call; their links are closed."""
+        gone, self._unreachable = self._unreachable, []
+        for incarnation, link in list(self._links.items()):
+            link.control.tick(now)
+            reason = self._reason_to_close(incarnation, link, now)
+            if reason:
+                log.warning("prefill worker %s is gone: %s", link.worker_id, reason)
+                self._close(incarnation)
+                gone.append(incarnation)
+        return gone
+
+    def close(self) -> None:
+        """Close all links."""
+        for incarnation in list(self._links):
+            self._close(incarnation)
+
+    def _reason_to_close(self, incarnation: str, link: _Link, now: float) -> str | None:
+        refused, accepted = link.control.refused, link.control.accepted
+        if refused is not None:
+            return f"its {refused.what} is {refused.ours}, ours is {refused.theirs}"
+        if accepted is not None and accepted.incarnation != incarnation:
+            return f"{link.control.endpoint} is another worker now"
+        silent = link.control.silent_s(now) >= self._silence_s
+        if silent and not self._around.is_alive(link.worker_id, incarnation):
+            return "it is silent and its lease has ended"
+        return None
+
+    def _close(self, incarnation: str) -> None:
+        link = self._links.pop(incarnation)
+        self._poller.unregister(link.control.socket)
+        link.control.close()

@@ -1,0 +1,303 @@
+"""The decode worker's loop: receive, schedule, compute, deliver.
+
+A sequence whose prompt is prefilled elsewhere is admitted with only the blocks it lacks, which
+are granted to its prefill worker, and joins the batch when all of them and its first token are
+here. Prompts without a prefill worker, and the suffixes of prefixes that are still cached, are
+prefilled here in chunks between decodes. Owner of the tasks, and of the blocks of ended ones that
+a peer may still write to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from decode_worker.peers import PrefillPeers
+from decode_worker.task import Task
+from engine.engine import StepResult
+from engine.scheduler import Batch, Produced
+from engine.sequence import Sequence, SequenceState
+from kv_transfer.handoff import HandoffKey, key_of
+from kv_transfer.receiver import (
+    Complete,
+    Failed,
+    HandoffReceiver,
+    ReceiverAction,
+    SendAbort,
+    SendGrant,
+    SendRenew,
+    Unfence,
+    Verify,
+)
+from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
+from protocol import wire
+from protocol.errors import ProtocolError, RequestError
+from protocol.messages import (
+    Abort,
+    ChunkSpan,
+    ControlMessage,
+    Generate,
+    HandoffToken,
+    KvClosed,
+    Role,
+    SequenceTokens,
+    StepTokens,
+)
+from protocol.sampling import TokenLogprobs
+from runtime.control import Peer
+from runtime.worker_host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """One decode worker; everything happens in the thread that calls `run`."""
+
+    def __init__(self, host: WorkerHost, receiver: HandoffReceiver, peers: PrefillPeers) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._scheduler = host.engine.scheduler
+        self._receiver = receiver
+        self._peers = peers
+        self._tasks: dict[HandoffKey, Task] = {}
+        self._fenced: dict[HandoffKey, Sequence] = {}
+        self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
+
+    def run(self) -> None:
+        """Serve until the process is told to stop and nothing is left to do."""
+        while not self._host.is_finished(num_jobs=len(self._tasks) + len(self._fenced)):
+            self._receive()
+            batch = self._engine.plan()
+            self._begin(batch)
+            result = self._host.run_step(batch)
+            if result is not None:
+                self._deliver(result)
+            else:
+                self._fail(batch, "the step failed on its worker")
+            self._flush()
+            self._host.publish(num_handoffs=self._receiver.num_open)
+        for task in list(self._tasks.values()):
+            self._give_up(task, "the worker stopped", retryable=True)
+
+    # -- receive ----------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        self._host.wait()
+        for router, message in self._host.server.receive():
+            self._handle(router, message)
+        for router in self._host.server.lost(self._host.now()):
+            for task in [task for task in self._tasks.values() if task.router == router]:
+                self._abort(task.key)
+        for incarnation, message in self._peers.receive():
+            self._handle_prefill(incarnation, message)
+        for incarnation in self._peers.gone(self._host.now()):
+            self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
+        for event in self._host.transfers.drain():
+            self._follow(event)
+        self._carry_out(self._receiver.sweep(self._host.now()))
+        self._host.transfers.expect(self._receiver.num_open > 0)
+
+    def _handle(self, peer: Peer, message: ControlMessage) -> None:
+        match message:
+            case Generate() if peer.role is Role.ROUTER:
+                self._start(peer, message)
+            case Abort() if peer.role is Role.ROUTER:
+                self._abort(key_of(message))
+            case _:
+                self._host.answer_common(peer, message)
+
+    def _start(self, router: Peer, message: Generate) -> None:
+        """A new attempt; an older one of the same request ends."""
+        if key_of(message) in self._tasks or key_of(message) in self._fenced:
+            self._host.count("stale_messages")
+            return
+        for key in [key for key in self._tasks if key.request_id == message.request_id]:
+            self._abort(key)
+        try:
+            sequence = self._host.intake.sequence(message, self._host.now())
+            self._scheduler.add(sequence)
+        except (RequestError, ValueError) as error:
+            self._host.send(router, self._host.failure(message, str(error), retryable=False))
+            return
+        task = Task(router, sequence, message.prefill, received_us=self._host.wall_us())
+        self._tasks[task.key] = task
+
+    def _abort(self, key: HandoffKey) -> None:
+        """Nobody wants it any more."""
+        task = self._tasks.pop(key, None)
+        if task is None:
+            self._host.count("stale_messages")
+            return
+        self._end(task)
+        self._carry_out(self._receiver.abort(key))
+
+    def _handle_prefill(self, incarnation: str, message: ControlMessage) -> None:
+        match message:
+            case HandoffToken():
+                self._take_first_token(message)
+            case KvClosed():
+                self._carry_out(self._receiver.closed(message, self._host.now()))
+            case _:
+                self._host.count("unexpected_messages")
+                log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
+
+    def _take_first_token(self, message: HandoffToken) -> None:
+        task = self._tasks.get(key_of(message))
+        if task is None or task.sequence.state is not SequenceState.RECEIVING:
+            self._host.count("stale_messages")
+            return
+        vocab_size = self._engine.limits.vocab_size
+        if message.index != task.sequence.num_output or not 0 <= message.token_id < vocab_size:
+            self._give_up(task, "the prefill worker sent an impossible token", retryable=True)
+            self._carry_out(self._receiver.abort(task.key))
+            return
+        task.token = message
+        task.first_token_us = self._host.wall_us()
+        self._try_join(task)
+
+    def _follow(self, event: TransferEvent) -> None:
+        if not isinstance(event, NotificationArrived):
+            self._host.follow_common(event)
+            return
+        try:
+            written = wire.decode_notification(event.payload)
+        except ProtocolError as error:
+            self._host.count("frames_refused")
+            log.warning("notification of agent %s: %s", event.agent, error)
+            return
+        self._host.count("blocks_received", written.num_blocks)
+        self._carry_out(self._receiver.written(written))
+
+    # -- schedule ---------------------------------------------------------------------------
+
+    def _begin(self, batch: Batch) -> None:
+        """Before a batch runs: what was admitted gets its grant, what expired its end."""
+        for sequence in batch.expired:
+            task = self._tasks.get(HandoffKey(*sequence.key))
+            if task is not None:
+                self._give_up(task, "its deadline passed", retryable=False)
+                self._carry_out(self._receiver.abort(task.key))
+        for sequence in batch.received:
+            task = self._tasks[HandoffKey(*sequence.key)]
+            self._mark_admitted(task)
+            self._grant(task)
+        for chunk in batch.chunks:
+            self._mark_admitted(self._tasks[HandoffKey(*chunk.sequence.key)])
+        for sequence in batch.decodes:
+            task = self._tasks[HandoffKey(*sequence.key)]
+            task.first_step_us = task.first_step_us or self._host.wall_us()
+            task.num_decode_steps += 1
+
+    def _mark_admitted(self, task: Task) -> None:
+        if not task.admitted_us:
+            task.admitted_us = self._host.wall_us()
+            self._host.count("cached_tokens", task.sequence.num_cached)
+
+    def _grant(self, task: Task) -> None:
+        """Offer the prefill worker the blocks that are lacking; there may be none."""
+        assert task.prefill is not None
+        first_block = task.sequence.num_cached // self._engine.layout.block_size
+        blocks = task.sequence.block_table[first_block:]
+        task.granted_blocks = len(blocks)
+        self._peers.connect(task.prefill)
+        self._carry_out(
+            self._receiver.offer(
+                task.key, task.prefill.incarnation, first_block, blocks, self._host.now()
+            )
+        )
+
+    def _try_join(self, task: Task) -> None:
+        """Into the batch, if blocks and first token are here."""
+        if task.token is None or not task.blocks_arrived_us:
+            return
+        produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._host.now())
+        self._host.count("handoffs")
+        self._emit(task, produced, task.token.logprobs)
+
+    # -- deliver ----------------------------------------------------------------------------
+
+    def _deliver(self, result: StepResult) -> None:
+        for chunk in result.batch.chunks:
+            started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
+            task = self._tasks[HandoffKey(*chunk.sequence.key)]
+            task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
+            self._host.count("prefill_tokens", chunk.num_tokens)
+        for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
+            task = self._tasks[HandoffKey(*produced.sequence.key)]
+            task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
+            self._emit(task, produced, logprobs)
+
+    def _emit(self, task: Task, produced: Produced, logprobs: TokenLogprobs | None) -> None:
+        """Queue a token for its router; with the last one the task ends."""
+        trace = None
+        if produced.finish is not None:
+            trace = task.trace(self._host.worker_id, self._host.wall_us())
+            del self._tasks[task.key]
+        self._host.count("decode_tokens")
+        self._outbox[task.router].append(
+            task.tokens(produced.index, produced.token_id, logprobs, produced.finish, trace)
+        )
+
+    def _flush(self) -> None:
+        """One message per router and step."""
+        for router, sequences in self._outbox.items():
+            self._host.send(router, StepTokens(sequences=sequences))
+        self._outbox.clear()
+
+    def _fail(self, batch: Batch, reason: str) -> None:
+        """The step raised: its attempts end, the worker goes on."""
+        for sequence in [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]:
+            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable=True)
+
+    def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
+        """The attempt ends without its last token, and the router hears why."""
+        del self._tasks[task.key]
+        self._end(task)
+        self._host.send(task.router, self._host.failure(task.key, reason, retryable))
+
+    def _end(self, task: Task) -> None:
+        """Leave the scheduler; blocks that a peer may still write to stay until Unfence."""
+        sequence = task.sequence
+        granted = bool(task.granted_blocks) and self._receiver.is_open(task.key)
+        if sequence.state is not SequenceState.FINISHED:
+            self._scheduler.finish(sequence, release=not granted)
+        elif not granted:
+            self._scheduler.release_blocks(sequence)
+        if granted:
+            self._fenced[task.key] = sequence
+
+    # -- what the receiver decides ------------------------------------------------------------
+
+    def _carry_out(self, actions: list[ReceiverAction]) -> None:
+        for action in actions:
+            match action:
+                case SendGrant(peer, grant):
+                    self._peers.send(peer, grant)
+                case SendRenew(peer, renew):
+                    self._peers.send(peer, renew)
+                case SendAbort((request_id, attempt), peer):
+                    self._peers.send(peer, Abort(request_id=request_id, attempt=attempt))
+                case Verify(key, blocks, digests):
+                    intact = self._host.block_digests(blocks) == list(digests)
+                    self._carry_out(self._receiver.verified(key, intact))
+                case Complete(key):
+                    self._complete(key)
+                case Failed(key, reason, arrived):
+                    self._handoff_failed(key, reason, arrived)
+                case Unfence(key):
+                    sequence = self._fenced.pop(key, None)
+                    if sequence is not None:
+                        self._scheduler.release_blocks(sequence)
+
+    def _complete(self, key: HandoffKey) -> None:
+        task = self._tasks.get(key)
+        if task is not None:
+            task.blocks_arrived_us = self._host.wall_us()
+            self._try_join(task)
+
+    def _handoff_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """What arrived stays cached, so that the next attempt need not send it again."""
+        task = self._tasks.get(key)
+        if task is not None:
+            self._scheduler.publish_arrived(task.sequence, arrived)
+            self._give_up(task, reason, retryable=True)

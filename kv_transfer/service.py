@@ -1,0 +1,271 @@
+"""The transfer thread, as the rest of a worker sees it: commands in, events out, never a wait.
+
+Owns the thread, and through it the transport. Commands return at once; what comes of them is in
+`drain()`, and `wake` is called when there is something. The thread polls every 100 us while
+writes are outstanding or data is expected, else every 10 ms; it never spins. When it dies of an
+error, that is an event, everything outstanding fails, and so does whatever is asked later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from kv_transfer.transfer_loop import (
+    PeerFailed,
+    ServiceFailed,
+    TransferEvent,
+    TransferLoop,
+    WriteCommand,
+    WriteFinished,
+)
+from kv_transfer.transport import PoolMemory, Transport
+from protocol.errors import TransferError
+
+EAGER_PERIOD_S = 100e-6
+IDLE_PERIOD_S = 10e-3
+START_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _AddPeer:
+    agent: str
+    descriptor: bytes
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class _RemovePeer:
+    agent: str
+
+
+@dataclass(frozen=True)
+class _Expect:
+    data: bool
+
+
+@dataclass(frozen=True)
+class _Call(Generic[_T]):
+    """Something whose result a caller waits for, at start-up."""
+
+    function: Callable[[Transport], _T]
+    result: Future[_T]
+
+
+@dataclass(frozen=True)
+class _Close:
+    pass
+
+
+_Command = WriteCommand | _AddPeer | _RemovePeer | _Expect | _Call[Any] | _Close
+
+
+class TransferService:
+    """Moves blocks in a thread of its own. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        open_transport: Callable[[], Transport],
+        wake: Callable[[], None],
+        write_timeout_s: float = 10.0,
+    ) -> None:
+        """`wake` is called by the transfer thread; it must neither block nor raise."""
+        self._open_transport = open_transport
+        self._wake = wake
+        self._write_timeout_s = write_timeout_s
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._lock = threading.Lock()  # guards the three below
+        self._events: list[TransferEvent] = []
+        self._ended: str | None = "the transfer service is not started"
+        self._thread: threading.Thread | None = None
+        self.transport_name = ""
+        self.agent = ""
+
+    def start(self) -> None:
+        """Start the thread and open the transport in it. Raises ConfigError, TransferError."""
+        opened: Future[Transport] = Future()
+        with self._lock:
+            if self._thread is not None:
+                raise ValueError("the transfer service was started before")
+            self._ended = None
+            self._thread = threading.Thread(target=self._run, args=(opened,), name="kv-transfer")
+            self._thread.start()
+        transport = _wait_for(opened)
+        self.transport_name, self.agent = transport.name, transport.agent
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """Memory that the pool must live in, or None if any will do. Waits; for start-up."""
+        return self._call(lambda transport: transport.allocate(num_bytes))
+
+    def register(self, pool: PoolMemory) -> bytes:
+        """Register the pool and return the descriptor for peers. Waits; for start-up."""
+
+        def register(transport: Transport) -> bytes:
+            transport.register(pool)
+            return transport.descriptor()
+
+        return self._call(register)
+
+    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        """Add a peer, verified by the caller: PeerAdded or PeerFailed follows."""
+        self._submit(_AddPeer(agent, descriptor, num_blocks))
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer; its outstanding writes fail."""
+        self._submit(_RemovePeer(agent))
+
+    def write(
+        self,
+        key: int,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        notification: bytes,
+    ) -> None:
+        """Copy own blocks into the agent's: WriteFinished with this key follows."""
+        self._submit(WriteCommand(key, agent, source_blocks, target_blocks, notification))
+
+    def expect(self, data: bool) -> None:
+        """Say whether peers are about to write here: poll eagerly meanwhile."""
+        self._submit(_Expect(data))
+
+    def drain(self) -> list[TransferEvent]:
+        """Everything that happened since the last call."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Close the transport and end the thread. Raises TransferError if it hangs."""
+        self._submit(_Close())
+        thread = self._thread
+        if thread is None:
+            return
+        thread.join(CLOSE_TIMEOUT_S)
+        if thread.is_alive():
+            raise TransferError(f"the transfer thread did not end within {CLOSE_TIMEOUT_S:g} s")
+
+    def _call(self, function: Callable[[Transport], _T]) -> _T:
+        call = _Call(function, Future())
+        self._submit(call)
+        return _wait_for(call.result)
+
+    def _submit(self, command: _Command) -> None:
+        with self._lock:
+            ended = self._ended
+            if ended is None:
+                self._commands.put(command)
+        if ended is not None:
+            self._publish(_refuse(command, ended))
+
+    def _publish(self, events: list[TransferEvent]) -> None:
+        if events:
+            with self._lock:
+                self._events.extend(events)
+            self._wake()
+
+    # -- in the thread -------------------------------------------------------------------
+
+    def _run(self, opened: Future[Transport]) -> None:
+        try:
+            transport = self._open_transport()
+        except Exception as error:  # noqa: BLE001 - the caller of start() gets it
+            self._end(str(error))
+            opened.set_exception(error)
+            return
+        events: list[TransferEvent] = []
+        loop = TransferLoop(transport, events.append, self._write_timeout_s)
+        opened.set_result(transport)
+        reason = "the transfer service was closed"
+        try:
+            self._work(loop, events)
+        except Exception as error:  # noqa: BLE001 - the top of the thread
+            _log.exception("the transfer thread ends")
+            reason = f"the transfer thread ended: {error!r}"
+            loop.fail_outstanding(reason)
+            events.append(ServiceFailed(reason))
+        try:
+            loop.close()
+        except Exception:  # noqa: BLE001 - the top of the thread
+            _log.exception("the transport was not closed in order")
+        self._publish(events)
+        self._end(reason)
+
+    def _work(self, loop: TransferLoop, events: list[TransferEvent]) -> None:
+        """Until the close command: carry out what there is, poll, publish."""
+        expecting = closing = False
+        while not closing:
+            eager = expecting or loop.has_writes_under_way
+            command = self._next_command(EAGER_PERIOD_S if eager else IDLE_PERIOD_S)
+            while command is not None and not closing:
+                if isinstance(command, _Expect):
+                    expecting = command.data
+                closing = isinstance(command, _Close)
+                _carry_out(command, loop, events)
+                command = self._next_command(0.0)
+            loop.poll()
+            self._publish(events)
+            events.clear()
+
+    def _next_command(self, wait_s: float) -> _Command | None:
+        try:
+            return self._commands.get(wait_s > 0, wait_s or None)
+        except Empty:
+            return None
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self._ended = reason
+        while (command := self._next_command(0.0)) is not None:
+            self._publish(_refuse(command, reason))
+
+
+def _carry_out(command: _Command, loop: TransferLoop, events: list[TransferEvent]) -> None:
+    try:
+        match command:
+            case WriteCommand():
+                loop.write(command)
+            case _AddPeer(agent, descriptor, num_blocks):
+                loop.add_peer(agent, descriptor, num_blocks)
+            case _RemovePeer(agent):
+                loop.remove_peer(agent)
+            case _Call():
+                _answer(command, loop.transport)
+    except Exception as error:
+        events += _refuse(command, f"the transfer thread ended: {error!r}")
+        raise
+
+
+def _answer(call: _Call[_T], transport: Transport) -> None:
+    try:
+        call.result.set_result(call.function(transport))
+    except Exception as error:  # noqa: BLE001 - the waiting caller gets it
+        call.result.set_exception(error)
+
+
+def _refuse(command: _Command, reason: str) -> list[TransferEvent]:
+    """What becomes of a command that no thread will carry out."""
+    match command:
+        case WriteCommand(key=key):
+            return [WriteFinished(key, reason, 0, 0)]
+        case _AddPeer(agent=agent):
+            return [PeerFailed(agent, reason)]
+        case _Call(result=result):
+            result.set_exception(TransferError(reason))
+    return []
+
+
+def _wait_for(result: Future[_T]) -> _T:
+    try:
+        return result.result(START_TIMEOUT_S)
+    except TimeoutError as error:
+        raise TransferError("the transfer thread does not answer") from error

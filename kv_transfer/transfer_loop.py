@@ -1,0 +1,176 @@
+"""What the transfer thread does: carry out commands on the transport and turn what it reports
+into events.
+
+Owns the transport and the table of outstanding writes. A write that fails, or takes longer than
+its deadline (a stopped peer would keep it for ever), costs the peer: it is removed, its other
+writes fail, and the owner adds it anew. It knows no threads and no queue; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.transport import Transport, WriteDone
+from protocol.errors import TransferError
+
+
+@dataclass(frozen=True)
+class PeerAdded:
+    """Writes to this agent may be given."""
+
+    agent: str
+
+
+@dataclass(frozen=True)
+class PeerFailed:
+    """The agent was not added, or was dropped after a failure; add it anew to go on."""
+
+    agent: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WriteFinished:
+    """A write is over; times are microseconds of the Unix epoch (0: never posted)."""
+
+    key: Hashable
+    error: str | None
+    posted_us: int
+    done_us: int
+
+
+@dataclass(frozen=True)
+class NotificationArrived:
+    """A peer's write has landed here, with this payload."""
+
+    agent: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class ServiceFailed:
+    """The transfer thread ended by an unexpected error; nothing will be moved any more."""
+
+    reason: str
+
+
+TransferEvent = PeerAdded | PeerFailed | WriteFinished | NotificationArrived | ServiceFailed
+
+
+@dataclass(frozen=True)
+class WriteCommand:
+    """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished."""
+
+    key: Hashable
+    agent: str
+    source_blocks: Sequence[int]
+    target_blocks: Sequence[int]
+    notification: bytes
+
+
+@dataclass(frozen=True)
+class _Outstanding:
+    key: Hashable
+    agent: str
+    posted_us: int
+    deadline: float
+
+
+class TransferLoop:
+    """Commands in, events out, for one transport. Called by one thread."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        emit: Callable[[TransferEvent], None],
+        write_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.transport = transport
+        self._emit = emit
+        self._write_timeout_s = write_timeout_s
+        self._clock = clock
+        self._peers: set[str] = set()
+        self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
+
+    @property
+    def has_writes_under_way(self) -> bool:
+        """Whether some write may complete soon (one whose peer is dropped only lingers)."""
+        return any(write.agent in self._peers for write in self._outstanding.values())
+
+    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        """Add or replace a peer: PeerAdded or PeerFailed."""
+        self._peers.discard(agent)
+        try:
+            self.transport.add_peer(agent, descriptor, num_blocks)
+        except TransferError as error:
+            self._emit(PeerFailed(agent, str(error)))
+            return
+        self._peers.add(agent)
+        self._emit(PeerAdded(agent))
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer; its outstanding writes will fail."""
+        self._peers.discard(agent)
+        self.transport.remove_peer(agent)
+
+    def write(self, command: WriteCommand) -> None:
+        """Post a write: WriteFinished follows, now or from `poll`."""
+        posted_us = now_us()
+        try:
+            handle = self.transport.post_write(
+                command.agent,
+                command.source_blocks,
+                command.target_blocks,
+                command.notification,
+            )
+        except TransferError as error:
+            self._emit(WriteFinished(command.key, str(error), posted_us, now_us()))
+            self._drop(command.agent, str(error))
+            return
+        deadline = self._clock() + self._write_timeout_s
+        self._outstanding[handle] = _Outstanding(command.key, command.agent, posted_us, deadline)
+
+    def poll(self) -> None:
+        """Drive the transport, report what is over, and drop peers that overran a deadline."""
+        for event in self.transport.poll():
+            if isinstance(event, WriteDone):
+                self._finish(event)
+            else:
+                self._emit(NotificationArrived(event.agent, event.payload))
+        now = self._clock()
+        for write in list(self._outstanding.values()):
+            if now >= write.deadline:
+                self._drop(write.agent, f"a write took longer than {self._write_timeout_s:g} s")
+
+    def fail_outstanding(self, reason: str) -> None:
+        """Report every outstanding write as failed; for the end of the loop."""
+        for write in self._outstanding.values():
+            self._emit(WriteFinished(write.key, reason, write.posted_us, now_us()))
+        self._outstanding.clear()
+
+    def close(self) -> None:
+        """Close the transport. What was outstanding fails."""
+        self._peers.clear()
+        try:
+            self.transport.close()
+        finally:
+            self.fail_outstanding("the transfer service was closed")
+
+    def _finish(self, done: WriteDone) -> None:
+        write = self._outstanding.pop(done.handle)
+        self._emit(WriteFinished(write.key, done.error, write.posted_us, now_us()))
+        if done.error is not None:
+            self._drop(write.agent, done.error)
+
+    def _drop(self, agent: str, reason: str) -> None:
+        if agent in self._peers:
+            self.remove_peer(agent)
+            self._emit(PeerFailed(agent, reason))
+
+
+def now_us() -> int:
+    """Microseconds of the Unix epoch."""
+    return time.time_ns() // 1000

@@ -1,0 +1,1 @@
+"""The prefill role: computes prompts in chunks and streams their KV blocks to decode workers."""

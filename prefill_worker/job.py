@@ -1,0 +1,86 @@
+"""One attempt on a prefill worker: who asked, how far it is, and the trace it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.scheduler import Produced
+from engine.sequence import Sequence
+from kv_transfer.handoff import HandoffKey
+from protocol.messages import (
+    ChunkSpan,
+    FirstToken,
+    HandoffToken,
+    PrefillTrace,
+    WriteSpan,
+)
+from protocol.sampling import TokenLogprobs
+from runtime.control import Peer
+
+
+@dataclass(eq=False)
+class Job:
+    """An attempt from its Prefill message until its blocks are released.
+
+    `decoder` is known once the grant has come, `token` once the last chunk has run. `answered`
+    means that the decode worker was told of the handoff's end, `error` why if it failed;
+    `unwanted` that the router asked to forget it.
+    """
+
+    router: Peer
+    sequence: Sequence
+    received_us: int
+    decoder: Peer | None = None
+    token: HandoffToken | None = None
+    token_sent: bool = False
+    answered: bool = False
+    unwanted: bool = False
+    error: str = ""
+    scheduled_us: int = 0
+    num_ready: int = 0
+    chunks: list[ChunkSpan] = field(default_factory=list)
+    writes: list[WriteSpan] = field(default_factory=list)
+
+    @property
+    def key(self) -> HandoffKey:
+        """The handoff's name."""
+        return HandoffKey(*self.sequence.key)
+
+    def first_token(self, token: HandoffToken, trace: PrefillTrace) -> FirstToken:
+        """The same token for the router."""
+        return FirstToken(
+            request_id=token.request_id,
+            attempt=token.attempt,
+            index=token.index,
+            token_id=token.token_id,
+            logprobs=token.logprobs,
+            finish=token.finish,
+            trace=trace,
+        )
+
+    def handoff_token(self, produced: Produced, logprobs: TokenLogprobs | None) -> HandoffToken:
+        """The first token as the decode worker gets it."""
+        return HandoffToken(
+            request_id=self.sequence.request_id,
+            attempt=self.sequence.attempt,
+            index=produced.index,
+            token_id=produced.token_id,
+            logprobs=logprobs,
+            finish=produced.finish,
+            last_chunk_end_us=self.chunks[-1].end_us,
+        )
+
+    def trace(self, worker_id: str, transport: str, block_bytes: int) -> PrefillTrace:
+        """Where the time went so far."""
+        blocks_moved = sum(write.num_blocks for write in self.writes)
+        return PrefillTrace(
+            worker_id=worker_id,
+            received_us=self.received_us,
+            scheduled_us=self.scheduled_us,
+            cached_tokens=self.sequence.num_cached,
+            chunks=tuple(self.chunks),
+            writes=tuple(sorted(self.writes, key=lambda write: write.post_us)),
+            transport=transport,
+            blocks_moved=blocks_moved,
+            bytes_moved=blocks_moved * block_bytes,
+        )

@@ -1,0 +1,34 @@
+"""`baton prefill`: one prefill worker process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from kv_transfer.sender import HandoffSender
+from prefill_worker.settings import PrefillSettings
+from prefill_worker.worker import PrefillWorker
+from protocol.messages import Role
+from runtime.settings import settings_or_exit
+from runtime.worker_host import WorkerHost
+from runtime.worker_process import Surroundings, run_worker
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until told to stop; the exit status."""
+    settings = settings_or_exit(
+        PrefillSettings,
+        argv,
+        prog="baton prefill",
+        description="A prefill worker: computes prompts and streams their KV blocks out.",
+        section="prefill",
+    )
+
+    def build(host: WorkerHost, surroundings: Surroundings) -> PrefillWorker:
+        return PrefillWorker(host, HandoffSender(margin_s=settings.grant_margin_ms / 1e3))
+
+    return run_worker(settings, Role.PREFILL, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,302 @@
+"""The prefill worker's loop: receive, schedule, compute a chunk, stream the blocks it completed.
+
+Computing never waits for a grant: blocks that are ready before it are sent when it comes. The
+blocks of a chunk leave while the next one computes, because the transfer service has a thread of
+its own. Owner of the jobs, and of their sequences' blocks until the handoff releases them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from engine.engine import StepResult
+from engine.scheduler import Batch
+from engine.sequence import SequenceState
+from kv_transfer.handoff import HandoffKey, key_of
+from kv_transfer.sender import Close, HandoffSender, PostWrite, Release, SenderAction
+from kv_transfer.transfer_loop import NotificationArrived, PeerFailed, TransferEvent, WriteFinished
+from prefill_worker.job import Job
+from protocol import wire
+from protocol.errors import RequestError
+from protocol.messages import (
+    Abort,
+    ChunkSpan,
+    ControlMessage,
+    KvClosed,
+    KvGrant,
+    KvRenew,
+    PeerDescriptor,
+    Prefill,
+    PrefillDone,
+    PrefillTrace,
+    Role,
+    WriteSpan,
+)
+from runtime.control import Peer
+from runtime.worker_host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+
+class PrefillWorker:
+    """One prefill worker; everything happens in the thread that calls `run`."""
+
+    def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._scheduler = host.engine.scheduler
+        self._sender = sender
+        self._jobs: dict[HandoffKey, Job] = {}
+        self._writes: dict[int, PostWrite] = {}
+        self._decoders: dict[str, Peer] = {}  # by the name of their transfer agent
+
+    def run(self) -> None:
+        """Serve until the process is told to stop and nothing is left to do."""
+        while not self._host.is_finished(num_jobs=len(self._jobs)):
+            self._receive()
+            batch = self._engine.plan()
+            self._begin(batch)
+            result = self._host.run_step(batch)
+            if result is not None:
+                self._deliver(result)
+            else:
+                self._fail(batch, "the step failed on its worker")
+            self._host.publish(num_handoffs=self._sender.num_open)
+        for job in self._jobs.values():
+            failed = self._host.failure(job.key, "the worker stopped", retryable=True)
+            self._host.send(job.router, failed)
+
+    # -- receive ----------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        self._host.wait()
+        for peer, message in self._host.server.receive():
+            self._handle(peer, message)
+        for peer in self._host.server.lost(self._host.now()):
+            self._lose(peer)
+        for event in self._host.transfers.drain():
+            self._follow(event)
+        self._carry_out(self._sender.sweep(self._host.now()))
+
+    def _handle(self, peer: Peer, message: ControlMessage) -> None:
+        now = self._host.now()
+        match message:
+            case Prefill() if peer.role is Role.ROUTER:
+                self._start(peer, message)
+            case Abort() if peer.role is Role.ROUTER:
+                self._abort(key_of(message))
+            case Abort() if peer.role is Role.DECODE:
+                agent = self._agent_of(peer)
+                self._carry_out(self._sender.abort(key_of(message), agent=agent))
+            case PeerDescriptor() if peer.role is Role.DECODE:
+                if self._host.try_add_transfer_peer(message):
+                    self._decoders[message.agent] = peer
+            case KvGrant() if self._decoders.get(message.agent) == peer:
+                job = self._jobs.get(key_of(message))
+                if job is not None:
+                    self._grant_to(job, peer)
+                self._carry_out(self._sender.grant(message, now))
+            case KvRenew() if peer.role is Role.DECODE:
+                self._carry_out(self._sender.renew(message, self._agent_of(peer) or "", now))
+            case _:
+                self._host.answer_common(peer, message)
+
+    def _start(self, router: Peer, message: Prefill) -> None:
+        """A new attempt; an older one of the same request ends."""
+        if key_of(message) in self._jobs:
+            self._host.count("stale_messages")
+            return
+        for key in [key for key in self._jobs if key.request_id == message.request_id]:
+            self._abort(key)
+        now = self._host.now()
+        try:
+            sequence = self._host.intake.sequence(message, now)
+            self._scheduler.add(sequence)
+        except (RequestError, ValueError) as error:
+            self._host.send(router, self._host.failure(message, str(error), retryable=False))
+            return
+        job = Job(router, sequence, received_us=self._host.wall_us())
+        self._jobs[job.key] = job
+        num_blocks = sequence.blocks_for(sequence.num_tokens)
+        self._carry_out(self._sender.open(job.key, num_blocks, now, sequence.deadline))
+        decoder = self._decoders.get(self._sender.agent_of(job.key) or "")
+        if decoder is not None:
+            self._grant_to(job, decoder)
+
+    def _grant_to(self, job: Job, decoder: Peer) -> None:
+        """The grant has come: its decode worker gets the first token, too."""
+        job.decoder = decoder
+        self._send_token(job)
+
+    def _abort(self, key: HandoffKey) -> None:
+        """The router no longer wants it: stop computing and writing."""
+        job = self._jobs.get(key)
+        if job is None:
+            self._host.count("stale_messages")
+            return
+        job.unwanted = True
+        self._stop_computing(job)
+        self._carry_out(self._sender.abort(key, "aborted"))
+
+    def _lose(self, peer: Peer) -> None:
+        """A router or decode worker is gone: what was for it ends."""
+        for job in [job for job in self._jobs.values() if job.router == peer]:
+            self._abort(job.key)
+        agent = self._agent_of(peer)
+        if agent is not None:
+            del self._decoders[agent]
+            self._host.transfers.remove_peer(agent)
+            self._carry_out(self._sender.peer_lost(agent))
+
+    def _follow(self, event: TransferEvent) -> None:
+        match event:
+            case WriteFinished(key=int(write_id)):
+                self._finish_write(write_id, event)
+            case PeerFailed():
+                log.warning("decode worker's agent %s: %s", event.agent, event.reason)
+                self._host.forget_transfer_peer(event.agent)
+                self._carry_out(self._sender.peer_lost(event.agent))
+            case NotificationArrived():
+                self._host.count("stale_messages")
+            case _:
+                self._host.follow_common(event)
+
+    def _finish_write(self, write_id: int, event: WriteFinished) -> None:
+        write = self._writes.pop(write_id)
+        job = self._jobs.get(write.key)
+        if job is not None and event.error is None:
+            num_blocks = len(write.source_blocks)
+            job.writes.append(WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk))
+            self._host.count("blocks_sent", num_blocks)
+        self._carry_out(self._sender.write_finished(write_id, event.error))
+
+    # -- schedule ---------------------------------------------------------------------------
+
+    def _begin(self, batch: Batch) -> None:
+        """Before a batch runs: blocks that were cached already leave first."""
+        for sequence in batch.expired:
+            job = self._jobs.get(HandoffKey(*sequence.key))
+            if job is not None:
+                job.error = "its deadline passed"
+                self._carry_out(self._sender.abort(job.key, job.error))
+        for chunk in batch.chunks:
+            job = self._jobs.get(HandoffKey(*chunk.sequence.key))
+            if job is not None and not job.scheduled_us:
+                job.scheduled_us = self._host.wall_us()
+                self._host.count("cached_tokens", chunk.start)
+                self._offer(job, chunk.start // self._engine.layout.block_size, chunk=-1)
+
+    # -- deliver ----------------------------------------------------------------------------
+
+    def _deliver(self, result: StepResult) -> None:
+        """Blocks that the step completed go out; prompts that it completed give their token."""
+        for chunk in result.batch.chunks:
+            job = self._jobs.get(HandoffKey(*chunk.sequence.key))
+            if job is None:
+                continue
+            span = ChunkSpan(
+                self._host.wall_us(result.started),
+                self._host.wall_us(result.ended),
+                chunk.num_tokens,
+            )
+            job.chunks.append(span)
+            self._host.count("prefill_tokens", chunk.num_tokens)
+            num_tokens = chunk.start + chunk.num_tokens
+            whole = num_tokens // self._engine.layout.block_size
+            num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
+            self._offer(job, num_ready, chunk=len(job.chunks) - 1)
+        for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
+            job = self._jobs.get(HandoffKey(*produced.sequence.key))
+            if job is not None:
+                job.token = job.handoff_token(produced, logprobs)
+                self._host.send(job.router, job.first_token(job.token, self._trace(job)))
+                self._send_token(job)
+                self._carry_out(self._sender.finish(job.key, self._host.now()))
+
+    def _fail(self, batch: Batch, reason: str) -> None:
+        """The step raised: its attempts end, the worker goes on."""
+        for chunk in batch.chunks:
+            job = self._jobs.get(HandoffKey(*chunk.sequence.key))
+            if job is not None:
+                job.error = reason
+                self._stop_computing(job)
+                self._carry_out(self._sender.abort(job.key, reason))
+
+    def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
+        """Hand the sender the blocks that have become ready."""
+        first, job.num_ready = job.num_ready, num_ready
+        if num_ready > first:
+            blocks: Sequence[int] = job.sequence.block_table[first:num_ready]
+            self._carry_out(
+                self._sender.blocks_ready(job.key, first, blocks, chunk, self._host.now())
+            )
+
+    def _send_token(self, job: Job) -> None:
+        """The first token goes to the decode worker once both are known, and once only."""
+        if job.token is not None and job.decoder is not None and not job.token_sent:
+            job.token_sent = True
+            self._host.send(job.decoder, job.token)
+
+    # -- what the sender decides ---------------------------------------------------------------
+
+    def _carry_out(self, actions: list[SenderAction]) -> None:
+        for action in actions:
+            match action:
+                case PostWrite():
+                    self._post(action)
+                case Close():
+                    self._close(action)
+                case Release():
+                    self._release(action.key)
+
+    def _post(self, write: PostWrite) -> None:
+        self._writes[write.write_id] = write
+        digests = self._host.block_digests(write.source_blocks)
+        notification = wire.encode(write.notification(digests))
+        self._host.transfers.write(
+            write.write_id, write.agent, write.source_blocks, write.target_blocks, notification
+        )
+
+    def _close(self, action: Close) -> None:
+        job = self._jobs.get(action.key)
+        if job is not None:
+            job.answered = True
+            job.error = job.error or action.error
+        decoder = self._decoders.get(action.agent)
+        if decoder is not None:
+            request_id, attempt = action.key
+            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
+            self._host.send(decoder, closed)
+
+    def _release(self, key: HandoffKey) -> None:
+        """The handoff is over: the job ends, and its router hears how."""
+        job = self._jobs.pop(key, None)
+        if job is None:
+            return
+        self._stop_computing(job)
+        self._scheduler.release_blocks(job.sequence)
+        if job.unwanted:
+            return
+        if job.token is None or not job.answered or job.error:
+            reason = job.error or "the decode worker gave up"
+            self._host.send(job.router, self._host.failure(job.key, reason, retryable=True))
+        else:
+            request_id, attempt = key
+            done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(job))
+            self._host.send(job.router, done)
+
+    def _stop_computing(self, job: Job) -> None:
+        if job.sequence.state is not SequenceState.FINISHED:
+            self._scheduler.finish(job.sequence, release=False)
+
+    def _trace(self, job: Job) -> PrefillTrace:
+        return job.trace(
+            self._host.worker_id,
+            self._host.transfers.transport_name,
+            self._engine.layout.block_bytes,
+        )
+
+    def _agent_of(self, peer: Peer) -> str | None:
+        """The transfer agent of a decode worker, once it has told us."""
+        return next((agent for agent, p in self._decoders.items() if p == peer), None)

@@ -1,0 +1,241 @@
+"""Who is in the fleet: a worker's lease on its place there, and a router's watch over all.
+
+Built on `runtime.registry`. The store may go away at any time: leases are taken anew when it is
+back, watchers go on with whom they knew. No request ever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import redis
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from protocol.errors import ServiceError
+from protocol.messages import WorkerInfo, WorkerState
+from runtime.registry import (
+    BACKOFF_MAX_S,
+    BACKOFF_S,
+    SETTLE_S,
+    FleetView,
+    Registry,
+    client_from_url,
+    redacted,
+)
+
+log = logging.getLogger(__name__)
+
+Members = Mapping[str, WorkerInfo]
+
+
+class WorkerLease:
+    """Keeps a worker registered from a thread of its own, however long the worker's steps are.
+
+    `lapses` counts how often the registration was found gone while we lived (a suspended process,
+    a store that lost its memory). `is_replaced` is set, and renewal ends, when another process
+    took our id over. Owns its connection and thread.
+    """
+
+    def __init__(self, redis_url: str, cluster: str, info: WorkerInfo, lease_s: float) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self.lapses = 0
+        self.is_replaced = False
+        self._where = redacted(redis_url)
+        self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
+        self._registry = Registry(cluster)
+        self._lease_s = lease_s
+        self._info = info
+        self._view = FleetView()
+        self._is_reachable: bool | None = None
+        self._is_registered = False
+        self._is_stopping = False
+        self._is_changed = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="baton-lease", daemon=True)
+
+    def start(self) -> None:
+        """Register as soon as the store can be reached, and stay registered."""
+        self._thread.start()
+
+    def update(self, state: WorkerState) -> None:
+        """Announce another state, soon."""
+        with self._condition:
+            self._info = msgspec.structs.replace(self._info, state=state)
+            self._is_changed = True
+            self._condition.notify_all()
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Whether we are registered, after waiting for it at most `timeout_s`."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._is_registered, timeout_s)
+
+    def is_alive(self, worker_id: str, incarnation: str) -> bool:
+        """Whether another worker may be alive, by the last view of the fleet. Never blocks.
+
+        While the store is away this is always True: then nothing shows that somebody is gone.
+        """
+        if not self._is_reachable:
+            return True
+        info = self._view.members.get(worker_id)
+        return info is not None and info.incarnation == incarnation
+
+    def close(self) -> None:
+        """Leave the fleet at once and announce it; returns when the thread has ended."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        backoff = BACKOFF_S
+        while not self.is_replaced:
+            try:
+                self._renew()
+                pause, backoff = self._lease_s / 3, BACKOFF_S
+            except (RedisError, OSError) as error:
+                self._note_away(error)
+                pause, backoff = backoff, min(2 * backoff, BACKOFF_MAX_S, self._lease_s / 3)
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_stopping or self._is_changed, pause)
+                self._is_changed = False
+                if self._is_stopping:
+                    break
+        self._leave()
+
+    def _renew(self) -> None:
+        with self._condition:
+            info = self._info
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.eval(*self._registry.renew(info, self._lease_s, not self._is_registered))
+        pipeline.eval(*self._registry.read())
+        (former, is_ours), fleet = pipeline.execute()
+        self._view.take(fleet, time.monotonic())
+        if not is_ours:
+            self.is_replaced = True
+            log.error("another process registered as %s; give each its own id", info.worker_id)
+            return
+        if self._is_reachable is False:
+            log.info("%s is back", self._where)
+        self._is_reachable = True
+        if self._is_registered and former is None:
+            self.lapses += 1
+            log.warning("the lease of %s had ended; registered it anew", info.worker_id)
+        with self._condition:
+            self._is_registered = True
+            self._condition.notify_all()
+
+    def _note_away(self, error: Exception) -> None:
+        self._view.interrupted()
+        if self._is_reachable is not False:
+            log.warning("cannot reach %s, trying on: %s", self._where, error)
+        self._is_reachable = False
+
+    def _leave(self) -> None:
+        if not self._is_registered or self.is_replaced:
+            return
+        try:
+            self._client.eval(*self._registry.leave(self._info))
+        except (RedisError, OSError) as error:
+            log.warning("could not leave the fleet, the lease will end: %s", error)
+
+
+class FleetWatcher:
+    """Follows the fleet by announcements and a periodic full read, on one event loop.
+
+    `members` is the last known fleet, `is_connected` whether the store answers now, `undecodable`
+    how many registrations could not be taken. `on_change` is called with all members after every
+    change, from `run`; what it raises ends `run`.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        cluster: str,
+        on_change: Callable[[Members], None],
+        *,
+        poll_s: float = 0.5,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self.is_connected = False
+        self._where = redacted(redis_url)
+        self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
+        self._registry = Registry(cluster)
+        self._on_change = on_change
+        self._poll_s = poll_s
+        self._view = FleetView(settle_s)
+        self._was_reported_away = False
+
+    @property
+    def members(self) -> Members:
+        """The last known fleet by worker id."""
+        return self._view.members
+
+    @property
+    def undecodable(self) -> int:
+        """Registrations that were ignored because they could not be decoded."""
+        return self._view.undecodable
+
+    async def run(self) -> None:
+        """Watch until cancelled; a store that is away is waited for. Closes the connections."""
+        backoff = BACKOFF_S
+        try:
+            while True:
+                try:
+                    await self._follow()
+                except (RedisError, OSError) as error:
+                    backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)
+                    self._note_away(error)
+                    await asyncio.sleep(backoff)
+        finally:
+            self.is_connected = False
+            await self._client.aclose()
+
+    async def _follow(self) -> None:
+        """Read the fleet after every announcement, and at least every `poll_s`."""
+        async with self._client.pubsub(ignore_subscribe_messages=True) as announcements:
+            await announcements.subscribe(self._registry.channel)
+            while True:
+                self._take(await self._client.eval(*self._registry.read()))
+                await announcements.get_message(timeout=self._poll_s)
+
+    def _take(self, reply: list[bytes]) -> None:
+        if self._was_reported_away:
+            log.info("%s is back", self._where)
+        self.is_connected, self._was_reported_away = True, False
+        if self._view.take(reply, time.monotonic()):
+            self._on_change(self._view.members)
+
+    def _note_away(self, error: Exception) -> None:
+        self.is_connected = False
+        self._view.interrupted()
+        if not self._was_reported_away:
+            self._was_reported_away = True
+            log.warning(
+                "cannot reach %s, going on with the %d workers last known: %s",
+                self._where,
+                len(self._view.members),
+                error,
+            )
+
+
+def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:
+    """The registered workers now, read once. Raises ConfigError, or ServiceError if it fails."""
+    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    view = FleetView()
+    try:
+        view.take(client.eval(*Registry(cluster).read()), time.monotonic())
+    except (RedisError, OSError) as error:
+        raise ServiceError(f"cannot read the fleet from {redacted(redis_url)}: {error}") from error
+    finally:
+        client.close()
+    return view.members

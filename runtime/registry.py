@@ -1,0 +1,199 @@
+"""How the fleet lies in Redis or Valkey, and how a reader makes sense of what it finds there.
+
+Under `baton:CLUSTER:` there are `worker:ID` (JSON of WorkerInfo, expires with its lease),
+`workers` (the set of ids), `epoch` (random, as old as the store's memory) and the channel
+`membership` (announces changes). A store that lost its memory, or could not be reached, says
+nothing about its workers: for a while after it is back, readers keep whom they knew.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol import wire
+from protocol.errors import ConfigError, ProtocolError
+from protocol.messages import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 3.0
+BACKOFF_S = 0.1
+BACKOFF_MAX_S = 1.0
+
+# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, "1" if it may take the
+# id over, channel. Answers the former registration, and 1 if ours is in place now.
+RENEW = """
+local former = redis.call('GET', KEYS[1])
+if former and ARGV[5] ~= '1' then
+  local ok, info = pcall(cjson.decode, former)
+  if ok and type(info) == 'table' and info.incarnation ~= ARGV[4] then
+    return {former, 0}
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[3])
+if former ~= ARGV[1] then
+  redis.call('PUBLISH', ARGV[6], ARGV[3])
+end
+return {former, 1}
+"""
+
+# KEYS: worker, workers. ARGV: id, incarnation, channel.
+LEAVE = """
+local former = redis.call('GET', KEYS[1])
+if not former then
+  return 0
+end
+local ok, info = pcall(cjson.decode, former)
+if ok and type(info) == 'table' and info.incarnation ~= ARGV[2] then
+  return 0
+end
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[1])
+redis.call('PUBLISH', ARGV[3], ARGV[1])
+return 1
+"""
+
+# KEYS: workers, epoch. ARGV: prefix of worker keys, an epoch to set if there is none.
+# Answers the epoch, then id and registration of each worker in turn.
+READ = """
+redis.call('SET', KEYS[2], ARGV[2], 'NX')
+local found = {redis.call('GET', KEYS[2])}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local value = redis.call('GET', ARGV[1] .. id)
+  if value then
+    found[#found + 1] = id
+    found[#found + 1] = value
+  else
+    redis.call('SREM', KEYS[1], id)
+  end
+end
+return found
+"""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The names of one fleet within the store."""
+
+    cluster: str
+
+    @property
+    def channel(self) -> str:
+        """Where changes are announced; the text is the worker's id."""
+        return f"baton:{self.cluster}:membership"
+
+    @property
+    def workers_key(self) -> str:
+        """The set of ids."""
+        return f"baton:{self.cluster}:workers"
+
+    def worker_key(self, worker_id: str) -> str:
+        """The registration of one worker."""
+        return f"baton:{self.cluster}:worker:{worker_id}"
+
+    def renew(self, info: WorkerInfo, lease_s: float, takes_over: bool) -> tuple[Any, ...]:
+        """Arguments of `eval` that write a registration; see RENEW."""
+        return (
+            RENEW,
+            2,
+            self.worker_key(info.worker_id),
+            self.workers_key,
+            wire.encode_worker_info(info),
+            max(1, round(lease_s * 1000)),
+            info.worker_id,
+            info.incarnation,
+            "1" if takes_over else "0",
+            self.channel,
+        )
+
+    def leave(self, info: WorkerInfo) -> tuple[Any, ...]:
+        """Arguments of `eval` that remove our own registration; see LEAVE."""
+        keys = (self.worker_key(info.worker_id), self.workers_key)
+        return (LEAVE, 2, *keys, info.worker_id, info.incarnation, self.channel)
+
+    def read(self) -> tuple[Any, ...]:
+        """Arguments of `eval` that read the whole fleet; see READ."""
+        keys = (self.workers_key, f"baton:{self.cluster}:epoch")
+        return (READ, 2, *keys, self.worker_key(""), secrets.token_hex(8))
+
+
+class FleetView:
+    """The fleet as one reader knows it: `members` by id. Pure; fed with what was read.
+
+    `undecodable` counts registrations that could not be taken, each of them once.
+    """
+
+    def __init__(self, settle_s: float = SETTLE_S) -> None:
+        self.members: dict[str, WorkerInfo] = {}
+        self.undecodable = 0
+        self._settle_s = settle_s
+        self._settled_at = 0.0
+        self._epoch: bytes | None = None
+        self._is_interrupted = False
+        self._bad: dict[str, bytes] = {}
+
+    def interrupted(self) -> None:
+        """The store could not be reached: leases may have ended only because of that."""
+        self._is_interrupted = True
+
+    def take(self, reply: Sequence[bytes], now: float) -> bool:
+        """Take an answer to `Registry.read`; True if members changed. `now` is monotonic."""
+        epoch, found = reply[0], self._decode(reply[1:])
+        forgot = self._epoch is not None and epoch != self._epoch
+        if forgot or self._is_interrupted:
+            self._settled_at = now + self._settle_s
+        self._epoch, self._is_interrupted = epoch, False
+        members = self.members | found if now < self._settled_at else found
+        changed = members != self.members
+        self.members = members
+        return changed
+
+    def _decode(self, pairs: Sequence[bytes]) -> dict[str, WorkerInfo]:
+        found: dict[str, WorkerInfo] = {}
+        bad: dict[str, bytes] = {}
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            worker_id = name.decode(errors="replace")
+            try:
+                info = wire.decode_worker_info(value)
+                if info.worker_id != worker_id:
+                    raise ProtocolError(f"it names {info.worker_id!r}")
+            except ProtocolError as error:
+                bad[worker_id] = value
+                if self._bad.get(worker_id) != value:
+                    self.undecodable += 1
+                    log.warning("the registration of %s is ignored: %s", worker_id, error)
+            else:
+                found[worker_id] = info
+        self._bad = bad
+        return found
+
+
+def connection_options(timeout_s: float) -> dict[str, Any]:
+    """Options of a client that fails fast and retries nothing: our loops do that."""
+    return {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": None,
+        "retry_on_error": [],
+        "client_name": "baton",
+    }
+
+
+def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
+    """`factory` is a client class, sync or asyncio. Raises ConfigError for a malformed URL."""
+    try:
+        return factory.from_url(redis_url, **connection_options(timeout_s))
+    except ValueError as error:
+        raise ConfigError(f"redis_url {redacted(redis_url)}: {error}") from error
+
+
+def redacted(redis_url: str) -> str:
+    """The URL without its user and password, for logs."""
+    parts = urllib.parse.urlsplit(redis_url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

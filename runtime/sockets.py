@@ -1,0 +1,50 @@
+"""How every ZeroMQ socket of Baton is set up: bounded, with heartbeats, never lingering.
+
+Endpoints are `tcp://host:port`. Heartbeats show that a peer's process is there; that its loop
+turns is for Ping and Pong to show.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from protocol import wire
+from protocol.errors import ConfigError
+
+QUEUE_FRAMES = 100_000
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 5000
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1000
+
+
+def tcp_endpoint(host: str, port: int) -> str:
+    """`tcp://host:port` for bind; port 0 is any free one, an IPv6 address gets its brackets."""
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"tcp://{shown}:{port or '*'}"
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket with Baton's options, neither bound nor connected. The caller closes it."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES)
+    socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES)
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    socket.setsockopt(zmq.IPV6, 1)
+    return socket
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind, and return the endpoint with the port that was chosen. Raises ConfigError."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise ConfigError(f"cannot listen on {endpoint}: {error}") from error
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

@@ -1,0 +1,48 @@
+"""A way for other threads, and signal handlers, to wake a loop that waits in a poller."""
+
+from __future__ import annotations
+
+import os
+
+
+class Wakeup:
+    """A pipe whose read end becomes readable on `wake`. Owns both ends.
+
+    `wake` may be called from any thread and from signal handlers, also after `close`; `fileno`
+    is for `zmq.Poller` or `select`. Many wakes before a `clear` count as one.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._closed = False
+
+    def fileno(self) -> int:
+        """The descriptor to wait for reading on."""
+        return self._read
+
+    def wake(self) -> None:
+        """Make the waiting loop turn."""
+        if self._closed:
+            return
+        try:
+            os.write(self._write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of wakes already
+
+    def clear(self) -> bool:
+        """Take all wakes; True if there was one."""
+        was_woken = False
+        try:
+            while os.read(self._read, 4096):
+                was_woken = True
+        except BlockingIOError:
+            return was_woken
+        return was_woken
+
+    def close(self) -> None:
+        """Close both ends. A thread that may still `wake` must have been stopped or be idle."""
+        self._closed = True
+        os.close(self._read)
+        os.close(self._write)

@@ -1,0 +1,244 @@
+"""A worker process from its settings to its exit status: assemble, register, run, leave.
+
+What is opened is closed in the opposite order, whatever happens in between. A worker leaves the
+fleet before it finishes what it still has, and is gone from it before its sockets close.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import zmq
+
+from engine.checkpoint import Progress
+from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
+from engine.scheduler import SchedulerConfig
+from kv_transfer.authentication import authenticate_descriptor
+from kv_transfer.service import TransferService
+from kv_transfer.transport import PoolMemory, create_transport
+from protocol.errors import ConfigError, ModelLoadError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    PeerDescriptor,
+    Role,
+    WorkerInfo,
+    WorkerState,
+)
+from runtime.control import ControlServer, HelloPolicy
+from runtime.events import EventPublisher
+from runtime.intake import Intake
+from runtime.lifecycle import StopSignal
+from runtime.logs import setup_logs
+from runtime.membership import WorkerLease
+from runtime.model_source import model_name, resolve_model
+from runtime.reporter import Reporter
+from runtime.sockets import tcp_endpoint
+from runtime.wakeup import Wakeup
+from runtime.worker_host import WorkerHost, WorkerParts
+from runtime.worker_settings import WorkerSettings, choose_worker_id
+
+log = logging.getLogger(__name__)
+
+_LINGER_MS = 1000
+
+
+class RoleLoop(Protocol):
+    """What a role adds to a worker process."""
+
+    def run(self) -> None:
+        """Serve until the host says that it is finished."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a role may need besides the host to build its loop."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    hello: Hello
+    descriptor: PeerDescriptor
+    is_alive: Callable[[str, str], bool]
+    stack: ExitStack
+
+
+def run_worker(
+    settings: WorkerSettings,
+    role: Role,
+    build: Callable[[WorkerHost, Surroundings], RoleLoop],
+) -> int:
+    """Run one worker until it is told to stop; its exit status.
+
+    A wrong setting or checkpoint is one line on stderr and status 2.
+    """
+    setup_logs(settings.log_level, settings.log_format, role.value)
+    try:
+        with ExitStack() as stack:
+            _serve(settings, role, build, stack)
+    except (ConfigError, ModelLoadError) as error:
+        print(f"baton {role.value}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _serve(
+    settings: WorkerSettings,
+    role: Role,
+    build: Callable[[WorkerHost, Surroundings], RoleLoop],
+    stack: ExitStack,
+) -> None:
+    worker_id = choose_worker_id(role.value, settings.worker_id)
+    incarnation = uuid.uuid4().hex
+    wakeup = Wakeup()
+    stack.callback(wakeup.close)
+    stop = StopSignal(wakeup.wake, settings.parent_pid)
+    stack.callback(stop.close)
+    transfers = _start_transfers(settings, wakeup, stack)
+    loaded = _load(settings, transfers)
+    descriptor = _register_pool(settings, loaded, transfers)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.destroy, linger=_LINGER_MS)
+    layout = loaded.engine.layout
+    policy = HelloPolicy(worker_id, incarnation, layout.model_fingerprint, layout.fingerprint)
+    server = ControlServer(
+        context,
+        tcp_endpoint(settings.host, settings.control_port),
+        policy,
+        settings.peer_silence_s,
+    )
+    publisher = EventPublisher(context, tcp_endpoint(settings.host, settings.events_port))
+    reporter = Reporter(
+        loaded.engine, publisher, worker_id, incarnation, settings.stats_interval_ms / 1e3
+    )
+    intake = Intake(loaded.engine.limits, layout, settings.hash_seed, settings.request_deadline_s)
+    host = WorkerHost(
+        settings,
+        worker_id,
+        WorkerParts(loaded.engine, loaded.pool, transfers, server, reporter, intake, wakeup, stop),
+    )
+    endpoints = (server.endpoint, publisher.endpoint)
+    info = _info(settings, role, policy, loaded, endpoints, transfers.transport_name)
+    lease = WorkerLease(settings.redis_url, settings.cluster, info, settings.lease_s)
+    hello = Hello(
+        sender=worker_id,
+        role=role,
+        protocol_version=PROTOCOL_VERSION,
+        model_fingerprint=layout.model_fingerprint,
+        layout_fingerprint=layout.fingerprint,
+    )
+    loop = build(host, Surroundings(context, hello, descriptor, lease.is_alive, stack))
+    stack.callback(lease.close)
+    lease.start()
+    log.info(
+        "%s ready: %s, %d KV blocks of %d tokens, transport %s, device %s",
+        worker_id,
+        info.model,
+        info.num_blocks,
+        info.block_size,
+        info.transport,
+        loaded.pool.device,
+    )
+    loop.run()
+    log.info("%s stopped", worker_id)
+
+
+def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
+    device = str(pick_device(settings.device))
+    transfers = TransferService(lambda: create_transport(settings.transport, device), wakeup.wake)
+    transfers.start()
+    stack.callback(transfers.close)
+    return transfers
+
+
+def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
+    if settings.torch_threads is not None:
+        torch.set_num_threads(settings.torch_threads)
+    folder = resolve_model(settings.model)
+    config = EngineConfig(
+        folder=folder,
+        scheduler=SchedulerConfig(
+            block_size=settings.block_size,
+            max_batch_size=settings.max_batch_size,
+            chunk_min_tokens=max(settings.chunk_min_tokens, settings.block_size),
+            chunk_max_tokens=max(settings.chunk_max_tokens, settings.block_size),
+            itl_target_s=settings.itl_target_ms / 1e3,
+        ),
+        dtype=settings.dtype,
+        device=settings.device,
+        num_blocks=settings.num_blocks,
+        memory_fraction=settings.memory_fraction,
+        max_context=settings.max_context,
+    )
+    started = time.monotonic()
+    loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))
+    log.info("loaded %s in %.1f s, warming up", folder.name, time.monotonic() - started)
+    loaded.engine.warm_up()
+    return loaded
+
+
+def _log_progress(name: str) -> Progress:
+    """Says how far loading is, every ten per cent."""
+    next_percent = 10
+
+    def progress(done: int, total: int) -> None:
+        nonlocal next_percent
+        percent = 100 * done // max(total, 1)
+        if percent >= next_percent:
+            next_percent = percent - percent % 10 + 10
+            log.info("loading weights of %s: %d %% of %.2f GB", name, percent, total / 1e9)
+
+    return progress
+
+
+def _register_pool(
+    settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
+) -> PeerDescriptor:
+    pool = loaded.pool
+    memory = PoolMemory(pool.base_address, pool.block_bytes, pool.num_blocks, str(pool.device))
+    descriptor = transfers.register(memory)
+    secret = settings.cluster_secret.encode()
+    return PeerDescriptor(
+        transport=transfers.transport_name,
+        agent=transfers.agent,
+        descriptor=descriptor,
+        digest=authenticate_descriptor(secret, transfers.agent, descriptor, pool.num_blocks),
+        num_blocks=pool.num_blocks,
+    )
+
+
+def _info(
+    settings: WorkerSettings,
+    role: Role,
+    policy: HelloPolicy,
+    loaded: LoadedEngine,
+    endpoints: tuple[str, str],
+    transport: str,
+) -> WorkerInfo:
+    control, events = endpoints
+    return WorkerInfo(
+        worker_id=policy.worker_id,
+        incarnation=policy.incarnation,
+        role=role,
+        state=WorkerState.READY,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        control=control,
+        events=events,
+        protocol_version=PROTOCOL_VERSION,
+        model=settings.served_model_name or model_name(settings.model),
+        model_fingerprint=policy.model_fingerprint,
+        layout_fingerprint=policy.layout_fingerprint,
+        transport=transport,
+        block_size=loaded.engine.layout.block_size,
+        num_blocks=loaded.pool.num_blocks,
+        max_context=loaded.engine.limits.max_context,
+    )

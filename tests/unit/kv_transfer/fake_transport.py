@@ -1,0 +1,77 @@
+"""A transport without memory: a test says what it reports, and reads what it was asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kv_transfer.transport import Notification, PoolMemory, WriteDone
+from protocol.errors import TransferError
+
+
+class FakeTransport:
+    """Peers whose name starts with "bad" cannot be added; removing a peer fails its writes."""
+
+    name = "fake"
+    agent = "fake-agent"
+
+    def __init__(self) -> None:
+        self.peers: set[str] = set()
+        self.writes: dict[int, str] = {}
+        self.reports: deque[WriteDone | Notification] = deque()  # tests append from their thread
+        self.poll_error: Exception | None = None
+        self.is_closed = False
+        self.pool: PoolMemory | None = None
+        self.num_posted = 0
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        return memoryview(bytearray(num_bytes))
+
+    def register(self, pool: PoolMemory) -> None:
+        if self.pool is not None:
+            raise ValueError("a pool is registered already")
+        self.pool = pool
+
+    def descriptor(self) -> bytes:
+        return b"fake descriptor"
+
+    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        if agent.startswith("bad"):
+            raise TransferError("a bad peer")
+        self.peers.add(agent)
+
+    def remove_peer(self, agent: str) -> None:
+        if agent in self.peers:
+            self.peers.remove(agent)
+            for handle, target in list(self.writes.items()):
+                if target == agent:
+                    self.finish(handle, "the peer was removed")
+
+    def post_write(
+        self,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        notification: bytes,
+    ) -> int:
+        if agent not in self.peers:
+            raise TransferError(f"peer {agent} is not known")
+        if not source_blocks:
+            raise TransferError("no blocks")
+        if notification == b"bug":
+            raise ZeroDivisionError("a bug")
+        self.num_posted += 1
+        self.writes[self.num_posted] = agent
+        return self.num_posted
+
+    def finish(self, handle: int, error: str | None = None) -> None:
+        del self.writes[handle]
+        self.reports.append(WriteDone(handle, error))
+
+    def poll(self) -> list[WriteDone | Notification]:
+        if self.poll_error is not None:
+            raise self.poll_error
+        return [self.reports.popleft() for _ in range(len(self.reports))]
+
+    def close(self) -> None:
+        self.is_closed = True

@@ -1,0 +1,127 @@
+"""What the transfer thread makes of commands and of a transport's reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from kv_transfer.transfer_loop import (
+    NotificationArrived,
+    PeerAdded,
+    PeerFailed,
+    TransferEvent,
+    TransferLoop,
+    WriteCommand,
+    WriteFinished,
+)
+from kv_transfer.transport import Notification
+from tests.unit.kv_transfer.fake_transport import FakeTransport
+
+
+class Rig:
+    """A loop on a fake transport, with a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.transport = FakeTransport()
+        self._events: list[TransferEvent] = []
+        self.loop = TransferLoop(
+            self.transport, self._events.append, write_timeout_s=5.0, clock=lambda: self.now
+        )
+
+    def write(self, key: str, agent: str = "peer", *, blocks: tuple[int, ...] = (1,)) -> None:
+        self.loop.write(WriteCommand(key, agent, blocks, blocks, b"note"))
+
+    def events(self) -> list[tuple[object, ...]]:
+        """What happened since the last call, without times."""
+        events = [
+            (event.key, event.error) if isinstance(event, WriteFinished) else (event,)
+            for event in self._events
+        ]
+        self._events.clear()
+        return events
+
+
+@pytest.fixture
+def rig() -> Rig:
+    rig = Rig()
+    rig.loop.add_peer("peer", b"", 1)
+    assert rig.events() == [(PeerAdded("peer"),)]
+    return rig
+
+
+def test_a_write_finishes_when_the_transport_says_so(rig: Rig) -> None:
+    rig.write("a")
+    assert rig.loop.has_writes_under_way
+    rig.loop.poll()
+    assert rig.events() == []
+    rig.transport.finish(1)
+    rig.loop.poll()
+    assert rig.events() == [("a", None)]
+    assert not rig.loop.has_writes_under_way
+
+
+def test_a_notification_is_passed_on(rig: Rig) -> None:
+    rig.transport.reports.append(Notification("peer", b"hello"))
+    rig.loop.poll()
+    assert rig.events() == [(NotificationArrived("peer", b"hello"),)]
+
+
+def test_a_peer_that_cannot_be_added(rig: Rig) -> None:
+    rig.loop.add_peer("bad", b"", 1)
+    assert rig.events() == [(PeerFailed("bad", "a bad peer"),)]
+    rig.write("a", "bad")
+    assert rig.events() == [("a", "peer bad is not known")]
+
+
+def test_a_failed_write_costs_the_peer_and_its_other_writes(rig: Rig) -> None:
+    rig.loop.add_peer("other", b"", 1)
+    rig.write("a")
+    rig.write("b")
+    rig.write("c", "other")
+    rig.events()
+    rig.transport.finish(1, "torn")
+    rig.loop.poll()
+    assert rig.events() == [("a", "torn"), (PeerFailed("peer", "torn"),)]
+    rig.loop.poll()
+    assert rig.events() == [("b", "the peer was removed")]
+    assert rig.transport.peers == {"other"}
+    assert rig.loop.has_writes_under_way
+
+
+def test_a_write_that_cannot_be_posted_costs_the_peer(rig: Rig) -> None:
+    rig.write("a", blocks=())
+    assert rig.events() == [("a", "no blocks"), (PeerFailed("peer", "no blocks"),)]
+    assert rig.transport.peers == set()
+
+
+def test_a_write_past_its_deadline_costs_the_peer_once(rig: Rig) -> None:
+    rig.write("a")
+    rig.now = 1.0
+    rig.write("b")
+    rig.now = 4.9
+    rig.loop.poll()
+    assert rig.events() == []
+    rig.now = 5.0
+    rig.loop.poll()
+    assert rig.events() == [(PeerFailed("peer", "a write took longer than 5 s"),)]
+    rig.loop.poll()
+    assert rig.events() == [("a", "the peer was removed"), ("b", "the peer was removed")]
+
+
+def test_a_write_that_lingers_after_its_peer_is_not_waited_for_eagerly(rig: Rig) -> None:
+    rig.write("a")
+    del rig.transport.writes[1]  # the transport cannot cancel it yet
+    rig.loop.remove_peer("peer")
+    rig.loop.poll()
+    assert rig.events() == []
+    assert not rig.loop.has_writes_under_way
+    rig.now = 100.0
+    rig.loop.poll()
+    assert rig.events() == []
+
+
+def test_closing_fails_what_is_outstanding(rig: Rig) -> None:
+    rig.write("a")
+    rig.loop.close()
+    assert rig.transport.is_closed
+    assert rig.events() == [("a", "the transfer service was closed")]
