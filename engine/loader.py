@@ -27,11 +27,10 @@ from engine.sampler import Sampler
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.step_model import StepModel
 from protocol.errors import ConfigError
+from protocol.layout import KvLayout
 
 Allocate = Callable[[int], memoryview | None]
 _DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
-# A pool beyond what every slot of a batch can use at full context would only cost memory.
-_MAX_USEFUL_SEQUENCES = 256
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,7 @@ def load_engine(
         config.max_context or model_config.max_position_embeddings,
         model_config.max_position_embeddings,
     )
-    num_blocks = config.num_blocks or min(
-        blocks_for_fraction(
-            layout, device, config.memory_fraction or _DEFAULT_FRACTION[device.type]
-        ),
-        _MAX_USEFUL_SEQUENCES * -(-context // layout.block_size),
-    )
+    num_blocks = config.num_blocks or _pool_size(config, layout, device, context)
     buffer = allocate(num_blocks * layout.block_bytes)
     pool = KvPool(layout, num_blocks, device, buffer)
     limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
@@ -107,3 +101,13 @@ def load_engine(
     )
     scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
     return LoadedEngine(Engine(scheduler, runner, layout, limits, clock), pool, model_config)
+
+
+def _pool_size(config: EngineConfig, layout: KvLayout, device: torch.device, context: int) -> int:
+    """Blocks in the fraction of memory that was asked for; by default no more than a full batch
+    at full context can use."""
+    fraction = config.memory_fraction or _DEFAULT_FRACTION[device.type]
+    fitting = blocks_for_fraction(layout, device, fraction)
+    if config.memory_fraction is not None:
+        return fitting
+    return min(fitting, config.scheduler.max_batch_size * -(-context // layout.block_size))

@@ -361,6 +361,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
 
     `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
     hold a prefix. The step coefficients are those of `engine.step_model`. `counters` only grow.
+    `reported_us` is the worker's wall clock, so that a reader sees how old a report is.
     """
 
     worker_id: str
@@ -372,6 +373,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     blocks_used: int
     blocks_cached: int
     num_handoffs: int = 0
+    reported_us: int = 0
     step_fixed_us: float = 0.0
     step_per_token_us: float = 0.0
     step_per_attended_us: float = 0.0

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+
 from engine.engine import Engine
 from protocol.messages import CacheDump, CacheEvents, WorkerStats
+from runtime.clock import wall_us
 from runtime.events import EventPublisher
 
 
@@ -48,7 +51,7 @@ class Reporter:
         if stats == self._last and now - self._last_at < self._idle_s:
             return
         self._last, self._last_at = stats, now
-        self._publisher.publish(stats)
+        self._publisher.publish(msgspec.structs.replace(stats, reported_us=wall_us()))
 
     def stats(self, num_handoffs: int) -> WorkerStats:
         """The load right now."""

@@ -42,6 +42,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind, and return the endpoint with the port that was chosen. Raises ConfigError."""
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

@@ -186,15 +186,16 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
 
 
 def _log_progress(name: str) -> Progress:
-    """Says how far loading is, every ten per cent."""
-    next_percent = 10
+    """Says how far loading is, once a second, and when it is done."""
+    said_at = time.monotonic()
 
     def progress(done: int, total: int) -> None:
-        nonlocal next_percent
-        percent = 100 * done // max(total, 1)
-        if percent >= next_percent:
-            next_percent = percent - percent % 10 + 10
-            log.info("loading weights of %s: %d %% of %.2f GB", name, percent, total / 1e9)
+        nonlocal said_at
+        now = time.monotonic()
+        if done == total or now - said_at >= 1.0:
+            said_at = now
+            percent, size = 100 * done // max(total, 1), total / 1e6
+            log.info("loading weights of %s: %d %% of %.0f MB", name, percent, size)
 
     return progress
 

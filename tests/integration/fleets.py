@@ -1,0 +1,154 @@
+"""Real fleets for tests: started, watched, and checked to leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from cli.fleet import Fleet
+from cli.up_settings import UpSettings
+from tests.integration.reference import DEMO_MODEL
+
+SHARED_MEMORY = Path("/dev/shm")
+T = TypeVar("T")
+
+
+def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 15.0) -> T:
+    """The first result that is not None or False; AssertionError after the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = check()
+        if result:
+            return result
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        os.sched_yield()
+
+
+@contextmanager
+def running_fleet(**settings: Any) -> Iterator[Fleet]:
+    """A fleet on the demo model in fp32 on a free port; checked to be clean at its end."""
+    defaults: dict[str, Any] = {
+        "model": str(DEMO_MODEL),
+        "port": 0,
+        "dtype": "float32",
+        "num_blocks": 2048,
+        "torch_threads": 1,
+        "device": "cpu",
+        "restart": False,
+        "startup_timeout_s": 120.0,
+    }
+    before = _our_processes()
+    segments = _segments()
+    with Fleet(UpSettings(**(defaults | settings))) as fleet:
+        yield fleet
+        assert_idle(fleet)
+        exits = fleet.processes
+        fleet.stop()
+        assert {name: child.exit_status() for name, child in exits.items()} == dict.fromkeys(
+            exits, 0
+        ), "a process did not stop in order"
+    assert _our_processes() == before, "a process was left behind"
+    assert _segments() == segments, "shared memory was left behind"
+
+
+def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """`GET /fleet`, by worker id."""
+    listed = httpx.get(f"{fleet.url}/fleet").raise_for_status().json()
+    return {each["worker_id"]: each for each in listed}
+
+
+def counters(fleet: Fleet, worker_id: str) -> dict[str, int]:
+    """A worker's counters once it is idle; those that are missing are 0."""
+    assert_idle(fleet)
+    found = workers(fleet)[worker_id]["counters"]
+    return {name: found.get(name, 0) for name in COUNTERS} | found
+
+
+COUNTERS = (
+    "prefill_tokens",
+    "decode_tokens",
+    "cached_tokens",
+    "blocks_sent",
+    "blocks_received",
+    "handoffs",
+    "frames_refused",
+    "stale_messages",
+)
+GAUGES = ("num_waiting", "num_running", "queued_tokens", "blocks_used", "num_handoffs")
+
+
+def assert_idle(fleet: Fleet) -> None:
+    """Every counter of what is under way comes to zero, on every worker and in the router.
+
+    Only reports that were made after this call count.
+    """
+    called_us = time.time_ns() // 1000
+    deadline = time.monotonic() + 15.0
+    while left := _under_way(fleet, called_us):
+        assert time.monotonic() < deadline, f"still under way: {left}"
+        os.sched_yield()
+
+
+def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name, worker in workers(fleet).items():
+        if worker["reported_us"] <= since_us:
+            shown[f"{name}.report"] = "is old"
+        shown |= {f"{name}.{gauge}": worker[gauge] for gauge in GAUGES if worker[gauge]}
+    metrics = httpx.get(f"{fleet.url}/metrics").raise_for_status().text
+    for line in metrics.splitlines():
+        name, _, value = line.rpartition(" ")
+        is_gauge = re.match(r"baton_(inflight|http_requests_in_flight)", name)
+        if is_gauge and '"/metrics"' not in name and float(value):
+            shown[name] = value
+    return shown
+
+
+def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
+    """The trace of a finished request, once its prefill worker has reported the end."""
+
+    def complete() -> dict[str, Any] | None:
+        trace = httpx.get(f"{fleet.url}/requests/{request_id}/trace").raise_for_status().json()
+        last = trace["attempts"][-1]
+        if last["decode"] is None or trace["outcome"] == "running":
+            return None
+        prefill = last["prefill"]
+        granted = last["decode"]["granted_blocks"]
+        done = last["mode"] == "local" or (prefill and prefill["blocks_moved"] == granted)
+        return trace if done else None
+
+    return wait_for(f"the trace of {request_id}", complete)
+
+
+def complete(fleet: Fleet, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    """A completion of token ids, greedy unless `fields` say otherwise; the JSON answer."""
+    body = {
+        "model": DEMO_MODEL.name,
+        "prompt": prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def _our_processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _segments() -> set[str]:
+    if not SHARED_MEMORY.exists():
+        return set()
+    found = SHARED_MEMORY.glob("baton-*/**/*")
+    return {str(path) for path in found if path.is_file()}

@@ -1,0 +1,74 @@
+"""The same tokens, whatever path they take: apart over NIXL, apart over shared memory, alone.
+
+fp32, greedy against transformers, at concurrency 16 and several chunk sizes; seeded sampling
+against the other paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cli.fleet import Fleet
+from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.reference import NUM_TOKENS, Reference
+
+CONCURRENCY = 16
+APART = {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0}
+PATHS = {
+    "nixl": {**APART, "transport": "nixl"},
+    "shm": {**APART, "transport": "shm"},
+    "local": {"prefill": 0, "decode": 1},
+}
+SAMPLED: dict[int, list[str]] = {}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(path, chunk) for path in PATHS for chunk in (16, 64, 512)],
+    ids=lambda param: f"{param[0]}-chunk{param[1]}",
+)
+def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:
+    path, chunk = request.param
+    with running_fleet(chunk_max_tokens=chunk, **PATHS[path]) as fleet:
+        yield fleet, path
+
+
+def test_greedy_tokens_are_those_of_transformers(
+    fleet: tuple[Fleet, str], references: list[Reference]
+) -> None:
+    running, path = fleet
+
+    def run(reference: Reference) -> list[int]:
+        answer = complete(running, list(reference.prompt), max_tokens=NUM_TOKENS)
+        return answer["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        outputs = list(pool.map(run, references))
+    wrong = [
+        len(reference.prompt)
+        for reference, output in zip(references, outputs, strict=True)
+        if output != list(reference.output)
+    ]
+    assert wrong == [], "prompt lengths whose tokens differ"
+    handoffs = counters(running, "decode-1")["handoffs"]
+    assert handoffs == (0 if path == "local" else len(references)), "the path that was meant"
+
+
+def test_seeded_sampling_is_the_same_on_every_path(
+    fleet: tuple[Fleet, str], references: list[Reference]
+) -> None:
+    running, _path = fleet
+
+    def run(numbered: tuple[int, Reference]) -> str:
+        seed, reference = numbered
+        fields = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "presence_penalty": 0.3}
+        answer = complete(running, list(reference.prompt), max_tokens=16, seed=seed, **fields)
+        return answer["choices"][0]["text"]
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        texts = list(pool.map(run, enumerate(references[::4])))
+    assert len(set(texts)) > len(texts) // 2, "sampling should vary with prompt and seed"
+    assert SAMPLED.setdefault(0, texts) == texts
