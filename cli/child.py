@@ -1,0 +1,112 @@
+"""One process that we started: its command, its log, its life and its end.
+
+Owns the process and knows nothing of what it does. A child has a session of its own, so that a
+Ctrl-C at the terminal reaches only us; it learns our pid and ends when we are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import cli
+
+_SITE_FOLDERS = ("site-packages", "dist-packages")
+
+
+class Child:
+    """A process by name, restartable. `log_path` collects what all its lives write."""
+
+    def __init__(
+        self, name: str, role: str, command: Sequence[str], env: Mapping[str, str], log_path: Path
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.log_path = log_path
+        self.num_starts = 0
+        self._command = list(command)
+        self._env = dict(env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read_to = 0
+
+    @property
+    def pid(self) -> int:
+        """The process of its present life."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, or start it anew after it ended."""
+        assert self._process is None or self.exit_status() is not None, "still running"
+        with open(self.log_path, "ab") as log_file:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.num_starts += 1
+
+    def exit_status(self) -> int | None:
+        """None while it runs, or before it was started; negative: the signal that ended it."""
+        return None if self._process is None else self._process.poll()
+
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended, after waiting for that at most `timeout_s`."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        status = self.exit_status()
+        if status is not None and status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def new_lines(self) -> list[str]:
+        """Complete lines that it wrote since the last call."""
+        with open(self.log_path, "rb") as log_file:
+            log_file.seek(self._read_to)
+            text = log_file.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._read_to += len(complete)
+        return complete.decode(errors="replace").splitlines()
+
+    def log_tail(self, num_lines: int = 12) -> str:
+        """The end of its log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+
+def baton_command(*arguments: str) -> list[str]:
+    """The command line of one of our own processes; no folder but ours is searched for it."""
+    return [sys.executable, "-P", "-m", "cli.main", *arguments]
+
+
+def baton_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` with what `baton_command` needs when Baton runs from a folder, not installed."""
+    root = Path(cli.__file__).resolve().parent.parent
+    if root.name in _SITE_FOLDERS:
+        return dict(env)
+    paths = [str(root), *filter(None, [env.get("PYTHONPATH")])]
+    return {**env, "PYTHONPATH": os.pathsep.join(paths)}

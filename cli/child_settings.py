@@ -1,0 +1,137 @@
+"""From the settings of a fleet to the command line and environment of each of its processes.
+
+Flags carry what was said about the fleet and what must differ between its processes; secrets go
+by environment. What the operator put into environment or file for a process reaches it there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli.child import Child, baton_command, baton_environment
+from cli.commands import COMMANDS
+from cli.up_settings import UpSettings
+from protocol.messages import Role
+from runtime.setting_spec import ENV_PREFIX, specs_of
+from runtime.settings import CONFIG_ENV
+
+WORKER_HOST = "127.0.0.1"
+POOLS_FRACTION = 0.6
+_OWN = frozenset({"host", "port", "redis_url", "cluster_secret", "torch_threads"})
+_GPU_DEVICE = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What children get by environment, never as arguments."""
+
+    redis_url: str = field(repr=False)
+    cluster_secret: str = field(repr=False)
+
+
+class ChildSettings:
+    """Makes the children of one fleet.
+
+    `forwarded` names the settings to hand on as flags: those that the operator gave as flags.
+    None hands on all that differ from their defaults; then children see no BATON_ variables of
+    ours and no file. `environ` is what children inherit.
+    """
+
+    def __init__(
+        self,
+        settings: UpSettings,
+        forwarded: frozenset[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        config_path: str | None = None,
+    ) -> None:
+        self._settings = settings
+        self._specs = specs_of(UpSettings)
+        self._inherits = forwarded is not None
+        self._forwarded = self._changed() if forwarded is None else forwarded
+        self._environ = dict(os.environ if environ is None else environ)
+        if config_path is not None:
+            self._environ[CONFIG_ENV] = str(Path(config_path).resolve())
+
+    @property
+    def torch_threads(self) -> int:
+        """CPU threads of each worker: as set, or its share of the cores."""
+        if self._settings.torch_threads is not None:
+            return self._settings.torch_threads
+        return max(1, num_cores() // self._num_workers)
+
+    def worker(self, role: Role, worker_id: str, shared: Secrets, log_dir: Path) -> Child:
+        """A worker, not started yet."""
+        own: dict[str, Any] = {
+            "worker_id": worker_id,
+            "host": WORKER_HOST,
+            "torch_threads": self.torch_threads,
+        }
+        fraction = self._memory_fraction()
+        if fraction is not None:
+            own["memory_fraction"] = fraction
+        secrets = {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}
+        return self._child(role, worker_id, own, secrets, log_dir)
+
+    def router(self, shared: Secrets, port_file: Path, log_dir: Path) -> Child:
+        """The router, not started yet."""
+        own = {
+            "host": self._settings.host,
+            "port": self._settings.port,
+            "port_file": str(port_file),
+        }
+        return self._child(Role.ROUTER, "router", own, {"redis_url": shared.redis_url}, log_dir)
+
+    def _child(
+        self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
+    ) -> Child:
+        specs = specs_of(COMMANDS[role.value].load_settings_class())
+        values = {"parent_pid": os.getpid(), **own}
+        for field_name in self._specs:
+            if field_name in self._forwarded and field_name in specs and field_name not in _OWN:
+                values[field_name] = getattr(self._settings, field_name)
+        flags = [f"{specs[key].flag_name}={specs[key].to_text(values[key])}" for key in values]
+        env = self._environment({spec.env_name for spec in specs.values()})
+        env |= {specs[key].env_name: value for key, value in secrets.items()}
+        command = baton_command(role.value, *flags)
+        return Child(name, role, command, baton_environment(env), log_dir / f"{name}.log")
+
+    def _environment(self, names: set[str]) -> dict[str, str]:
+        """What a child inherits: of BATON_ variables only those that it knows, if any."""
+        allowed = names | {CONFIG_ENV} if self._inherits else set()
+        return {
+            name: value
+            for name, value in self._environ.items()
+            if not name.startswith(ENV_PREFIX) or name in allowed
+        }
+
+    def _changed(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, spec in self._specs.items()
+            if getattr(self._settings, name) != spec.default
+        )
+
+    def _memory_fraction(self) -> float | None:
+        """A share of the memory for each of several workers on a CPU; None: their own default."""
+        settings = self._settings
+        on_gpu = settings.device.startswith("cuda") or (
+            settings.device == "auto" and _GPU_DEVICE.exists()
+        )
+        if settings.num_blocks is not None or settings.memory_fraction is not None or on_gpu:
+            return None
+        return round(min(0.3, POOLS_FRACTION / self._num_workers), 3)
+
+    @property
+    def _num_workers(self) -> int:
+        return self._settings.prefill + self._settings.decode
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,80 @@
+"""The commands of `baton`: what each is for, where its main and its settings live.
+
+Modules are named, not imported: a router process never loads torch because a worker would.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Main = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand; `main` and `settings` are `module:name`."""
+
+    name: str
+    summary: str
+    main: str
+    settings: str
+
+    def load_main(self) -> Main:
+        """The function that runs it with the arguments after its name."""
+        found: Main = _load(self.main)
+        return found
+
+    def load_settings_class(self) -> type:
+        """Its settings dataclass; cheap to import."""
+        found: type = _load(self.settings)
+        return found
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "up",
+            "start a whole fleet on this host: router, workers, and a Valkey if none is named",
+            "cli.up:main",
+            "cli.up_settings:UpSettings",
+        ),
+        Command(
+            "router",
+            "serve the HTTP API and place requests on workers",
+            "router.main:main",
+            "router.settings:RouterSettings",
+        ),
+        Command(
+            "prefill",
+            "compute prompts and stream their KV blocks to decode workers",
+            "prefill_worker.main:main",
+            "prefill_worker.settings:PrefillSettings",
+        ),
+        Command(
+            "decode",
+            "generate tokens from prefilled or local prompts",
+            "decode_worker.main:main",
+            "decode_worker.settings:DecodeSettings",
+        ),
+        Command(
+            "status",
+            "show the workers of a fleet and their load",
+            "cli.status:main",
+            "cli.status:StatusSettings",
+        ),
+    )
+}
+
+
+def settings_classes() -> list[type]:
+    """The settings of every process, so that each can tell a foreign name from a wrong one."""
+    return [command.load_settings_class() for command in COMMANDS.values()]
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)

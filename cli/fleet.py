@@ -1,0 +1,260 @@
+"""A fleet on this host: Valkey, workers and router as processes, from start to stop.
+
+Owns every process it starts and leaves none behind: stopping goes router, workers, Valkey, and
+whatever does not end within its grace is killed. Children find settings that are not forwarded
+in the environment and file that we were given. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from cli.child import Child
+from cli.child_settings import ChildSettings, Secrets
+from cli.http_json import RouterUnreachable, get_json, is_ok
+from cli.up_settings import UpSettings
+from protocol.errors import ServiceError
+from protocol.messages import Role, WorkerInfo, WorkerState
+from runtime.embedded import EmbeddedValkey
+from runtime.membership import read_fleet
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+BACKOFF_S = 1.0
+BACKOFF_MAX_S = 30.0
+STEADY_S = 60.0
+
+
+class Fleet:
+    """Workers and a router for one model; a context manager, and usable from tests."""
+
+    def __init__(
+        self,
+        settings: UpSettings,
+        child_settings: ChildSettings | None = None,
+        on_progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`on_progress` is told how far starting is, a line at a time. Starts nothing yet."""
+        self.settings = settings
+        self.workers: dict[str, WorkerInfo] = {}
+        self.processes: dict[str, Child] = {}
+        self._child_settings = child_settings or ChildSettings(settings)
+        self._on_progress = on_progress
+        self._valkey: EmbeddedValkey | None = None
+        self._redis_url = settings.redis_url or ""
+        self._url = ""
+        self._log_dir: Path | None = None
+        self._revive_at: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
+
+    # -- what runs --------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` of the router, as reached from this host."""
+        assert self._url, "not started"
+        return self._url
+
+    @property
+    def redis_url(self) -> str:
+        """Where the fleet is registered; holds a password."""
+        return self._redis_url
+
+    @property
+    def valkey(self) -> EmbeddedValkey | None:
+        """The embedded Valkey, None if another one was named."""
+        return self._valkey
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each process has its log, `NAME.log`."""
+        assert self._log_dir is not None, "not started"
+        return self._log_dir
+
+    # -- start ------------------------------------------------------------------------------
+
+    def start(self) -> Fleet:
+        """Start everything; returns when the router is connected to every worker and serves.
+
+        Raises ServiceError with the last log lines of a process that ended, or when time is up;
+        ConfigError if Valkey cannot start. Nothing runs then.
+        """
+        try:
+            self._open_log_dir()
+            self._start_valkey()
+            for child in self._make_children():
+                self.processes[child.name] = child
+                self._start_child(child)
+            self._await_ready(time.monotonic() + self.settings.startup_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _open_log_dir(self) -> None:
+        if self.settings.log_dir is None:
+            self._log_dir = Path(tempfile.mkdtemp(prefix="baton-logs-"))
+        else:
+            self._log_dir = Path(self.settings.log_dir)
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+
+    def _start_valkey(self) -> None:
+        if self.settings.redis_url is None:
+            self._valkey = EmbeddedValkey().start()
+            self._redis_url = self._valkey.url
+
+    def _make_children(self) -> list[Child]:
+        secret = self.settings.cluster_secret or secrets.token_urlsafe(32)
+        shared = Secrets(redis_url=self._redis_url, cluster_secret=secret)
+        suffix = "" if self._valkey else f"-{secrets.token_hex(2)}"
+        counts = ((Role.PREFILL, self.settings.prefill), (Role.DECODE, self.settings.decode))
+        children = [
+            self._child_settings.worker(
+                role, f"{role.value}-{number}{suffix}", shared, self.log_dir
+            )
+            for role, count in counts
+            for number in range(1, count + 1)
+        ]
+        return [*children, self._child_settings.router(shared, self._port_file, self.log_dir)]
+
+    @property
+    def _port_file(self) -> Path:
+        return self.log_dir / "router.port"
+
+    def _start_child(self, child: Child) -> None:
+        child.start()
+        self._started_at[child.name] = time.monotonic()
+
+    def _await_ready(self, deadline: float) -> None:
+        while not self._is_ready():
+            self._report_progress()
+            for child in self.processes.values():
+                if not child.is_running():
+                    raise ServiceError(
+                        f"{child.name} {child.ending()} before the fleet was ready:\n"
+                        f"{child.log_tail()}"
+                    )
+            if time.monotonic() >= deadline:
+                raise ServiceError(self._why_not_ready())
+            time.sleep(POLL_S)
+
+    def _is_ready(self) -> bool:
+        """Every worker is READY in the registry and connected; the router's health is good."""
+        found = read_fleet(self._redis_url, self.settings.cluster)
+        ours = [child for child in self.processes.values() if child.role != Role.ROUTER]
+        self.workers = {
+            child.name: found[child.name]
+            for child in ours
+            if child.name in found and found[child.name].pid == child.pid
+        }
+        ready = [each for each in self.workers.values() if each.state is WorkerState.READY]
+        if len(ready) < len(ours) or not self._port_file.exists():
+            return False
+        self._url = _local_url(self.settings.host, int(self._port_file.read_text()))
+        return self._is_connected(ours) and is_ok(f"{self._url}/health")
+
+    def _is_connected(self, ours: Iterable[Child]) -> bool:
+        try:
+            shown = get_json(f"{self._url}/fleet")
+        except RouterUnreachable:
+            return False
+        connected = {each["worker_id"] for each in shown if each["connected"]}
+        return all(child.name in connected for child in ours)
+
+    def _report_progress(self) -> None:
+        """The latest line about loading that each process wrote since the last time."""
+        for child in self.processes.values():
+            parts = [line.partition("loading weights") for line in child.new_lines()]
+            latest = [loading + rest for _, loading, rest in parts if loading]
+            if latest:
+                self._on_progress(f"{child.name}: {latest[-1]}")
+
+    def _why_not_ready(self) -> str:
+        missing = [name for name, child in self.processes.items() if name not in self.workers]
+        return (
+            f"the fleet did not serve within {self.settings.startup_timeout_s:g} s; "
+            f"not ready: {', '.join(missing)}\n"
+            + "\n".join(f"{name}: {self.processes[name].log_tail(4)}" for name in missing)
+        )
+
+    # -- supervise --------------------------------------------------------------------------
+
+    def check(self) -> list[str]:
+        """What ended unexpectedly since the last call, and what was started anew, in words.
+
+        To be called again and again by the thread that called `start`.
+        """
+        now = time.monotonic()
+        news: list[str] = []
+        for child in self.processes.values():
+            if child.is_running():
+                continue
+            if child.name not in self._revive_at:
+                news.append(self._note_death(child, now))
+            elif self.settings.restart and now >= self._revive_at[child.name]:
+                self._start_child(child)
+                del self._revive_at[child.name]
+                news.append(f"{child.name} was started anew, pid {child.pid}")
+        if self._valkey is not None and self._valkey.exit_status() is not None:
+            self._valkey.restart()
+            news.append(f"the embedded Valkey ended and was started anew, pid {self._valkey.pid}")
+        return news
+
+    def _note_death(self, child: Child, now: float) -> str:
+        lived_s = now - self._started_at[child.name]
+        backoff_s = BACKOFF_S
+        if lived_s < STEADY_S:
+            backoff_s = min(BACKOFF_S * 2 ** (child.num_starts - 1), BACKOFF_MAX_S)
+        self._revive_at[child.name] = now + backoff_s
+        tail = child.log_tail(4)
+        what_next = f"; starting it anew in {backoff_s:g} s" if self.settings.restart else ""
+        return f"{child.name} {child.ending()} after {lived_s:.0f} s{what_next}\n{tail}"
+
+    # -- stop -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop everything in order. May be called twice; nothing runs when it returns."""
+        children = list(self.processes.values())
+        routers = [child for child in children if child.role == Role.ROUTER]
+        self._stop_children(routers)
+        self._stop_children([child for child in children if child not in routers])
+        if self._valkey is not None:
+            self._valkey.stop()
+        if self.settings.log_dir is None and self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End every process at once; `stop` still has to be called."""
+        for child in self.processes.values():
+            child.signal(signal.SIGKILL)
+
+    def _stop_children(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.settings.stop_grace_s
+        for child in children:
+            if not child.wait(max(0.0, deadline - time.monotonic())):
+                log.warning("%s did not stop in time and is killed", child.name)
+                child.signal(signal.SIGKILL)
+        for child in children:
+            child.wait(self.settings.stop_grace_s)
+
+    def __enter__(self) -> Fleet:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def _local_url(host: str, port: int) -> str:
+    """A URL for this host; an address that stands for all is reached by the local one."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"

@@ -1,0 +1,55 @@
+"""Small HTTP requests to a router, with the standard library: what operators' commands need."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.errors import ServiceError
+
+
+class RouterUnreachable(ServiceError):
+    """No router answers at that URL."""
+
+
+def get_json(url: str, timeout_s: float = 5.0) -> Any:
+    """The JSON that a GET answers. Raises ServiceError, RouterUnreachable if nobody answers."""
+    return _json(urllib.request.Request(url), timeout_s)
+
+
+def post_json(url: str, body: Mapping[str, Any], timeout_s: float = 60.0) -> Any:
+    """The JSON that a POST of JSON answers. Raises as `get_json`."""
+    headers = {"Content-Type": "application/json"}
+    return _json(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout_s)
+
+
+def _json(request: urllib.request.Request, timeout_s: float) -> Any:
+    url = request.full_url
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            detail = error.read().decode(errors="replace").strip()
+        raise ServiceError(f"{url} answers {error.code}: {detail[:500]}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise RouterUnreachable(f"no router answers at {url}: {reason}") from error
+    except ValueError as error:
+        raise ServiceError(f"{url} does not answer with JSON: is it a router?") from error
+
+
+def is_ok(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a GET answers 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except (OSError, http.client.HTTPException):
+        return False

@@ -1,0 +1,80 @@
+"""`baton`: dispatches to a subcommand and turns what it raises into one line and an exit code.
+
+2 means that what the operator said is wrong, 1 that it could not be done, 130 an interrupt.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+from cli.commands import COMMANDS, Command, settings_classes
+from protocol.errors import BatonError, ConfigError, ModelLoadError
+from runtime.settings import other_settings
+
+_HELP = ("help", "-h", "--help")
+_VERSION = ("version", "-V", "--version")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
+    if name in _HELP and rest:
+        name, rest = rest[0], ["--help"]
+    if name in _HELP:
+        print(overview())
+        return 0
+    if name in _VERSION:
+        print(f"baton {version()}")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
+        print(f"baton: {name!r} is not a command; {hint}", file=sys.stderr)
+        return 2
+    return _run(command, rest)
+
+
+def overview() -> str:
+    """What `baton help` prints."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {each.name:<{width}}  {each.summary}" for each in COMMANDS.values()]
+    return "\n".join(
+        [
+            "usage: baton COMMAND [FLAGS]",
+            "",
+            "Serves large language models with prefill and decode on separate workers.",
+            "",
+            *lines,
+            "",
+            "Every setting can be given by flag, by BATON_ variable, or in a TOML file named by",
+            "--config; `baton help COMMAND` explains those of a command.",
+        ]
+    )
+
+
+def version() -> str:
+    """The installed version; "unknown" when running from a folder that was not installed."""
+    try:
+        return importlib.metadata.version("baton-serve")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _run(command: Command, argv: Sequence[str]) -> int:
+    try:
+        with other_settings(settings_classes()):
+            return command.load_main()(argv)
+    except BatonError as error:
+        print(f"baton {command.name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, ModelLoadError)) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""`baton status`: a table of the workers, with their load as a router sees it.
+
+Without a router to ask, but with a Redis, it shows who is registered and no load.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from cli.http_json import RouterUnreachable, get_json
+from cli.tables import print_table, workers_table
+from protocol.errors import ServiceError
+from protocol.messages import WorkerInfo
+from runtime.membership import read_fleet
+from runtime.settings import setting, settings_or_exit
+from runtime.worker_settings import NAME_PATTERN
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusSettings:
+    """Settings of `baton status`."""
+
+    router_url: str = setting(
+        "http://127.0.0.1:8000", help="a router of the fleet", pattern=r"https?://.+"
+    )
+    redis_url: str | None = setting(
+        None,
+        help="Redis or Valkey that holds the fleet; asked when no router answers",
+        pattern=r"(rediss?|unix)://.+",
+        secret=True,
+    )
+    cluster: str = setting(
+        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
+    )
+    timeout_s: float = setting(5.0, help="how long to wait for an answer", unit="s", minimum=0.1)
+    json: bool = setting(False, help="print JSON instead of a table")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the fleet; 1 if nobody could be asked."""
+    settings = settings_or_exit(
+        StatusSettings,
+        argv,
+        prog="baton status",
+        description="The workers of a fleet: role, state, load, KV blocks, transport.",
+        section="status",
+    )
+    try:
+        workers, has_load = _ask(settings)
+    except ServiceError as error:
+        print(f"baton status: {error}", file=sys.stderr)
+        return 1
+    if settings.json:
+        print(json.dumps(workers, indent=2))
+        return 0
+    if not workers:
+        print("no worker is registered")
+        return 0
+    print_table(Console(), workers_table(workers, has_load))
+    return 0
+
+
+def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
+    """The workers, and whether their load is known. Raises ServiceError."""
+    try:
+        return get_json(f"{settings.router_url.rstrip('/')}/fleet", settings.timeout_s), True
+    except RouterUnreachable as error:
+        if settings.redis_url is None:
+            raise RouterUnreachable(
+                f"{error.message}; name one by --router-url, or the fleet's Redis by --redis-url"
+            ) from error
+        print(f"baton status: {error}; load is not known", file=sys.stderr)
+        found = read_fleet(settings.redis_url, settings.cluster, settings.timeout_s)
+        return [registered(info) for info in found.values()], False
+
+
+def registered(info: WorkerInfo) -> dict[str, Any]:
+    """A registration as a row: what `GET /fleet` shows of it, without load."""
+    return {
+        "worker_id": info.worker_id,
+        "role": info.role.value,
+        "state": info.state.value,
+        "host": info.host,
+        "pid": info.pid,
+        "control": info.control,
+        "model": info.model,
+        "transport": info.transport,
+        "blocks_total": info.num_blocks,
+    }

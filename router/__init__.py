@@ -1,0 +1,1 @@
+"""The HTTP API, tokenising, where each request goes and why, retries. No torch."""

@@ -1,0 +1,78 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from protocol.errors import InvalidRequest
+from router.api.request_fields import (
+    MAX_CHOICES,
+    GenerationFields,
+    LogprobsCount,
+    Unsupported,
+    only,
+)
+
+Prompt = str | list[int]
+
+
+def _prompt_shape(value: Any) -> str:
+    if isinstance(value, str):
+        return "<text>"
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, str):
+        return "<texts>"
+    return "<lists of tokens>" if isinstance(first, list) else "<tokens>"
+
+
+_TokenId = Annotated[int, Field(ge=0)]
+
+
+class CompletionRequest(GenerationFields):
+    """Prompts as text or token ids, one or several; every prompt gets `n` choices."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[str], Tag("<texts>")]
+        | Annotated[list[_TokenId], Tag("<tokens>")]
+        | Annotated[list[list[_TokenId]], Tag("<lists of tokens>")],
+        Discriminator(_prompt_shape),
+    ]
+    echo: bool | None = None
+    logprobs: LogprobsCount | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: Annotated[Any, only("")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    prompt_logprobs: Unsupported = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Every prompt by itself. The first element decides which kind all of them are."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts = [each for each in self.prompt if isinstance(each, str)]
+        lists = [each for each in self.prompt if isinstance(each, list)]
+        return [*texts, *lists] or [[each for each in self.prompt if isinstance(each, int)]]
+
+    def check_together(self) -> None:
+        """See the base. Also bounds the number of sequences that one request may start."""
+        super().check_together()
+        num_choices = self.n or 1
+        if self.best_of is not None and self.best_of != num_choices:
+            raise InvalidRequest("'best_of' is supported only where it equals 'n'", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("'echo' together with 'logprobs' is not supported yet", "echo")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest(
+                "'max_tokens' must be at least 1, or 0 together with 'echo'", "max_tokens"
+            )
+        if len(self.prompts) * num_choices > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{len(self.prompts)} prompts with n={num_choices} exceed the limit of "
+                f"{MAX_CHOICES} choices",
+                "prompt",
+            )
+        if any(len(prompt) == 0 for prompt in self.prompts):
+            raise InvalidRequest("'prompt' must not be empty", "prompt")

@@ -1,0 +1,102 @@
+"""`POST /v1/completions`: text continued from a prompt."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from router.api.completion_request import CompletionRequest, Prompt
+from router.api.context import ApiContext
+from router.api.logprobs import completion_logprobs
+from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_model
+from router.api.reply import reply
+from router.api.request_fields import read_fields
+from router.api.responses import Completion, CompletionChoice, Usage
+from router.choices import Choice
+from router.output import TextDelta
+from router.request_scope import record_of
+from router.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def completions_router(context: ApiContext) -> APIRouter:
+    """The endpoint, for an application."""
+    router = APIRouter()
+
+    async def create_completion(request: Request) -> Response:
+        request_id = record_of(request.scope).request_id = f"cmpl-{uuid.uuid4().hex}"
+        fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
+        check_model(context, fields.model)
+        prompts = [await _encode(context.tokenizer, fields, each) for each in fields.prompts]
+        wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt")
+        choices = ChoicePlanner(context, request_id, fields, wish).plan(prompts)
+        answer_format = CompletionFormat(
+            request_id, int(time.time()), context.model.name, context.tokenizer, fields
+        )
+        return await reply(request, context, fields, choices, answer_format)
+
+    router.add_api_route("/v1/completions", create_completion, methods=["POST"])
+    return router
+
+
+async def _encode(tokenizer: Tokenizer, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        token_ids = await tokenizer.encode_async(prompt, add_special_tokens=True)
+        return EncodedPrompt(token_ids, prompt if fields.echo else "")
+    if not fields.echo:
+        return EncodedPrompt(prompt)
+    skips_special = fields.skip_special_tokens is not False
+    echo = await tokenizer.in_thread(lambda: tokenizer.decode(prompt, skips_special))
+    return EncodedPrompt(prompt, echo)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """JSON of one request's answer, whole or in chunks (which differ in `usage` only)."""
+
+    request_id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    fields: CompletionRequest
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        part = self._choice(choice, delta, is_first)
+        return self._document([part], None if self.fields.wants_usage else UNSET)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._document([], usage)
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        parts = [self._choice(choice, text, is_first=True) for choice, text in texts]
+        return self._document(parts, usage)
+
+    def _document(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
+        return msgspec.json.encode(
+            Completion(self.request_id, self.created, self.model, choices, usage)
+        )
+
+    def _choice(self, choice: Choice, delta: TextDelta, is_first: bool) -> CompletionChoice:
+        logprobs = None
+        if self.fields.logprobs is not None:
+            logprobs = completion_logprobs(delta.tokens, self.tokenizer)
+        with_ids = bool(self.fields.return_token_ids)
+        return CompletionChoice(
+            index=choice.index,
+            text=choice.echo + delta.text if is_first else delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish.value if delta.finish else None,
+            token_ids=delta.token_ids if with_ids else UNSET,
+            prompt_token_ids=choice.request.token_ids if with_ids and is_first else UNSET,
+        )

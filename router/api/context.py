@@ -1,0 +1,31 @@
+"""What every endpoint works with; made once per application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.api_metrics import ApiMetrics
+from router.generation import Generator, ReadinessCheck, ServedModel
+from router.sampling_defaults import SamplingDefaults
+from router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """Bounds on one HTTP request: seconds for all of it, bytes of its body."""
+
+    request_timeout_s: float = 600.0
+    max_body_bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The parts behind the API. Nothing here changes after start."""
+
+    generator: Generator
+    tokenizer: Tokenizer
+    model: ServedModel
+    defaults: SamplingDefaults
+    metrics: ApiMetrics
+    ready: ReadinessCheck
+    limits: ApiLimits

@@ -1,0 +1,113 @@
+"""The sequences that one HTTP request starts: its prompts times `n`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from protocol.errors import InvalidRequest, ModelNotFound
+from protocol.sampling import SamplingParams
+from router.api.context import ApiContext
+from router.api.request_fields import GenerationFields
+from router.api.sampling import (
+    build_sampling,
+    check_token_ids,
+    check_vocabulary,
+    choice_seed,
+    output_limit,
+    stop_rules,
+)
+from router.choices import Choice
+from router.generation import GenerationRequest
+from router.output import OutputText
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as token ids, and its text where the answer repeats it."""
+
+    token_ids: list[int]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWish:
+    """What the two kinds of request say differently.
+
+    `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
+    context has left); `prompt_param` is the field that holds the prompt.
+    """
+
+    requested_tokens: int | None
+    default_tokens: int | None
+    logprobs: int | None
+    prompt_param: str
+
+
+def check_model(context: ApiContext, name: str) -> None:
+    """Raises ModelNotFound unless `name` is the model served here."""
+    if name != context.model.name:
+        raise ModelNotFound(
+            f"the model {name!r} does not exist; this server serves {context.model.name!r}", "model"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlanner:
+    """Turns the prompts of one HTTP request into choices."""
+
+    context: ApiContext
+    request_id: str
+    fields: GenerationFields
+    wish: OutputWish
+
+    def plan(self, prompts: list[EncodedPrompt]) -> list[Choice]:
+        """All choices in the answer's order. Raises RequestError for what cannot be served."""
+        check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
+        choices: list[Choice] = []
+        for prompt_index, prompt in enumerate(prompts):
+            first = self._sampling(prompt)
+            for number in range(self.fields.n or 1):
+                seed = choice_seed(first.seed, number)
+                sampling = msgspec.structs.replace(first, seed=seed)
+                place = (len(choices), prompt_index)
+                choices.append(self._choice(place, prompt, sampling))
+        return choices
+
+    def _sampling(self, prompt: EncodedPrompt) -> SamplingParams:
+        param = self.wish.prompt_param
+        if not prompt.token_ids:
+            raise InvalidRequest(f"'{param}' must not be empty: it has no tokens", param)
+        check_token_ids(prompt.token_ids, self.context.tokenizer.vocab_size, param)
+        max_tokens = output_limit(
+            len(prompt.token_ids),
+            self.wish.requested_tokens,
+            self.wish.default_tokens,
+            self.context.model.max_context,
+            param,
+        )
+        return build_sampling(self.fields, self.context.defaults, max_tokens, self.wish.logprobs)
+
+    def _choice(
+        self, place: tuple[int, int], prompt: EncodedPrompt, sampling: SamplingParams
+    ) -> Choice:
+        index, prompt_index = place
+        tokenizer = self.context.tokenizer
+        skips_special = self.fields.skip_special_tokens is not False
+        has_text = any(token_id not in tokenizer.special_ids for token_id in prompt.token_ids)
+        detokenizer = tokenizer.detokenizer(skips_special, at_start=not has_text)
+        return Choice(
+            index=index,
+            prompt_index=prompt_index,
+            request=GenerationRequest(
+                request_id=f"{self.request_id}-{index}",
+                token_ids=prompt.token_ids,
+                sampling=sampling,
+                priority=self.fields.priority or 0,
+                deadline_ms=round(self.context.limits.request_timeout_s * 1000),
+                cache_salt=self.fields.cache_salt or "",
+            ),
+            output=OutputText(detokenizer, stop_rules(self.fields, sampling)),
+            echo=prompt.echo,
+        )

@@ -1,0 +1,140 @@
+"""The fields that completions and chat completions share, and how strictly they are read.
+
+Types are never coerced, unknown fields are errors, and a field of OpenAI's API that Baton does
+not support is refused by name unless its value means "off". Null means absent everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import ValidationError as PydanticValidationError
+from pydantic_core import PydanticCustomError
+from starlette.exceptions import HTTPException
+
+from protocol.errors import InvalidRequest
+from protocol.sampling import MAX_LOGPROBS
+from router.http_errors import invalid_request
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKENS = 256
+MAX_LOGIT_BIASES = 1024
+_INT32_MAX = 2**31 - 1
+
+
+def only(*neutral: Any) -> AfterValidator:
+    """A field that is not supported: null and the `neutral` values pass, all else is refused."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(type(value) is type(each) and value == each for each in neutral):
+            return value
+        raise PydanticCustomError("unsupported", "this is not supported")
+
+    return AfterValidator(check)
+
+
+Unsupported = Annotated[Any, only()]
+
+
+class StrictModel(BaseModel):
+    """Base of request schemas."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+def _stop_shape(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<texts>"
+
+
+_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+_Stop = Annotated[
+    Annotated[_StopString, Tag("<text>")]
+    | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
+    Discriminator(_stop_shape),
+]
+
+
+class GenerationFields(StrictModel):
+    """How to sample, when to stop and how to answer."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: _Stop | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None
+    ) = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    def check_together(self) -> None:
+        """What no field can say alone. Raises InvalidRequest."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:
+    """Reads and checks a request's body. Raises InvalidRequest, or HTTPException 413 and 415."""
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    if media_type.strip().lower() != "application/json":
+        raise HTTPException(415, f"the content type must be application/json, not {media_type}")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_body_bytes:
+            raise HTTPException(413, f"the body exceeds {max_body_bytes} bytes")
+    try:
+        fields = schema.model_validate_json(bytes(body))
+    except PydanticValidationError as error:
+        raise invalid_request(error) from error
+    fields.check_together()
+    return fields

@@ -1,0 +1,115 @@
+"""From a request's fields to the sampling of one sequence.
+
+A field that the caller leaves out takes the checkpoint's default. Here everything is checked
+that needs the vocabulary or the prompt's length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+
+from protocol.errors import InvalidRequest, PromptTooLong
+from protocol.sampling import SamplingParams
+from router.api.request_fields import GenerationFields
+from router.output import StopRules
+from router.sampling_defaults import SamplingDefaults
+
+_SEED_BITS = 63
+
+
+def build_sampling(
+    fields: GenerationFields, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """Sampling of choice 0; `for_choice` varies the seed. The ids in `fields` were checked."""
+    stop_ids = set(fields.stop_token_ids or ())
+    if not fields.ignore_eos:
+        stop_ids.update(defaults.end_token_ids)
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"'min_tokens' ({min_tokens}) exceeds the limit of {max_tokens} output tokens",
+            "min_tokens",
+        )
+    bias = fields.logit_bias or {}
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=_fold(secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed),
+        min_tokens=min_tokens,
+        temperature=_given(fields.temperature, defaults.temperature),
+        top_k=max(0, int(_given(fields.top_k, defaults.top_k))),
+        top_p=_given(fields.top_p, defaults.top_p),
+        min_p=_given(fields.min_p, defaults.min_p),
+        repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_given(fields.presence_penalty, 0.0),
+        frequency_penalty=_given(fields.frequency_penalty, 0.0),
+        logit_bias={int(key): value for key, value in bias.items()} or None,
+        logprobs=logprobs,
+        stop_token_ids=tuple(sorted(stop_ids)),
+    )
+
+
+def stop_rules(fields: GenerationFields, sampling: SamplingParams) -> StopRules:
+    """How the router cuts the text of a sequence that is sampled so."""
+    return StopRules(
+        strings=fields.stop_strings,
+        token_ids=frozenset(sampling.stop_token_ids),
+        min_tokens=sampling.min_tokens,
+        include_in_output=bool(fields.include_stop_str_in_output),
+    )
+
+
+def check_vocabulary(fields: GenerationFields, vocab_size: int) -> None:
+    """Refuses ids that name no token, in every field but the prompt. Raises InvalidRequest."""
+    check_token_ids(fields.stop_token_ids or (), vocab_size, "stop_token_ids")
+    for key in fields.logit_bias or {}:
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+            raise InvalidRequest(f"'logit_bias': {key!r} is not a token id", "logit_bias")
+        check_token_ids([int(key)], vocab_size, "logit_bias")
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raises InvalidRequest if an id lies outside the vocabulary."""
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidRequest(
+            f"'{param}': token id {largest} is outside the vocabulary of {vocab_size} tokens", param
+        )
+
+
+def output_limit(
+    prompt_tokens: int, requested: int | None, default: int | None, max_context: int, param: str
+) -> int:
+    """How many tokens may be generated.
+
+    Without a `requested` number the `default` is cut to what the context leaves (None: all of
+    it). Raises PromptTooLong, with both numbers.
+    """
+    room = max_context - prompt_tokens
+    needed = 1 if requested is None else requested
+    if room < needed:
+        raise PromptTooLong(
+            f"the model's context is {max_context} tokens, but {prompt_tokens + needed} were "
+            f"asked for: {prompt_tokens} in the prompt and at least {needed} of output",
+            param,
+        )
+    if requested is not None:
+        return requested
+    return room if default is None else min(default, room)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of the n-th choice: the request's own for the first, unrelated ones for the others."""
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return _fold(int.from_bytes(digest, "big"))
+
+
+def _fold(seed: int) -> int:
+    return seed & ((1 << _SEED_BITS) - 1)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,64 @@
+"""The HTTP application: the OpenAI-compatible API over whatever generates tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, FastAPI, Request
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from router.api.chat import chat_router
+from router.api.completions import completions_router
+from router.api.context import ApiContext, ApiLimits
+from router.api.service import service_router
+from router.api_metrics import ApiMetrics
+from router.generation import Generator, ReadinessCheck, ServedModel
+from router.http_errors import describe
+from router.request_scope import RequestScope, record_of
+from router.sampling_defaults import load_sampling_defaults
+from router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AppOptions:
+    """What may be left out: routes of others, and bounds on requests."""
+
+    extra_routers: Iterable[APIRouter] = ()
+    limits: ApiLimits = field(default_factory=ApiLimits)
+
+
+def create_app(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    model: ServedModel,
+    registry: CollectorRegistry,
+    ready: ReadinessCheck,
+    options: AppOptions | None = None,
+) -> FastAPI:
+    """The application, for an ASGI server; owns none of its arguments.
+
+    Metrics are registered in `registry`, which `/metrics` shows. Raises ModelLoadError if the
+    checkpoint's `generation_config.json` is malformed.
+    """
+    options = options or AppOptions()
+    metrics = ApiMetrics(registry)
+    defaults = load_sampling_defaults(model.path, tokenizer.eos_id)
+    context = ApiContext(generator, tokenizer, model, defaults, metrics, ready, options.limits)
+    app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestScope, metrics=metrics)
+    app.add_exception_handler(HTTPException, _http_error)
+    own = (completions_router(context), chat_router(context), service_router(context, registry))
+    for router in (*own, *options.extra_routers):
+        app.include_router(router)
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths, wrong methods and the like, in OpenAI's shape."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        detail = f"{error.detail}: {request.method} {request.url.path}"
+        error = HTTPException(error.status_code, detail, error.headers)
+    return describe(error, record_of(request.scope).request_id).response()

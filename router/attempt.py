@@ -1,0 +1,110 @@
+"""What the dispatcher remembers of one generation while it runs.
+
+A generation has one attempt at a time, on a decode worker and perhaps a prefill worker; its
+token stream outlives the attempts. Nothing here sends or waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from protocol.messages import Abort
+from router.generation import GenerationRequest, TokenDelta
+from router.placement import Placement
+from router.token_stream import TokenStream
+from router.trace import AttemptTrace, RequestTrace
+from router.worker import Reservation, Worker
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt ended without finishing its generation."""
+
+    reason: str
+    retryable: bool
+
+
+@dataclass
+class Attempt:
+    """One try: its workers, and the load they were charged with for it.
+
+    `first_index` is the output index of the first token that this attempt produces.
+    """
+
+    number: int
+    first_index: int
+    placement: Placement
+    decode: Worker
+    prefill: Worker | None
+    reservations: list[tuple[Worker, Reservation]]
+    decode_runs: bool = False
+    gap_timer: asyncio.TimerHandle | None = None
+
+    def involves(self, worker: Worker) -> bool:
+        """Whether the attempt still depends on a worker.
+
+        Once the decode worker produced a token after the first, it holds all KV: what becomes
+        of the prefill worker no longer matters.
+        """
+        return worker is self.decode or (worker is self.prefill and not self.decode_runs)
+
+    def release(self, worker: Worker) -> None:
+        """Take back what a worker was charged with."""
+        for owner, reservation in self.reservations:
+            if owner is worker:
+                owner.release(reservation)
+
+    def close(self) -> None:
+        """Take back every charge and stop the timer."""
+        for owner, reservation in self.reservations:
+            owner.release(reservation)
+        if self.gap_timer is not None:
+            self.gap_timer.cancel()
+
+    def abort(self, request_id: str, reason: str, failed: Worker | None = None) -> None:
+        """Tell both legs to forget the attempt; the one that failed knows."""
+        for worker in (self.decode, self.prefill):
+            if worker is not None and worker is not failed:
+                worker.link.send(Abort(request_id=request_id, attempt=self.number, reason=reason))
+
+
+@dataclass
+class Generation:
+    """A request on its way to its last token. `failed` holds incarnations of workers."""
+
+    request: GenerationRequest
+    deadline: float
+    trace: RequestTrace
+    stream: TokenStream = field(default_factory=TokenStream)
+    events: asyncio.Queue[TokenDelta | Failure] = field(default_factory=asyncio.Queue)
+    attempt: Attempt | None = None
+    num_attempts: int = 0
+    cached_tokens: int = 0
+    failed: set[str] = field(default_factory=set)
+    failed_handoffs: set[str] = field(default_factory=set)
+    prefer_decode: str | None = None
+
+    def begin(self, attempt: Attempt, now_us: int) -> None:
+        """From now on this attempt's messages count, and no other's."""
+        self.attempt = attempt
+        self.stream.start_attempt(is_remote=attempt.prefill is not None)
+        self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
+
+    def blame(self, attempt: Attempt, worker: Worker, is_lost: bool) -> None:
+        """Remember whom the next attempt avoids, and whom it prefers.
+
+        A handoff that fails is reported by its decode worker, but mostly the other end or the
+        way between them is at fault: the first time the decode worker keeps the request, with
+        whatever blocks arrived, and only the prefill worker is avoided.
+        """
+        self.prefer_decode = None
+        incarnation = worker.info.incarnation
+        in_handoff = not attempt.decode_runs and not is_lost
+        if worker is attempt.prefill:
+            self.prefer_decode = attempt.decode.worker_id
+        elif attempt.prefill and in_handoff and incarnation not in self.failed_handoffs:
+            self.failed_handoffs.add(incarnation)
+            self.prefer_decode = worker.worker_id
+            incarnation = attempt.prefill.info.incarnation
+        self.failed.add(incarnation)

@@ -1,0 +1,144 @@
+"""Which KV blocks each worker holds, as its published events tell.
+
+Owns one set of block hashes per worker, kept by numbered `CacheEvents` on top of a `CacheDump`.
+Knows no sockets: it says when a dump is wanted, and the caller asks for it. What it holds is
+advice for placement; a worker's own cache decides. Invariants: an event is applied only right
+after its predecessor, and never one of another incarnation. Prompts that were just routed count
+as expected, not as held, so that a burst of equal prompts goes where the first one went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.messages import CacheDump, CacheEvents
+
+MAX_BUFFERED_EVENTS = 4096
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """Leading blocks of a prompt: `held` now, and `expected` once routed prompts are computed."""
+
+    held: int
+    expected: int
+
+
+@dataclass
+class _WorkerBlocks:
+    """One worker's blocks. `seq` is None while a dump is awaited; events then wait in `buffer`."""
+
+    incarnation: str
+    hashes: set[bytes] = field(default_factory=set)
+    seq: int | None = None
+    buffer: list[CacheEvents] = field(default_factory=list)
+    pending: dict[bytes, float] = field(default_factory=dict)
+
+    def apply(self, events: CacheEvents) -> None:
+        self.hashes.difference_update(events.removed)
+        self.hashes.update(events.stored)
+        for digest in (*events.removed, *events.stored):
+            self.pending.pop(digest, None)
+        self.seq = events.seq
+
+
+class CacheIndex:
+    """The blocks of every worker of the fleet. `now` is any monotonic clock, in seconds."""
+
+    def __init__(self, pending_ttl_s: float) -> None:
+        self._pending_ttl_s = pending_ttl_s
+        self._workers: dict[str, _WorkerBlocks] = {}
+        self.gaps = 0
+
+    def join(self, worker_id: str, incarnation: str) -> None:
+        """Start to follow a worker, with nothing known; the caller asks it for a dump."""
+        self._workers[worker_id] = _WorkerBlocks(incarnation)
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker."""
+        self._workers.pop(worker_id, None)
+
+    def apply_events(self, events: CacheEvents) -> bool:
+        """Take one event; True when a dump must be asked for because numbers are missing."""
+        worker = self._workers.get(events.worker_id)
+        if worker is None or worker.incarnation != events.incarnation:
+            return False
+        if worker.seq is None:
+            return self._hold(worker, events)
+        if events.seq <= worker.seq:
+            return False
+        if events.seq == worker.seq + 1:
+            worker.apply(events)
+            return False
+        return self._lose_track(worker, events)
+
+    def apply_dump(self, worker_id: str, dump: CacheDump) -> bool:
+        """Take a dump and the events that follow it; True when another one is needed."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != dump.incarnation:
+            return False
+        if worker.seq is not None and dump.seq < worker.seq:
+            return False
+        waiting, worker.buffer = worker.buffer, []
+        worker.hashes = set(dump.hashes)
+        worker.seq = dump.seq
+        for digest in dump.hashes:
+            worker.pending.pop(digest, None)
+        wants_dump = False
+        for events in sorted(waiting, key=lambda each: each.seq):
+            wants_dump = self.apply_events(events) or wants_dump
+        return wants_dump
+
+    def expect(self, worker_id: str, hashes: Sequence[bytes], now: float) -> None:
+        """Note that a prompt with these blocks was routed there; the note expires."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        for digest in [each for each, expiry in worker.pending.items() if expiry <= now]:
+            del worker.pending[digest]
+        for digest in hashes:
+            if digest not in worker.hashes:
+                worker.pending[digest] = now + self._pending_ttl_s
+
+    def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
+        """How many leading blocks of a prompt a worker holds, and will soon hold."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return PrefixMatch(0, 0)
+        held = 0
+        while held < len(hashes) and hashes[held] in worker.hashes:
+            held += 1
+        expected = held
+        while expected < len(hashes) and (
+            hashes[expected] in worker.hashes or worker.pending.get(hashes[expected], now) > now
+        ):
+            expected += 1
+        return PrefixMatch(held, expected)
+
+    def num_blocks(self, worker_id: str) -> int:
+        """How many blocks a worker is known to hold."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else len(worker.hashes)
+
+    def is_synced(self, worker_id: str) -> bool:
+        """Whether the worker's dump has come and no number is missing since."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.seq is not None
+
+    @staticmethod
+    def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
+        """Keep an event for the dump that is on its way; too many, and it must be a new one."""
+        if len(worker.buffer) < MAX_BUFFERED_EVENTS:
+            worker.buffer.append(events)
+            return False
+        worker.buffer = [events]
+        return True
+
+    def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents) -> bool:
+        """A number is missing: what is known may be wrong, so it is dropped until the dump."""
+        self.gaps += 1
+        worker.hashes.clear()
+        worker.seq = None
+        worker.buffer = [events]
+        return True

@@ -1,0 +1,316 @@
+"""The life of a generation: placed, started on its workers, followed to its last token.
+
+Owns every generation that runs. Starts both legs at once, puts tokens in order, retries what
+fails on other workers from the token where it broke off, aborts what is given up. Every wait
+ends by the request's deadline. Knows no HTTP and no sockets. Invariant: when `generate` ends,
+however it ends, nothing of the request is left here, and no worker still works for it unasked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator
+
+from protocol.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    ProtocolError,
+    RequestError,
+    ServiceError,
+)
+from protocol.messages import (
+    AttemptFailed,
+    ControlMessage,
+    FinishReason,
+    FirstToken,
+    PrefillDone,
+    SequenceTokens,
+    StepTokens,
+)
+from router.attempt import Attempt, Failure, Generation
+from router.fleet import Fleet
+from router.fleet_metrics import FleetMetrics
+from router.generation import GenerationRequest, TokenDelta
+from router.launch import Launcher, legs
+from router.settings import RouterSettings
+from router.token_stream import Piece
+from router.trace import TraceStore
+from router.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Implements `router.generation.Generator` over a fleet of workers."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        traces: TraceStore,
+        metrics: FleetMetrics,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._traces = traces
+        self._metrics = metrics
+        self._rng = rng
+        self._launcher = Launcher(settings, fleet, rng)
+        self._generations: dict[str, Generation] = {}
+        self._is_stopping = False
+
+    @property
+    def inflight(self) -> int:
+        """Generations that have not ended."""
+        return len(self._generations)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+        """See `Generator.generate`."""
+        generation = self._admit(request)
+        outcome = "closed"
+        try:
+            while outcome != "finished":
+                delta = await self._next(generation)
+                outcome = "finished" if delta.finish else outcome
+                yield delta
+        except (RequestError, ServiceError):
+            outcome = "failed"
+            raise
+        finally:
+            self._end(generation, outcome)
+
+    def stop(self) -> None:
+        """End every generation with an error, and begin no other."""
+        self._is_stopping = True
+        for generation in self._generations.values():
+            generation.events.put_nowait(Failure("the router stops", retryable=False))
+
+    # -- the steps of a generation, in order ------------------------------------------------
+
+    def _admit(self, request: GenerationRequest) -> Generation:
+        """Open a generation, or say at once why not."""
+        if request.request_id in self._generations:
+            raise InvalidRequest(f"request id {request.request_id} is in use")
+        if self._is_stopping:
+            raise Overloaded("the router stops")
+        if self.inflight >= self._settings.max_inflight:
+            raise Overloaded(f"{self.inflight} generations are running, as many as may")
+        needed, limit = len(request.token_ids), self._fleet.max_context
+        if limit is not None and needed + request.sampling.max_tokens > limit:
+            raise PromptTooLong(
+                f"the context holds {limit} tokens, but {needed} in the prompt and up to "
+                f"{request.sampling.max_tokens} of output were asked for"
+            )
+        timeout_s = min(request.deadline_ms / 1000, self._settings.request_timeout_s)
+        trace = self._traces.begin(request.request_id, len(request.token_ids))
+        generation = Generation(request, time.monotonic() + timeout_s, trace)
+        self._generations[request.request_id] = generation
+        self._metrics.inflight.set(self.inflight)
+        return generation
+
+    async def _next(self, generation: Generation) -> TokenDelta:
+        """The next delta, over as many attempts as it takes and are allowed."""
+        try:
+            remaining_s = generation.deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(remaining_s):
+                while True:
+                    if generation.attempt is None and generation.events.empty():
+                        self._launch(generation)
+                    event = await generation.events.get()
+                    if isinstance(event, TokenDelta):
+                        return event
+                    await self._recover(generation, event)
+        except TimeoutError:
+            raise GenerationFailed(
+                f"request {generation.request.request_id} was not finished within its deadline; "
+                f"attempts: {generation.num_attempts}"
+            ) from None
+
+    def _launch(self, generation: Generation) -> None:
+        """Place the next attempt and start both of its legs at once."""
+        generation.num_attempts += 1
+        try:
+            attempt = self._launcher.open(generation)
+        except Overloaded as error:
+            if generation.num_attempts == 1:
+                raise
+            generation.events.put_nowait(Failure(str(error), retryable=True))
+            return
+        generation.begin(attempt, self._traces.wall_us())
+        self._metrics.attempts.labels(attempt.placement.mode.value).inc()
+        if generation.num_attempts > 1:
+            self._metrics.retries.inc()
+        for worker, message in legs(generation, attempt):
+            if not worker.link.send(message):
+                self._fail(generation, worker, f"{worker.worker_id} cannot be reached")
+                return
+
+    async def _recover(self, generation: Generation, failure: Failure) -> None:
+        """Return when another attempt may start. Raises GenerationFailed if none may."""
+        name = generation.request.request_id
+        if not failure.retryable:
+            raise GenerationFailed(f"request {name} failed: {failure.reason}")
+        if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
+            generation.events.put_nowait(TokenDelta([], finish=FinishReason.LENGTH))
+            return
+        if generation.num_attempts >= self._settings.max_attempts:
+            raise GenerationFailed(
+                f"request {name} failed after {generation.num_attempts} attempts; "
+                f"the last: {failure.reason}"
+            )
+        log.info("request %s is tried again: %s", name, failure.reason)
+        backoff_ms = self._settings.retry_backoff_ms * 2 ** (generation.num_attempts - 1)
+        backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
+        await asyncio.sleep(backoff_ms / 1000 * self._rng.uniform(0.5, 1.0))
+        try:
+            async with asyncio.timeout(self._settings.recovery_wait_s):
+                await self._fleet.wait_for_decode()
+        except TimeoutError:
+            raise GenerationFailed(
+                f"request {name} failed: {failure.reason}; no decode worker came back within "
+                f"{self._settings.recovery_wait_s:g} s"
+            ) from None
+
+    def _end(self, generation: Generation, outcome: str) -> None:
+        """Leave nothing behind; a generation that was given up is aborted on its workers."""
+        name = generation.request.request_id
+        attempt, generation.attempt = generation.attempt, None
+        if attempt is not None:
+            attempt.close()
+            attempt.abort(name, outcome)
+        del self._generations[name]
+        self._traces.end(generation.trace, outcome)
+        self._metrics.outcomes.labels(outcome).inc()
+        self._metrics.duplicates.inc(generation.stream.duplicates)
+        self._metrics.inflight.set(self.inflight)
+
+    # -- what workers say -------------------------------------------------------------------
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        """See `FleetListener`."""
+        if isinstance(message, StepTokens):
+            for sequence in message.sequences:
+                self._on_sequence(worker, sequence)
+        elif isinstance(message, FirstToken):
+            self._on_first_token(worker, message)
+        elif isinstance(message, PrefillDone):
+            self._traces.attach_prefill(
+                message.request_id, message.attempt, message.trace, is_final=True
+            )
+        elif isinstance(message, AttemptFailed):
+            generation = self._current(worker, message.request_id, message.attempt)
+            if generation is not None:
+                reason = f"{worker.worker_id}: {message.reason}"
+                self._fail(generation, worker, reason, retryable=message.retryable)
+        else:
+            self._metrics.refused.labels("unexpected").inc()
+
+    def on_lost(self, worker: Worker, reason: str) -> None:
+        """See `FleetListener`: every attempt on the worker fails at once."""
+        for generation in self._generations.values():
+            if generation.attempt is not None and generation.attempt.involves(worker):
+                self._fail(generation, worker, f"{worker.worker_id}: {reason}", is_lost=True)
+
+    def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
+        if sequence.trace is not None:
+            self._traces.attach_decode(sequence.request_id, sequence.attempt, sequence.trace)
+        generation = self._current(worker, sequence.request_id, sequence.attempt)
+        if generation is None:
+            return
+        attempt = generation.attempt
+        assert attempt is not None
+        if attempt.prefill is None and sequence.trace is not None:
+            self._note_cached(generation, sequence.trace.cached_tokens)
+        piece = Piece(sequence.index, sequence.token_ids, sequence.logprobs, sequence.finish)
+        self._take(generation, worker, piece)
+
+    def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
+        self._traces.attach_prefill(
+            message.request_id, message.attempt, message.trace, is_final=False
+        )
+        generation = self._current(worker, message.request_id, message.attempt)
+        if generation is None:
+            return
+        self._note_cached(generation, message.trace.cached_tokens)
+        logprobs = None if message.logprobs is None else [message.logprobs]
+        piece = Piece(message.index, [message.token_id], logprobs, message.finish)
+        self._take(generation, worker, piece)
+
+    def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
+        """Put tokens in order and hand on what is new; a hole fails the attempt."""
+        attempt = generation.attempt
+        assert attempt is not None
+        attempt.release(worker)
+        try:
+            fresh = generation.stream.take(piece)
+        except ProtocolError as error:
+            self._fail(generation, worker, f"{worker.worker_id}: {error}")
+            return
+        for each in fresh:
+            generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
+            logprobs = None if each.logprobs is None else list(each.logprobs)
+            generation.events.put_nowait(
+                TokenDelta(list(each.token_ids), logprobs, each.finish, generation.cached_tokens)
+            )
+        if generation.stream.finish is not None:
+            generation.attempt = None
+            attempt.close()
+            return
+        if worker is attempt.decode and len(generation.stream.token_ids) > attempt.first_index + 1:
+            attempt.decode_runs = True
+        self._watch_gap(generation, attempt)
+
+    def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
+        """Tokens that overtook the first one wait for it, but not for long."""
+        if not generation.stream.is_waiting:
+            if attempt.gap_timer is not None:
+                attempt.gap_timer.cancel()
+                attempt.gap_timer = None
+        elif attempt.gap_timer is None:
+            source = attempt.prefill or attempt.decode
+            reason = f"{source.worker_id}: its first token did not come"
+            attempt.gap_timer = asyncio.get_running_loop().call_later(
+                self._settings.first_token_wait_s, self._fail, generation, source, reason
+            )
+
+    def _fail(
+        self,
+        generation: Generation,
+        worker: Worker,
+        reason: str,
+        retryable: bool = True,
+        is_lost: bool = False,
+    ) -> None:
+        """End the current attempt: nothing it still sends is taken, its other leg is aborted."""
+        attempt, generation.attempt = generation.attempt, None
+        assert attempt is not None, "only a running attempt fails"
+        attempt.close()
+        attempt.abort(generation.request.request_id, "another leg failed", failed=worker)
+        generation.blame(attempt, worker, is_lost)
+        trace = generation.trace.find(attempt.number)
+        assert trace is not None, "every attempt is noted in the trace"
+        trace.failed = reason
+        generation.events.put_nowait(Failure(reason, retryable))
+
+    def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
+        """The generation that a worker may speak of; counts what is late or not its own."""
+        generation = self._generations.get(request_id)
+        current = generation.attempt if generation else None
+        if current is None or current.number != attempt or not current.involves(worker):
+            self._metrics.stale.inc()
+            return None
+        return generation
+
+    @staticmethod
+    def _note_cached(generation: Generation, cached_tokens: int) -> None:
+        """How much of the prompt was cached when it was first computed."""
+        if not generation.stream.token_ids and not generation.cached_tokens:
+            generation.cached_tokens = min(cached_tokens, len(generation.request.token_ids))

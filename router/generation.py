@@ -1,0 +1,73 @@
+"""The seam between the HTTP half of the router and the half that talks to workers.
+
+The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and consumes
+`TokenDelta`s; whoever implements `Generator` decides where a request runs and hides retries.
+Nothing here knows HTTP, text or workers. Deltas of one request arrive in order, without gaps or
+duplicates, and the last one carries `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from protocol.messages import FinishReason
+from protocol.sampling import SamplingParams, TokenLogprobs
+
+ReadinessCheck = Callable[[], str | None]
+"""Returns None while requests can be served, otherwise the reason why they cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that this router serves.
+
+    `path` is the checkpoint's folder; `max_context` counts prompt and output tokens together;
+    `created` is in seconds of the Unix epoch.
+    """
+
+    name: str
+    path: Path
+    max_context: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. `deadline_ms` is the time that remains for all of it."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    priority: int
+    deadline_ms: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Tokens that became known together.
+
+    `logprobs` has one entry per token, or is None where none were asked for. `finish` is set on
+    the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
+    counts the prompt tokens that needed no computing; 0 until known.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+
+
+class Generator(Protocol):
+    """Produces the tokens of a request, wherever they are computed."""
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Deltas until one carries `finish`; `aclose()` or cancellation aborts everywhere at once.
+
+        Raises `RequestError` (such as `PromptTooLong`) for what the caller did wrong, `Overloaded`
+        where no worker can take the request, `GenerationFailed` when the attempts are used up.
+        """
+        ...

@@ -1,0 +1,102 @@
+"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
+
+The one place where an exception becomes a status and a body. What is not ours to explain is
+logged in full under the request's id, and the client is told that id alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from protocol.errors import InvalidRequest, Overloaded, RequestError, ServiceError
+
+logger = logging.getLogger(__name__)
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The JSON document."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The HTTP answer."""
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def describe(error: Exception, request_id: str) -> HttpError:
+    """What a client is told about an error. Logs those that are our fault."""
+    if isinstance(error, RequestError):
+        return HttpError(error.status, error.message, error.kind, error.param, error.code)
+    if isinstance(error, HTTPException):
+        code = _HTTP_CODES.get(error.status_code)
+        headers = dict(error.headers or {})
+        kind = RequestError.kind
+        return HttpError(error.status_code, str(error.detail), kind, None, code, headers)
+    if isinstance(error, Overloaded):
+        headers = {"retry-after": str(error.retry_after_s)}
+        return HttpError(error.status, error.message, error.kind, None, error.code, headers)
+    if isinstance(error, ServiceError):
+        logger.error("request %s failed: %s", request_id, error.message)
+        message = error.message
+        if request_id not in message:
+            message = f"{message} (request {request_id})"
+        return HttpError(error.status, message, error.kind, None, error.code)
+    logger.error("request %s failed unexpectedly", request_id, exc_info=error)
+    message = f"internal error; its cause is in the router's log under request {request_id}"
+    return HttpError(ServiceError.status, message, ServiceError.kind, None, "internal_error")
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """The first finding of a failed validation, in words that name the field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = _field_path(first)
+    return InvalidRequest(_message(first, param), param)
+
+
+def _message(details: ErrorDetails, param: str | None) -> str:
+    kind = details["type"]
+    if kind == "json_invalid":
+        return f"the body is not valid JSON: {details['ctx']['error']}"
+    if param is None:
+        return "the body must be a JSON object" if kind == "model_type" else details["msg"]
+    if kind == "missing":
+        return f"'{param}' is required"
+    if kind == "extra_forbidden":
+        return f"'{param}' is not a known field"
+    return f"'{param}': {details['msg'][:1].lower()}{details['msg'][1:]}"
+
+
+def _field_path(details: ErrorDetails) -> str | None:
+    """`messages[1].content`; parts in angle brackets name union branches, not fields."""
+    path = ""
+    for part in details["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<"):
+            path += f".{part}" if path else part
+    return path or None

@@ -1,0 +1,56 @@
+"""The HTTP application before the fleet serves: what the API needs to know is not known yet.
+
+The model's name and context come from the first decode worker's registration. Until it is there,
+operators see the fleet and the metrics, and every other request is told to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from protocol.errors import Overloaded
+from router.generation import ReadinessCheck
+from router.http_errors import describe
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+class LateApp:
+    """An ASGI application that answers by another one, exchanged when that is made."""
+
+    def __init__(self, waiting: ASGIApp) -> None:
+        self._app = waiting
+
+    def serve(self, app: ASGIApp) -> None:
+        """From the next request on, `app` answers."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def waiting_app(
+    registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
+) -> FastAPI:
+    """Serves `routers` and `/metrics`; everything else is a 503 that says why."""
+    app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    for router in routers:
+        app.include_router(router)
+
+    async def not_ready(path: str) -> Response:
+        reason = ready() or "the service is starting"
+        return describe(Overloaded(reason), request_id="").response()
+
+    app.add_api_route("/{path:path}", not_ready, methods=_METHODS)
+    return app

@@ -1,0 +1,131 @@
+"""From a generation to its next attempt: where it runs, what that costs, which messages start it.
+
+Joins the fleet's snapshot with the placement policy. Sends nothing, and remembers nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from protocol.errors import Overloaded
+from protocol.hashing import block_hashes, chain_root
+from protocol.messages import Generate, Prefill, PrefillPeer, Role
+from router.attempt import Attempt, Generation
+from router.fleet import Fleet, FleetIdentity
+from router.placement import Placement, PlacementQuery, place
+from router.settings import RouterSettings
+from router.worker import Worker
+
+
+class Launcher:
+    """Opens attempts on the workers of a fleet."""
+
+    def __init__(self, settings: RouterSettings, fleet: Fleet, rng: random.Random) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._rng = rng
+
+    def open(self, generation: Generation) -> Attempt:
+        """Choose workers for the generation's next attempt, and charge them with it.
+
+        Raises Overloaded when there is no decode worker, PromptTooLong when none has the room.
+        """
+        identity, reason = self._fleet.identity, self._fleet.not_ready_reason()
+        if identity is None or reason is not None:
+            raise Overloaded(reason or "no worker is registered")
+        tokens = generation.request.token_ids + generation.stream.token_ids
+        salt = generation.request.cache_salt
+        root = chain_root(identity.model_fingerprint, salt, self._settings.hash_seed)
+        hashes = block_hashes(root, tokens, identity.block_size)
+        placement = self._place(generation, identity, len(tokens), hashes)
+        return self._charge(generation, placement, hashes)
+
+    def _place(
+        self,
+        generation: Generation,
+        identity: FleetIdentity,
+        num_tokens: int,
+        hashes: list[bytes],
+    ) -> Placement:
+        query = PlacementQuery(
+            num_tokens=num_tokens,
+            block_size=identity.block_size,
+            exclude=frozenset(
+                each.worker_id
+                for role in (Role.PREFILL, Role.DECODE)
+                for each in self._fleet.ready(role)
+                if each.info.incarnation in generation.failed
+            ),
+            prefer_decode=generation.prefer_decode,
+        )
+        return place(
+            query,
+            self._fleet.loads(Role.DECODE, hashes),
+            self._fleet.loads(Role.PREFILL, hashes),
+            self._settings.local_prefill_threshold_tokens,
+            self._rng,
+        )
+
+    def _charge(self, generation: Generation, placement: Placement, hashes: list[bytes]) -> Attempt:
+        """Reservations and expected cache, so that the next placement knows of this one."""
+        num_blocks = len(hashes) + 1
+        decode = self._chosen(placement.decode.worker_id)
+        local_tokens = placement.decode.missing_tokens if placement.prefill is None else 0
+        charges = [(decode, decode.reserve(local_tokens, num_blocks))]
+        prefill = None
+        if placement.prefill is not None:
+            prefill = self._chosen(placement.prefill.worker_id)
+            reserved = prefill.reserve(placement.prefill.recompute_tokens, num_blocks)
+            charges.append((prefill, reserved))
+        for worker, _ in charges:
+            self._fleet.expect_cached(worker.worker_id, hashes)
+        return Attempt(
+            number=generation.num_attempts,
+            first_index=len(generation.stream.token_ids),
+            placement=placement,
+            decode=decode,
+            prefill=prefill,
+            reservations=charges,
+        )
+
+    def _chosen(self, worker_id: str) -> Worker:
+        worker = self._fleet.worker(worker_id)
+        assert worker is not None, "placement chooses among the fleet's own workers"
+        return worker
+
+
+def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
+    """The messages that start an attempt, and whom they go to."""
+    request = generation.request
+    tokens = request.token_ids + generation.stream.token_ids
+    prefill = Prefill(
+        request_id=request.request_id,
+        attempt=attempt.number,
+        token_ids=tokens,
+        num_output=attempt.first_index,
+        sampling=request.sampling,
+        priority=request.priority,
+        deadline_ms=max(1, round((generation.deadline - time.monotonic()) * 1000)),
+        cache_salt=request.cache_salt,
+    )
+    peer = None
+    if attempt.prefill is not None:
+        source = attempt.prefill.info
+        peer = PrefillPeer(
+            worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
+        )
+    generate = Generate(
+        request_id=prefill.request_id,
+        attempt=prefill.attempt,
+        token_ids=tokens,
+        num_output=prefill.num_output,
+        sampling=prefill.sampling,
+        priority=prefill.priority,
+        deadline_ms=prefill.deadline_ms,
+        cache_salt=prefill.cache_salt,
+        prefill=peer,
+    )
+    if attempt.prefill is None:
+        return [(attempt.decode, generate)]
+    return [(attempt.decode, generate), (attempt.prefill, prefill)]

@@ -1,0 +1,224 @@
+"""A router process from its settings to its exit status: assemble, serve, stop in order.
+
+What is opened is closed in the opposite order. The HTTP port is open from the start; the API is
+there once the first decode worker has told what the fleet serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.errors import ConfigError, ModelLoadError
+from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from router.admin import admin_router
+from router.api.context import ApiLimits
+from router.app import AppOptions, create_app
+from router.cache_index import CacheIndex
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.fleet_metrics import FleetMetrics
+from router.generation import ServedModel
+from router.http_server import HttpServer, listen, url_of, write_port_file
+from router.late_app import LateApp, waiting_app
+from router.link import LinkCallbacks, LinkTimes, WorkerLink
+from router.settings import RouterSettings
+from router.tokenizer import Tokenizer
+from router.trace import TraceStore
+from runtime.clock import wall_us
+from runtime.lifecycle import StopSignal
+from runtime.logs import setup_logs
+from runtime.membership import FleetWatcher
+from runtime.metrics import process_registry
+from runtime.model_source import resolve_model
+from runtime.settings import settings_or_exit
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a router until it is told to stop; its exit status.
+
+    A wrong setting, or a checkpoint without a usable tokenizer, is one line on stderr and 2.
+    """
+    settings = settings_or_exit(
+        RouterSettings,
+        argv,
+        prog="baton router",
+        description="Serve the OpenAI-compatible API of a fleet of workers.",
+        section="router",
+    )
+    setup_logs(settings.log_level, settings.log_format, "router")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings))
+    except (ConfigError, ModelLoadError) as error:
+        print(f"baton router: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _run(settings: RouterSettings) -> None:
+    """Serve until a signal comes. Raises ConfigError and ModelLoadError."""
+    path = resolve_model(settings.model)
+    async with AsyncExitStack() as stack:
+        stop = _stop_event(settings, stack)
+        tokenizer = Tokenizer(path)
+        stack.callback(tokenizer.close)
+        parts = _assemble(settings, stack)
+        admin = admin_router(parts.fleet, parts.traces)
+        app = LateApp(waiting_app(parts.registry, parts.fleet.not_ready_reason, [admin]))
+        watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
+        listener = listen(settings.host, settings.port)
+        stack.callback(listener.close)
+        server = HttpServer(
+            app,
+            settings.shutdown_grace_s,
+            on_started=_announce(settings, listener),
+            on_grace_over=parts.dispatcher.stop,
+        )
+        await _serve_beside(
+            server.serve_until(stop, listener),
+            stop,
+            watcher.run(),
+            _sweep(parts.fleet, settings.ping_interval_s),
+            _open_api(settings, path, tokenizer, parts, app),
+        )
+    log.info("stopped")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the API and the operator's routes work with."""
+
+    registry: CollectorRegistry
+    fleet: Fleet
+    traces: TraceStore
+    dispatcher: Dispatcher
+
+
+def _stop_event(settings: RouterSettings, stack: AsyncExitStack) -> asyncio.Event:
+    """Set when a signal, or the end of our parent, says that we are to stop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = StopSignal(lambda: _wake(loop, stop), settings.parent_pid)
+    stack.callback(signals.close)
+    return stop
+
+
+def _wake(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(stop.set)
+
+
+def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
+    """Fleet, traces and dispatcher, joined; the fleet's links are closed with the stack."""
+    registry = process_registry()
+    metrics = FleetMetrics(registry)
+    context = zmq.asyncio.Context()
+    stack.callback(context.term)
+    name = f"router-{uuid.uuid4().hex[:6]}"
+    times = LinkTimes(settings.ping_interval_s, settings.silence_s)
+
+    def connect(info: WorkerInfo, callbacks: LinkCallbacks) -> WorkerLink:
+        hello = Hello(
+            sender=name,
+            role=Role.ROUTER,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=info.model_fingerprint,
+            layout_fingerprint="",
+        )
+        return WorkerLink(context, info, hello, callbacks, times, metrics)
+
+    fleet = Fleet(connect, CacheIndex(settings.expected_cache_s), metrics)
+    stack.push_async_callback(fleet.close)
+    traces = TraceStore(settings.trace_history, metrics, wall_us)
+    dispatcher = Dispatcher(settings, fleet, traces, metrics, random.Random())
+    fleet.listen(dispatcher)
+    return _Parts(registry, fleet, traces, dispatcher)
+
+
+def _announce(settings: RouterSettings, listener: socket.socket) -> Callable[[], None]:
+    """Says where we listen, once we do."""
+    url, port = url_of(listener), listener.getsockname()[1]
+
+    def on_started() -> None:
+        log.info("listening on %s", url)
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, port)
+
+    return on_started
+
+
+async def _sweep(fleet: Fleet, interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        fleet.sweep()
+
+
+async def _open_api(
+    settings: RouterSettings, path: Path, tokenizer: Tokenizer, parts: _Parts, app: LateApp
+) -> None:
+    """Wait for the first decode worker, then serve the API as it says. Raises ModelLoadError."""
+    fleet = parts.fleet
+    await fleet.wait_for_decode()
+    identity, max_context = fleet.identity, fleet.max_context
+    assert identity is not None
+    assert max_context is not None, "a decode worker is ready"
+    name = settings.served_model_name or identity.model
+    model = ServedModel(name, path, max_context, created=int(time.time()))
+    options = AppOptions(
+        extra_routers=[admin_router(fleet, parts.traces)],
+        limits=ApiLimits(request_timeout_s=settings.request_timeout_s),
+    )
+    app.serve(
+        create_app(
+            parts.dispatcher, tokenizer, model, parts.registry, fleet.not_ready_reason, options
+        )
+    )
+    log.info("serving %s, context %d tokens", name, max_context)
+
+
+async def _serve_beside(
+    serving: Coroutine[Any, Any, None], stop: asyncio.Event, *helpers: Coroutine[Any, Any, None]
+) -> None:
+    """Serve, with the helpers beside it; one that fails stops everything, and is raised."""
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if _failure_of(task) is not None:
+            stop.set()
+
+    tasks = [asyncio.create_task(each) for each in helpers]
+    for task in tasks:
+        task.add_done_callback(on_end)
+    try:
+        await serving
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        failure = _failure_of(task)
+        if failure is not None:
+            raise failure
+
+
+def _failure_of(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""Where an attempt runs: the routing policy, pure.
+
+A snapshot of the fleet goes in, a decision with all its reasons comes out. Costs are in tokens
+of prefill work, so that queues, missing prefix and memory shortage add up in one unit. The rule:
+local when a decode worker already holds all but a threshold of the prompt, else remote to the
+least loaded pair, prefix hits counted; without prefill workers everything is local. Knows no
+clock and no sockets; the random generator that breaks near-ties is passed in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.errors import Overloaded, PromptTooLong
+
+REQUEST_COST_TOKENS = 16
+"""A waiting or running request costs a worker about what these prompt tokens would."""
+RECOMPUTE_WEIGHT = 1.25
+"""Above 1: computing a cached token again costs the fleet, waiting for one costs only time."""
+TRANSFER_WEIGHT = 0.125
+"""Moving a token's KV against computing it."""
+NEAR_TIE = 0.05
+
+
+class Mode(StrEnum):
+    """Who computes the prompt: the decode worker itself, or a prefill worker for it."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """One worker as a placement sees it.
+
+    `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
+    running requests. `held_blocks` and `expected_blocks` are leading blocks of this prompt in
+    its cache: now, and once the prompts that were just routed there are computed.
+    """
+
+    worker_id: str
+    num_requests: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_used: int
+    held_blocks: int
+    expected_blocks: int
+
+
+@dataclass(frozen=True)
+class PlacementQuery:
+    """What is to be placed. `exclude` failed this request before; `prefer_decode` holds a part."""
+
+    num_tokens: int
+    block_size: int
+    exclude: frozenset[str] = frozenset()
+    prefer_decode: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker that was weighed, in tokens; the lowest cost wins.
+
+    `missing_tokens` are not in its cache now; `recompute_tokens` will not be there either when
+    the prompt's turn comes; `shortage_tokens` do not fit into its free memory.
+    """
+
+    worker_id: str
+    cost: int
+    load_tokens: int
+    missing_tokens: int
+    recompute_tokens: int
+    shortage_tokens: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The decision, and everything that was weighed for it."""
+
+    mode: Mode
+    decode: Candidate
+    prefill: Candidate | None
+    reason: str
+    decode_candidates: tuple[Candidate, ...]
+    prefill_candidates: tuple[Candidate, ...]
+    excluded: tuple[str, ...]
+
+
+def place(
+    query: PlacementQuery,
+    decode: Sequence[WorkerLoad],
+    prefill: Sequence[WorkerLoad],
+    local_threshold_tokens: int,
+    rng: random.Random,
+) -> Placement:
+    """Choose the workers of an attempt.
+
+    Excluded decode workers come back when no other is left; excluded prefill workers do not,
+    because a decode worker can prefill by itself. Raises Overloaded when there is no decode
+    worker, PromptTooLong when no decode worker's pool could ever hold the prompt.
+    """
+    prefillers = [
+        _weigh(query, each, RECOMPUTE_WEIGHT)
+        for each in prefill
+        if _fits(query, each) and each.worker_id not in query.exclude
+    ]
+    decoders = _decode_loads(query, decode)
+    near = [
+        each for each in decoders if _missing(query, each.held_blocks) <= local_threshold_tokens
+    ]
+    if near or not prefillers:
+        mode, loads, weight = Mode.LOCAL, near or decoders, RECOMPUTE_WEIGHT
+    else:
+        mode, loads, weight = Mode.REMOTE, decoders, TRANSFER_WEIGHT
+    chosen = _pick(query, [_weigh(query, each, weight) for each in loads], rng)
+    return Placement(
+        mode=mode,
+        decode=chosen,
+        prefill=_pick(query, prefillers, rng) if mode is Mode.REMOTE else None,
+        reason=_reason(mode, chosen, bool(prefill), bool(near), local_threshold_tokens),
+        decode_candidates=tuple(_weigh(query, each, weight) for each in decoders),
+        prefill_candidates=tuple(prefillers),
+        excluded=tuple(sorted(query.exclude)),
+    )
+
+
+def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[WorkerLoad]:
+    """Decode workers that may take the request."""
+    if not decode:
+        raise Overloaded("no decode worker is ready")
+    fitting = [each for each in decode if _fits(query, each)]
+    if not fitting:
+        capacity = max(each.blocks_total for each in decode) * query.block_size
+        raise PromptTooLong(
+            f"the prompt has {query.num_tokens} tokens, but the largest KV pool of this service "
+            f"holds {capacity}"
+        )
+    return [each for each in fitting if each.worker_id not in query.exclude] or fitting
+
+
+def _fits(query: PlacementQuery, load: WorkerLoad) -> bool:
+    return _blocks(query) <= load.blocks_total
+
+
+def _blocks(query: PlacementQuery) -> int:
+    return -(-query.num_tokens // query.block_size)
+
+
+def _missing(query: PlacementQuery, cached_blocks: int) -> int:
+    """Tokens to compute; the last one always is, because its logits are wanted."""
+    usable = min(cached_blocks, (query.num_tokens - 1) // query.block_size)
+    return query.num_tokens - usable * query.block_size
+
+
+def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
+    """`weight`: what a token costs that is not in the worker's cache."""
+    load_tokens = load.queued_tokens + load.num_requests * REQUEST_COST_TOKENS
+    recompute = _missing(query, max(load.held_blocks, load.expected_blocks))
+    free = load.blocks_total - load.blocks_used
+    shortage = max(0, _blocks(query) - load.held_blocks - free) * query.block_size
+    return Candidate(
+        worker_id=load.worker_id,
+        cost=round(load_tokens + weight * recompute + shortage),
+        load_tokens=load_tokens,
+        missing_tokens=_missing(query, load.held_blocks),
+        recompute_tokens=recompute,
+        shortage_tokens=shortage,
+    )
+
+
+def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
+    """The cheapest one; among near-ties a random one, so that routers do not herd."""
+    for each in candidates:
+        if each.worker_id == query.prefer_decode:
+            return each
+    best = min(each.cost for each in candidates)
+    limit = best + max(NEAR_TIE * best, REQUEST_COST_TOKENS / 2)
+    return rng.choice([each for each in candidates if each.cost <= limit])
+
+
+def _reason(mode: Mode, chosen: Candidate, has_prefill: bool, is_near: bool, threshold: int) -> str:
+    if is_near:
+        return (
+            f"local: {chosen.worker_id} lacks {chosen.missing_tokens} tokens, "
+            f"at most {threshold} are prefilled there"
+        )
+    if mode is Mode.LOCAL:
+        return "local: no prefill worker " + ("may take it" if has_prefill else "is ready")
+    return f"remote: no decode worker holds all but {threshold} tokens of the prompt"

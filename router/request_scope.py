@@ -1,0 +1,102 @@
+"""What surrounds every HTTP request: its id, its measurement, and the answer to any error.
+
+ASGI middleware around the whole application. The header `x-request-id` of the answer is the one
+that the client sent, if it is sane; `x-baton-request-id` is always Baton's own, under which logs
+and traces speak of the request. Client ids are never used inside, since they need not be unique.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api_metrics import CLIENT_GONE_STATUS, ApiMetrics
+from router.disconnect import ClientGone
+from router.http_errors import describe
+
+MAX_CLIENT_ID_CHARS = 128
+_KEY = "baton.request"
+_ENDPOINTS = frozenset(
+    ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/fleet")
+)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request: its own id, when it arrived (seconds), and how its answer went."""
+
+    arrived: float
+    request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
+    status: int | None = None
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that this scope belongs to."""
+    record: RequestRecord = scope[_KEY]
+    return record
+
+
+class RequestScope:
+    """The middleware; `app` is the application inside."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs one request; only for HTTP, other scopes pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope[_KEY] = RequestRecord(self._metrics.clock())
+        endpoint = scope["path"] if scope["path"] in _ENDPOINTS else "other"
+        with self._metrics.in_flight.labels(endpoint).track_inprogress():
+            try:
+                await self._answer(record, scope, receive, send)
+            finally:
+                status = str(record.status or CLIENT_GONE_STATUS)
+                self._metrics.requests.labels(endpoint, status).inc()
+                elapsed = self._metrics.clock() - record.arrived
+                self._metrics.duration.labels(endpoint).observe(elapsed)
+
+    async def _answer(
+        self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        named_send = _naming(record, scope, send)
+        try:
+            await self._app(scope, receive, named_send)
+        except ClientGone:
+            record.status = CLIENT_GONE_STATUS
+        except Exception as error:
+            if record.status is not None:  # too late for an answer: the server logs, and closes
+                raise
+            response = describe(error, record.request_id).response()
+            await response(scope, receive, named_send)
+
+
+def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
+    """`send` that adds the id headers and notes the status."""
+    client_id = Headers(scope=scope).get("x-request-id")
+
+    async def named_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            sane = client_id is not None and is_sane_id(client_id)
+            headers["x-request-id"] = client_id if sane and client_id else record.request_id
+            headers["x-baton-request-id"] = record.request_id
+        await send(message)
+
+    return named_send
+
+
+def is_sane_id(client_id: str) -> bool:
+    """Whether a client's request id may be repeated in a header: short, printable ASCII."""
+    return (
+        0 < len(client_id) <= MAX_CLIENT_ID_CHARS
+        and client_id.isascii()
+        and client_id.isprintable()
+    )

@@ -1,0 +1,127 @@
+"""What each token of a vocabulary contributes to the text, as bytes.
+
+Text is the UTF-8 decoding of the concatenated bytes of its tokens, which makes incremental
+decoding exact and cheap. This holds for byte-level BPE and for SentencePiece-style vocabularies
+(with or without byte fallback), that is for every architecture Baton serves; a `tokenizer.json`
+whose decoder works otherwise is refused at load. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from protocol.errors import ModelLoadError
+
+SUPPORTED_DECODERS = (
+    "ByteLevel",
+    "ByteFallback",
+    "Fuse",
+    "Metaspace",
+    "Replace",
+    "Sequence",
+    "Strip",
+)
+
+_Rule = Callable[[str], str | bytes]
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes:
+    """Bytes of tokens, looked up once and remembered.
+
+    `strips_leading_space` says that a text's very first space belongs to the encoding, not to
+    the text.
+    """
+
+    def __init__(self, tokenizer: HfTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+        self.strips_leading_space = False
+        self._rules: list[_Rule] = []
+        self._compile(json.loads(tokenizer.to_str())["decoder"])
+
+    def of(self, token_id: int) -> bytes:
+        """Bytes of a token; empty for an id that names no token."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._compute(token_id)
+        return found
+
+    def _compute(self, token_id: int) -> bytes:
+        value: str | bytes | None = self._tokenizer.id_to_token(token_id)
+        if value is None:
+            return b""
+        for rule in self._rules:
+            if isinstance(value, bytes):
+                return value
+            value = rule(value)
+        return value if isinstance(value, bytes) else value.encode()
+
+    def _compile(self, decoder: dict[str, Any] | None) -> None:
+        kind = decoder["type"] if decoder else "none"
+        if decoder is None or kind not in SUPPORTED_DECODERS:
+            raise ModelLoadError(
+                f"tokenizer.json: decoder {kind!r} is not supported; "
+                f"supported are {', '.join(SUPPORTED_DECODERS)}"
+            )
+        if kind == "Sequence":
+            for part in decoder["decoders"]:
+                self._compile(part)
+        elif kind == "ByteLevel":
+            self._rules.append(_byte_level)
+        elif kind == "ByteFallback":
+            self._rules.append(_byte_fallback)
+        elif kind == "Metaspace":
+            self._rules.append(_replacing(decoder["replacement"], " "))
+            self.strips_leading_space |= decoder.get("prepend_scheme", "always") != "never"
+        elif kind == "Replace":
+            self._rules.append(_replacing(_literal(decoder["pattern"]), decoder["content"]))
+        elif kind == "Strip":
+            self._compile_strip(decoder)
+
+    def _compile_strip(self, decoder: dict[str, Any]) -> None:
+        if (decoder["content"], decoder["start"], decoder["stop"]) != (" ", 1, 0):
+            raise ModelLoadError(
+                "tokenizer.json: decoder 'Strip' is supported for one leading space only, "
+                f"not for {decoder}"
+            )
+        self.strips_leading_space = True
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-in of every byte, as GPT-2's byte-level BPE defines it."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    stand_ins = {chr(byte): byte for byte in printable}
+    stand_ins.update({chr(256 + rank): byte for rank, byte in enumerate(hidden)})
+    return stand_ins
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in token)
+    except KeyError:  # an added token: plain text outside the byte alphabet
+        return token.encode()
+
+
+def _byte_fallback(token: str) -> str | bytes:
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match.group(1), 16)]) if match else token
+
+
+def _replacing(old: str, new: str) -> _Rule:
+    return lambda token: token.replace(old, new)
+
+
+def _literal(pattern: dict[str, str]) -> str:
+    if "String" not in pattern:
+        raise ModelLoadError(f"tokenizer.json: decoder 'Replace' with {pattern} is not supported")
+    return pattern["String"]

@@ -1,0 +1,93 @@
+"""The order of one generation's tokens, whoever sends them and however often.
+
+Pure. Takes pieces of output named by index, from a prefill and a decode worker over several
+attempts, and gives deltas in order: what is known already is dropped and counted, a hole fails
+the attempt. One hole is no fault: two connections have no common order, so the decode worker's
+tokens may overtake the prefill worker's first one; they are held until it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import ProtocolError
+from protocol.messages import FinishReason
+from protocol.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive output tokens; `index` is that of the first, over the whole output."""
+
+    index: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None
+    finish: FinishReason | None
+
+
+class TokenStream:
+    """The output of one generation so far; `token_ids` are all tokens, in order."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.finish: FinishReason | None = None
+        self.duplicates = 0
+        self._overtakes_from: int | None = None
+        self._held: list[Piece] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether tokens are held that overtook the first one of their attempt."""
+        return bool(self._held)
+
+    def start_attempt(self, is_remote: bool) -> None:
+        """From now on a new attempt's pieces come; what an earlier one left behind is dropped."""
+        self._held.clear()
+        self._overtakes_from = len(self.token_ids) + 1 if is_remote else None
+
+    def take(self, piece: Piece) -> list[Piece]:
+        """Add a piece; returns what is new, in order.
+
+        Raises ProtocolError for a hole, and for log-probabilities that do not fit their tokens.
+        """
+        if piece.logprobs is not None and len(piece.logprobs) != len(piece.token_ids):
+            raise ProtocolError(
+                f"{len(piece.token_ids)} tokens came with {len(piece.logprobs)} log-probabilities"
+            )
+        if self.finish is not None:
+            self.duplicates += len(piece.token_ids)
+            return []
+        if piece.index > len(self.token_ids):
+            self._hold(piece)
+            return []
+        fresh = [self._accept(piece)]
+        while self._held and self._held[0].index <= len(self.token_ids) and not self.finish:
+            fresh.append(self._accept(self._held.pop(0)))
+        return [each for each in fresh if each.token_ids or each.finish]
+
+    def _hold(self, piece: Piece) -> None:
+        """Keep a piece whose predecessor travels on another connection."""
+        expected = len(self.token_ids)
+        if self._held:
+            expected = max(each.index + len(each.token_ids) for each in self._held)
+        elif self._overtakes_from == expected + 1:
+            expected += 1
+        if piece.index > expected:
+            raise ProtocolError(
+                f"tokens from index {piece.index} arrived where {expected} was expected"
+            )
+        self._held.append(piece)
+
+    def _accept(self, piece: Piece) -> Piece:
+        """The part of a piece that is new. It starts at or before the end of the output."""
+        known = min(len(self.token_ids) - piece.index, len(piece.token_ids))
+        self.duplicates += known
+        fresh = list(piece.token_ids[known:])
+        logprobs = None if piece.logprobs is None else list(piece.logprobs[known:])
+        index = len(self.token_ids)
+        self.token_ids.extend(fresh)
+        reaches_end = piece.index + len(piece.token_ids) == len(self.token_ids)
+        finish = piece.finish if reaches_end else None
+        self.finish = finish
+        return Piece(index, fresh, logprobs, finish)

@@ -1,0 +1,153 @@
+"""The served checkpoint's tokenizer: text to token ids, and what decoding needs.
+
+Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size of
+`config.json`; no torch, no transformers. Rendering and encoding of long texts take milliseconds,
+so the event loop awaits them in a small thread pool that this object owns (`close`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HfTokenizer
+
+from protocol.errors import ModelLoadError
+from router.chat_template import ChatTemplate
+from router.checkpoint_files import read_json
+from router.detokenizer import Detokenizer
+from router.token_bytes import TokenBytes
+
+_T = TypeVar("_T")
+_NO_IDS: frozenset[int] = frozenset()
+_PROBE = "a"
+
+
+class Tokenizer:
+    """Encodes prompts and makes detokenizers.
+
+    `vocab_size` bounds the ids that a caller may name; `special_ids` are hidden from text unless
+    asked for; `chat_template` is None for checkpoints without one.
+    """
+
+    def __init__(self, path: Path, threads: int = 2) -> None:
+        """Loads the files in the folder `path`. Raises ModelLoadError, which names the file."""
+        config = read_json(path / "tokenizer_config.json", required=False)
+        self._tokenizer = _load(path / "tokenizer.json")
+        _add_configured_tokens(self._tokenizer, config)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_size = _vocab_size(self._tokenizer, path)
+        self.special_tokens = _special_tokens(config)
+        self.eos_id = self._token_id("eos_token")
+        self.chat_template = _chat_template(path, config, self.special_tokens)
+        self._add_bos: bool | None = config.get("add_bos_token")
+        self._bos_id = self._token_id("bos_token")
+        self._processor_adds_bos = self._probe_bos()
+        self._token_bytes = TokenBytes(self._tokenizer)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        """Ends the thread pool; what is being encoded is waited for."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; special tokens are added as the checkpoint's settings say."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if not add_special_tokens or self._add_bos is None or self._bos_id is None:
+            return ids
+        if self._add_bos and ids[:1] != [self._bos_id]:
+            return [self._bos_id, *ids]
+        if not self._add_bos and self._processor_adds_bos:
+            return ids[1:]
+        return ids
+
+    async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
+        """`encode` in the thread pool."""
+        return await self.in_thread(lambda: self.encode(text, add_special_tokens))
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """Runs what would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence."""
+        detokenizer = self.detokenizer(skip_special_tokens, at_start=True)
+        return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
+
+    def detokenizer(self, skip_special_tokens: bool = True, at_start: bool = False) -> Detokenizer:
+        """A fresh incremental decoder; `at_start` where no prompt precedes the text."""
+        skipped = self.special_ids if skip_special_tokens else _NO_IDS
+        return Detokenizer(self._token_bytes, skipped, at_start)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token contributes to the text; not always whole characters."""
+        return self._token_bytes.of(token_id)
+
+    def _token_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+    def _probe_bos(self) -> bool:
+        with_special = self._tokenizer.encode(_PROBE, add_special_tokens=True).ids
+        without = self._tokenizer.encode(_PROBE, add_special_tokens=False).ids
+        bos = [self._bos_id]
+        return with_special[:1] == bos and without[:1] != bos
+
+
+def _load(path: Path) -> HfTokenizer:
+    if not path.is_file():
+        raise ModelLoadError(f"{path} is missing: the checkpoint needs a fast tokenizer file")
+    try:
+        tokenizer = HfTokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _add_configured_tokens(tokenizer: HfTokenizer, config: dict[str, Any]) -> None:
+    """Adds the tokens that only `tokenizer_config.json` names, in the order of their ids."""
+    entries = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+        options = {key: value for key, value in entry.items() if key != "__type"}
+        token = AddedToken(**options)
+        if token.special:
+            tokenizer.add_special_tokens([token])
+        else:
+            tokenizer.add_tokens([token])
+
+
+def _vocab_size(tokenizer: HfTokenizer, path: Path) -> int:
+    """One more than the largest id that both the tokenizer and the model know."""
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    model_size = read_json(path / "config.json", required=False).get("vocab_size")
+    return min(size, model_size) if isinstance(model_size, int) else size
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as text."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if not name.endswith("_token") or isinstance(value, bool):
+            continue
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _chat_template(
+    path: Path, config: dict[str, Any], special_tokens: dict[str, str]
+) -> ChatTemplate | None:
+    file = path / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return None if source is None else ChatTemplate(source, special_tokens)

@@ -1,0 +1,153 @@
+"""A worker that speaks the real protocol over real sockets and does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import zmq
+import zmq.asyncio
+
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    CacheDump,
+    CacheDumpRequest,
+    FinishReason,
+    FirstToken,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    Message,
+    Ping,
+    Pong,
+    PrefillTrace,
+    Role,
+    SequenceTokens,
+    StepTokens,
+    WorkerInfo,
+    WorkerState,
+)
+from protocol.wire import decode_control, encode
+
+T = TypeVar("T", bound=Message)
+WAIT_S = 20.0
+
+
+@dataclass
+class Received:
+    """Messages by type, in order of arrival."""
+
+    queues: dict[type, asyncio.Queue] = field(default_factory=lambda: defaultdict(asyncio.Queue))
+
+    async def next(self, kind: type[T]) -> T:
+        async with asyncio.timeout(WAIT_S):
+            return await self.queues[kind].get()
+
+    def count(self, kind: type) -> int:
+        return self.queues[kind].qsize()
+
+
+class FakeWorker:
+    """ROUTER and XPUB sockets; answers hellos, pings and dump requests by itself."""
+
+    def __init__(self, context: zmq.asyncio.Context, worker_id: str, role: Role, **info) -> None:
+        self.control = context.socket(zmq.ROUTER)
+        self.events = context.socket(zmq.XPUB)
+        ports = []
+        for socket in (self.control, self.events):
+            socket.setsockopt(zmq.LINGER, 0)
+            ports.append(socket.bind_to_random_port("tcp://127.0.0.1"))
+        known = {
+            "worker_id": worker_id,
+            "incarnation": f"{worker_id}-1",
+            "role": role,
+            "state": WorkerState.READY,
+            "host": "127.0.0.1",
+            "pid": 1,
+            "control": f"tcp://127.0.0.1:{ports[0]}",
+            "events": f"tcp://127.0.0.1:{ports[1]}",
+            "protocol_version": PROTOCOL_VERSION,
+            "model": "model",
+            "model_fingerprint": "weights",
+            "layout_fingerprint": "layout",
+            "transport": "shm",
+            "block_size": 4,
+            "num_blocks": 1000,
+            "max_context": 2048,
+        }
+        self.info = WorkerInfo(**(known | info))
+        self.received = Received()
+        self.refusal: HelloRefused | None = None
+        self.answers_pings = True
+        self.dump = CacheDump(incarnation=self.info.incarnation, seq=0, hashes=[])
+        self.router: bytes | None = None
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            self.router, frame = await self.control.recv_multipart()
+            message = decode_control(frame)
+            self.received.queues[type(message)].put_nowait(message)
+            if isinstance(message, Hello):
+                self.send(self.refusal or self._accepted())
+            elif isinstance(message, Ping) and self.answers_pings:
+                self.send(Pong(nonce=message.nonce))
+            elif isinstance(message, CacheDumpRequest):
+                self.send(self.dump)
+
+    def _accepted(self) -> HelloAccepted:
+        return HelloAccepted(worker_id=self.info.worker_id, incarnation=self.info.incarnation)
+
+    def send(self, message: Message) -> None:
+        self.send_frames(encode(message))
+
+    def send_frames(self, *frames: bytes) -> None:
+        assert self.router is not None
+        self.control.send_multipart([self.router, *frames], zmq.DONTWAIT)
+
+    def publish(self, message: Message) -> None:
+        self.events.send(encode(message), zmq.DONTWAIT)
+
+    async def subscribed(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            assert await self.events.recv() == b"\x01"
+
+    async def close(self) -> None:
+        """As if the process were killed."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self.control.close(linger=0)
+        self.events.close(linger=0)
+
+    # -- what workers say about a request ---------------------------------------------------
+
+    def first_token(
+        self, leg, token_id: int, *, finish: FinishReason | None = None, **trace
+    ) -> None:
+        self.send(
+            FirstToken(
+                request_id=leg.request_id,
+                attempt=leg.attempt,
+                index=leg.num_output,
+                token_id=token_id,
+                finish=finish,
+                trace=prefill_trace(self.info.worker_id, **trace),
+            )
+        )
+
+    def tokens(self, leg, index: int, token_ids: list[int], **fields) -> None:
+        sequence = SequenceTokens(
+            request_id=leg.request_id,
+            attempt=leg.attempt,
+            index=index,
+            token_ids=token_ids,
+            **fields,
+        )
+        self.send(StepTokens(sequences=[sequence]))
+
+
+def prefill_trace(worker_id: str, **fields) -> PrefillTrace:
+    known = {"received_us": 1000, "scheduled_us": 3000, "cached_tokens": 0, "chunks": ()}
+    return PrefillTrace(worker_id=worker_id, **(known | fields))

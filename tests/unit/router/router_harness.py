@@ -1,0 +1,152 @@
+"""The back half of a router, assembled as `router.main` does, over fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from protocol.sampling import SamplingParams
+from router.cache_index import CacheIndex
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.fleet_metrics import FleetMetrics
+from router.generation import GenerationRequest, TokenDelta
+from router.link import LinkTimes, WorkerLink
+from router.settings import RouterSettings
+from router.trace import TraceStore
+from tests.unit.router.fake_worker import WAIT_S, FakeWorker
+
+
+class Harness:
+    """`workers` live in `fleet`; `dispatcher` generates."""
+
+    def __init__(self, **settings) -> None:
+        known = {
+            "model": "unused",
+            "redis_url": "redis://unused",
+            "retry_backoff_ms": 1.0,
+            "ping_interval_s": 0.05,
+        }
+        self.settings = RouterSettings(**(known | settings))
+        self.registry = CollectorRegistry()
+        self.metrics = FleetMetrics(self.registry)
+        self.context = zmq.asyncio.Context()
+        self.index = CacheIndex(10.0)
+        self.fleet = Fleet(self._connect, self.index, self.metrics)
+        clock = itertools.count(1_000_000, 1000)
+        self.traces = TraceStore(self.settings.trace_history, self.metrics, lambda: next(clock))
+        self.dispatcher = Dispatcher(
+            self.settings, self.fleet, self.traces, self.metrics, random.Random(7)
+        )
+        self.fleet.listen(self.dispatcher)
+        self.workers: dict[str, FakeWorker] = {}
+        self.ever: list[FakeWorker] = []
+
+    def _connect(self, info: WorkerInfo, callbacks) -> WorkerLink:
+        hello = Hello(
+            sender="router",
+            role=Role.ROUTER,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=info.model_fingerprint,
+            layout_fingerprint="",
+        )
+        times = LinkTimes(self.settings.ping_interval_s, self.settings.silence_s)
+        return WorkerLink(self.context, info, hello, callbacks, times, self.metrics)
+
+    def make(self, worker_id: str, **info) -> FakeWorker:
+        """A worker that is not a member yet; its id starts with its role's letter."""
+        role = Role.PREFILL if worker_id.startswith("p") else Role.DECODE
+        worker = FakeWorker(self.context, worker_id, role, **info)
+        self.ever.append(worker)
+        return worker
+
+    async def join(self, *worker_ids: str, **info) -> list[FakeWorker]:
+        """Add workers and wait until they take requests and their cache is known."""
+        made = [self.make(each, **info) for each in worker_ids]
+        self.workers.update({each.info.worker_id: each for each in made})
+        self.refresh()
+        await until(lambda: all(self.is_usable(each) for each in worker_ids))
+        return made
+
+    def is_usable(self, worker_id: str) -> bool:
+        worker = self.fleet.worker(worker_id)
+        return worker is not None and worker.takes_requests
+
+    def refresh(self) -> None:
+        """What the membership's watcher would report."""
+        self.fleet.update({each.info.worker_id: each.info for each in self.workers.values()})
+
+    async def kill(self, worker_id: str) -> None:
+        """The worker's process ends, and its lease."""
+        await self.workers.pop(worker_id).close()
+        self.refresh()
+        await until(lambda: self.fleet.worker(worker_id) is None)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
+
+    async def close(self) -> None:
+        await self.fleet.close()
+        for worker in self.ever:
+            await worker.close()
+        self.context.term()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until a condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def request(
+    num_tokens: int = 100, request_id: str = "r", deadline_ms: int = 20_000, **sampling
+) -> GenerationRequest:
+    """A prompt of the tokens 0, 1, 2, ..."""
+    return GenerationRequest(
+        request_id=request_id,
+        token_ids=list(range(num_tokens)),
+        sampling=SamplingParams(**({"max_tokens": 100, "seed": 1} | sampling)),
+        priority=0,
+        deadline_ms=deadline_ms,
+        cache_salt="",
+    )
+
+
+class Consumer:
+    """Reads a generation in a task of its own, as an HTTP handler does."""
+
+    def __init__(self, dispatcher: Dispatcher, generation: GenerationRequest) -> None:
+        self.deltas: list[TokenDelta] = []
+        self._stream = dispatcher.generate(generation)
+        self.task = asyncio.create_task(self._consume())
+
+    async def _consume(self) -> None:
+        try:
+            async for delta in self._stream:
+                self.deltas.append(delta)
+        finally:
+            await self._stream.aclose()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    async def received(self, count: int) -> None:
+        await until(lambda: len(self.tokens) >= count or self.task.done())
+        assert len(self.tokens) >= count
+
+    async def end(self) -> list[int]:
+        async with asyncio.timeout(WAIT_S):
+            await self.task
+        return self.tokens
+
+    async def cancel(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])

@@ -1,0 +1,336 @@
+"""Whatever a caller gets wrong is a 4xx in OpenAI's shape that names the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from router.api.chat_request import ChatRequest
+from router.api.completion_request import CompletionRequest
+from tests.unit.router.api_harness import MAX_BODY_BYTES, MAX_CONTEXT, MODEL
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+VALID: dict[str, dict[str, object]] = {
+    COMPLETIONS: {"model": MODEL, "prompt": "Hi"},
+    CHAT: {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]},
+}
+HUGE = 10**30
+NOT_INTEGERS = ("1", True, 1.5, [1], {}, HUGE, -HUGE)
+NOT_NUMBERS = ("hot", True, [0.5], {}, HUGE, -HUGE)
+NOT_BOOLEANS = (1, 0, "true", [], {})
+NOT_STRINGS = (1, True, [], {}, 0.5)
+
+SHARED: dict[str, tuple[object, ...]] = {
+    "model": NOT_STRINGS,
+    "max_tokens": (*NOT_INTEGERS, -1, 0),
+    "min_tokens": (*NOT_INTEGERS, -1, 9999),
+    "temperature": (*NOT_NUMBERS, -0.1, 2.1),
+    "top_p": (*NOT_NUMBERS, 0, -0.1, 1.1),
+    "top_k": (*NOT_INTEGERS, -2),
+    "min_p": (*NOT_NUMBERS, -0.1, 1.1),
+    "presence_penalty": (*NOT_NUMBERS, -2.1, 2.1),
+    "frequency_penalty": (*NOT_NUMBERS, -2.1, 2.1),
+    "repetition_penalty": (*NOT_NUMBERS, 0, -1, 10.5),
+    "seed": ("1", True, 1.5, 2**63, -(2**63) - 1),
+    "n": (*NOT_INTEGERS, 0, -1, 129),
+    "stop": (1, True, {}, "", [""], ["a", 1], ["a"] * 17, "x" * 1025),
+    "stop_token_ids": (5, "5", ["5"], [True], [-1], [HUGE], [285], [1] * 257),
+    "ignore_eos": NOT_BOOLEANS,
+    "include_stop_str_in_output": NOT_BOOLEANS,
+    "skip_special_tokens": NOT_BOOLEANS,
+    "return_token_ids": NOT_BOOLEANS,
+    "stream": NOT_BOOLEANS,
+    "stream_options": (True, [], "x", {"include_usage": True}, {"include_usage": 1}, {"x": 1}),
+    "user": (*NOT_STRINGS, "x" * 513),
+    "priority": (*NOT_INTEGERS, 2**31),
+    "cache_salt": (*NOT_STRINGS, "x" * 257),
+    "logit_bias": (
+        [],
+        "x",
+        {"1": "high"},
+        {"1": 101},
+        {"1": -101},
+        {"1": True},
+        {"x": 1},
+        {"-1": 1},
+        {"1.5": 1},
+        {"²": 1},
+        {"285": 1},
+        {"9" * 5000: 1},
+        {str(key): 1 for key in range(1025)},
+    ),
+    "response_format": ({"type": "json_object"}, {"type": "json_schema"}, "text", {}),
+    "guided_json": ({},),
+    "unknown": (1, "x", {}),
+}
+OWN: dict[str, dict[str, tuple[object, ...]]] = {
+    COMPLETIONS: {
+        "prompt": (
+            1,
+            True,
+            {},
+            "",
+            [],
+            [""],
+            [[]],
+            ["a", ""],
+            [1, "a"],
+            ["a", 1],
+            ["a", [1]],
+            [[1], "a"],
+            [[1], 2],
+            [1.5],
+            [True],
+            [-1],
+            [285],
+            [[285]],
+            [HUGE],
+            [None],
+            ["a"] * 129,
+        ),
+        "logprobs": (*NOT_INTEGERS, -1, 21),
+        "echo": NOT_BOOLEANS,
+        "best_of": (*NOT_INTEGERS, 0, 2),
+        "suffix": ("end", 1),
+        "messages": ([],),
+        "tools": ([{}],),
+        "prompt_logprobs": (1,),
+    },
+    CHAT: {
+        "messages": (
+            "Hi",
+            {},
+            [],
+            ["Hi"],
+            [{}],
+            [{"role": "user"}],
+            [{"content": "Hi"}],
+            [{"role": "king", "content": "Hi"}],
+            [{"role": "user", "content": None}],
+            [{"role": "user", "content": 1}],
+            [{"role": "user", "content": []}],
+            [{"role": "user", "content": ["Hi"]}],
+            [{"role": "user", "content": [{"type": "text"}]}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            [{"role": "user", "content": [{"type": "text", "text": 1}]}],
+            [{"role": "user", "content": "Hi", "mood": "good"}],
+            [{"role": "user", "content": "Hi", "name": 1}],
+            [{"role": "assistant", "content": "Hi", "tool_calls": [{}]}],
+            [{"role": "tool", "content": "Hi"}],
+        ),
+        "max_completion_tokens": (*NOT_INTEGERS, -1, 0),
+        "logprobs": (1, 0, "true", 5),
+        "top_logprobs": (*NOT_INTEGERS, -1, 21, 5),
+        "add_generation_prompt": NOT_BOOLEANS,
+        "chat_template_kwargs": (1, "x", [], {"messages": []}, {"tools": []}),
+        "tools": ([{"type": "function"}], "x", {}),
+        "tool_choice": ("auto", "required", {}),
+        "parallel_tool_calls": (True, False),
+        "functions": ([{}],),
+        "function_call": ("auto", {}),
+        "modalities": (["audio"], ["text", "audio"]),
+        "audio": ({},),
+        "prediction": ({},),
+        "reasoning_effort": ("low",),
+        "store": (True, 0),
+        "service_tier": ("flex",),
+        "metadata": ({"a": "b"},),
+        "web_search_options": ({},),
+        "prompt": ("Hi",),
+        "echo": (True,),
+        "chat_template": ("x",),
+        "continue_final_message": (True,),
+    },
+}
+REQUIRED = {COMPLETIONS: ("model", "prompt"), CHAT: ("model", "messages")}
+CASES = [
+    (path, field, value)
+    for path, own in OWN.items()
+    for field, values in {**SHARED, **own}.items()
+    for value in values
+]
+
+
+def check_error(response, status: int, param: str | None) -> dict[str, object]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    found = error["param"]
+    assert (found or "").partition("[")[0].partition(".")[0] == (param or ""), error
+    if param is not None:
+        assert param in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(("path", "field", "value"), CASES)
+def test_a_bad_value_is_refused_by_name(api, path, field, value):
+    response = api.post(path, {**VALID[path], field: value})
+    check_error(response, 400, field)
+    assert api.generator.requests == []
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_every_field_is_in_the_table(path):
+    """So that a new field cannot go without bad values."""
+    schema = CompletionRequest if path == COMPLETIONS else ChatRequest
+    accepted_only_off = {"verbosity", "prompt_cache_key", "safety_identifier", "documents"}
+    assert schema.model_fields.keys() - accepted_only_off <= {**SHARED, **OWN[path]}.keys()
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_null_means_absent(api, path):
+    optional = {**SHARED, **OWN[path]}.keys() - set(REQUIRED[path])
+    known = {"guided_json", "unknown"} | ({"messages", "tools"} if path == COMPLETIONS else set())
+    known |= {"prompt", "echo"} if path == CHAT else set()
+    fields = dict.fromkeys(optional - known)
+    assert api.post(path, {**VALID[path], **fields}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"tools": [], "tool_choice": "none", "functions": [], "function_call": "none"}),
+        (CHAT, {"modalities": ["text"], "store": False, "service_tier": "auto", "metadata": {}}),
+        (CHAT, {"response_format": {"type": "text"}, "continue_final_message": False}),
+        (COMPLETIONS, {"suffix": "", "best_of": 1, "response_format": {"type": "text"}}),
+        (COMPLETIONS, {"best_of": 2, "n": 2}),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 5}),
+    ],
+)
+def test_values_that_ask_for_nothing_more_are_accepted(api, path, fields):
+    response = api.post(path, {**VALID[path], **fields})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, fields in REQUIRED.items() for field in fields]
+)
+def test_a_missing_field_is_named(api, path, field):
+    body = {key: value for key, value in VALID[path].items() if key != field}
+    check_error(api.post(path, body), 400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 65}, "prompt"),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        (CHAT, {"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens"),
+        (CHAT, {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        (COMPLETIONS, {"stream": False, "stream_options": {}}, "stream_options"),
+        (CHAT, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ],
+)
+def test_fields_that_do_not_go_together(api, path, fields, param):
+    check_error(api.post(path, {**VALID[path], **fields}), 400, param)
+
+
+def test_nested_fields_are_named_in_full(api):
+    part = {"type": "text", "text": 1}
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [part]}]
+    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    assert error["param"] == "messages[1].content[0].text"
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("body", ["[]", "1", '"x"', "null", "true"])
+def test_a_body_must_be_an_object(api, path, body):
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert "object" in str(check_error(response, 400, None)["message"])
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{nope}",
+        b"\xff\xfe",
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"temperature": Nope}',
+        b"[" * 50_000,
+        b'{"model": "tiny"} trailing',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_a_body_must_be_json(api, path, body):
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "frequency_penalty", "repetition_penalty"]
+)
+def test_numbers_must_be_finite(api, path, number, field):
+    body = json.dumps(VALID[path])[:-1] + f', "{field}": {number}}}'
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    check_error(response, 400, field)
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_the_content_type_must_be_json(api, path):
+    body = json.dumps(VALID[path])
+    wrong = api.http.post(path, content=body, headers={"content-type": "text/plain"})
+    check_error(wrong, 415, None)
+    with_charset = {"content-type": "Application/JSON; charset=utf-8"}
+    assert api.http.post(path, content=body, headers=with_charset).status_code == 200
+    assert api.http.post(path, content=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_body_that_is_too_large_is_refused(api, path):
+    body = {**VALID[path], "user": "x" * MAX_BODY_BYTES}
+    error = check_error(api.post(path, body), 413, None)
+    assert str(MAX_BODY_BYTES) in str(error["message"])
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_another_model_is_not_found(api, path):
+    error = check_error(api.post(path, {**VALID[path], "model": "gpt-x"}), 404, "model")
+    assert error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "status"),
+    [
+        (MAX_CONTEXT - 16, {}, 200),
+        (MAX_CONTEXT - 1, {}, 200),
+        (MAX_CONTEXT, {}, 413),
+        (MAX_CONTEXT + 5, {}, 413),
+        (MAX_CONTEXT - 5, {"max_tokens": 5}, 200),
+        (MAX_CONTEXT - 5, {"max_tokens": 6}, 413),
+        (MAX_CONTEXT, {"max_tokens": 0, "echo": True}, 200),
+    ],
+)
+def test_prompt_and_output_must_fit_the_context(api, length, fields, status):
+    response = api.complete(prompt=[65] * length, **fields)
+    if status == 200:
+        assert response.status_code == 200, response.text
+        return
+    error = check_error(response, 413, None if not response.json()["error"]["param"] else "prompt")
+    assert error["code"] == "context_length_exceeded"
+    assert str(MAX_CONTEXT) in str(error["message"])
+    assert str(length) in str(error["message"])
+
+
+def test_a_conversation_that_is_too_long(api):
+    error = api.chat("x" * 500).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_the_template_s_own_message_is_passed_on(api):
+    messages = [{"role": "tool", "content": "Hi"}]
+    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    assert "a tool message needs tool_call_id" in str(error["message"])

@@ -1,0 +1,149 @@
+"""One worker's connection: hello, refusals, garbage, silence, breaks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from protocol.messages import (
+    CacheDumpRequest,
+    CacheEvents,
+    Hello,
+    HelloRefused,
+    Ping,
+    Pong,
+    Role,
+)
+from protocol.wire import encode
+from runtime.control import NO_HELLO
+from tests.unit.router.router_harness import Harness, until
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness()
+    yield made
+    await made.close()
+
+
+async def test_hello_comes_first_and_names_the_model_only(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    hello = await worker.received.next(Hello)
+    assert (hello.role, hello.model_fingerprint) == (Role.ROUTER, "weights")
+    assert hello.layout_fingerprint == ""
+    await worker.received.next(CacheDumpRequest)
+    first = await worker.received.next(Ping)
+    second = await worker.received.next(Ping)
+    assert second.nonce == first.nonce + 1
+
+
+async def test_a_refusal_is_logged_once_with_both_values_and_is_final(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = harness.make("d1")
+    worker.refusal = HelloRefused(what="model fingerprint", ours="bbb", theirs="aaa")
+    harness.workers["d1"] = worker
+    with caplog.at_level(logging.ERROR):
+        harness.refresh()
+        link = harness.fleet.worker("d1").link
+        await until(lambda: link.is_closed)
+        harness.refresh()
+    assert link.refused == worker.refusal
+    assert not harness.is_usable("d1")
+    assert not link.send(Ping(nonce=1))
+    (record,) = caplog.records
+    assert "model fingerprint is aaa here and bbb there" in record.getMessage()
+    assert worker.received.count(Hello) == 1
+
+
+async def test_another_worker_at_the_same_address_is_not_taken(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = harness.make("d1")
+    registered = harness.make("d1", control=worker.info.control, incarnation="older")
+    harness.workers["d1"] = registered
+    harness.refresh()
+    link = harness.fleet.worker("d1").link
+    await until(lambda: link.is_closed)
+    assert not link.is_ready
+    assert "d1/older here and d1/d1-1 there" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b"\xc1garbage"], "undecodable"),
+        ([b""], "undecodable"),
+        ([encode(Ping(nonce=1)), b"more"], "frame_count"),
+        ([encode(Hello(sender="x", role=Role.DECODE, protocol_version=1,
+                       model_fingerprint="", layout_fingerprint=""))], "unexpected"),
+    ],
+)  # fmt: skip
+async def test_frames_that_cannot_be_taken_are_counted(harness: Harness, frames, reason) -> None:
+    (worker,) = await harness.join("d1")
+    worker.send_frames(*frames)
+    await until(lambda: harness.metric("refused_frames_total", reason=reason) == 1)
+    assert harness.is_usable("d1")
+
+
+async def test_garbage_among_events_is_counted(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    await worker.subscribed()
+    worker.events.send(b"garbage", zmq.DONTWAIT)
+    worker.publish(
+        CacheEvents(worker_id="d1", incarnation="d1-0", seq=1, stored=[b"x"], removed=[])
+    )
+    await until(lambda: harness.metric("refused_frames_total", reason="foreign") == 1)
+    assert harness.metric("refused_frames_total", reason="undecodable") == 1
+    assert harness.index.num_blocks("d1") == 0
+
+
+async def test_before_hello_is_accepted_nothing_is_taken(harness: Harness) -> None:
+    worker = harness.make("d1")
+    worker.refusal = Pong(nonce=0)
+    harness.workers["d1"] = worker
+    harness.refresh()
+    await until(lambda: harness.metric("refused_frames_total", reason="no_hello") == 1)
+    assert not harness.is_usable("d1")
+
+
+async def test_a_silent_worker_is_not_responsive_but_ready(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    worker.answers_pings = False
+    link = harness.fleet.worker("d1").link
+    assert link.is_responsive(time.monotonic())
+    assert not link.is_responsive(time.monotonic() + harness.settings.silence_s + 1)
+    assert link.is_ready
+
+
+async def test_a_worker_that_forgot_us_is_greeted_anew(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    await worker.received.next(Hello)
+    worker.send(NO_HELLO)
+    await worker.received.next(Hello)
+    await until(lambda: harness.is_usable("d1"))
+
+
+async def test_a_worker_that_listens_late_is_reached(harness: Harness) -> None:
+    """Its registration may be read before its socket accepts."""
+    control, events = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    late = harness.make("d1", control=control, events=events)
+    harness.workers["d1"] = late
+    harness.refresh()
+    link = harness.fleet.worker("d1").link
+    await until(lambda: link._control is not None)
+    late.control.bind(control)
+    late.events.bind(events)
+    await until(lambda: harness.is_usable("d1"))
+    await late.subscribed()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,265 @@
+"""A router as a process of its own, with a real registry and fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import zmq.asyncio
+
+from protocol.messages import Abort, FinishReason, Generate, Role
+from runtime.embedded import EmbeddedValkey
+from runtime.membership import WorkerLease
+from tests.unit.router.fake_worker import WAIT_S, FakeWorker
+
+END = b"\n\n"
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[EmbeddedValkey]:
+    with EmbeddedValkey() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@dataclass
+class RouterProcess:
+    process: asyncio.subprocess.Process
+    client: httpx.AsyncClient
+    log: Path
+
+    was_told: bool = False
+
+    def tell_to_stop(self) -> None:
+        """Once: a second signal would end it at once."""
+        if not self.was_told and self.process.returncode is None:
+            self.was_told = True
+            self.process.send_signal(signal.SIGTERM)
+
+    async def stop(self) -> int:
+        self.tell_to_stop()
+        async with asyncio.timeout(WAIT_S):
+            return await self.process.wait()
+
+
+async def spawn(log: Path, *flags: str, **environment: str) -> asyncio.subprocess.Process:
+    with log.open("wb") as stderr:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router.main", *flags, stderr=stderr,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+
+
+@pytest.fixture
+async def router(
+    valkey: EmbeddedValkey,
+    checkpoint: Path,
+    tmp_path: Path,
+    cluster: str,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[RouterProcess]:
+    """A router on a free port, in a cluster of its test's own; parametrised by its grace."""
+    log, port_file = tmp_path / "log", tmp_path / "port"
+    process = await spawn(
+        log,
+        f"--model={checkpoint}",
+        "--port=0",
+        f"--port-file={port_file}",
+        f"--cluster={cluster}",
+        f"--shutdown-grace-s={getattr(request, 'param', 20)}",
+        BATON_REDIS_URL=valkey.url,
+    )
+    async with asyncio.timeout(WAIT_S):
+        while not port_file.exists():
+            assert process.returncode is None, log.read_text()
+            await asyncio.sleep(0.02)
+    url = f"http://127.0.0.1:{int(port_file.read_text())}"
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
+        running = RouterProcess(process, client, log)
+        yield running
+        await running.stop()
+    assert f"listening on {url}" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+async def worker(valkey: EmbeddedValkey, cluster: str) -> AsyncIterator[FakeWorker]:
+    """A decode worker that registered in the cluster of `router`."""
+    context = zmq.asyncio.Context()
+    made = FakeWorker(context, "d1", Role.DECODE, max_context=123)
+    lease = WorkerLease(valkey.url, cluster, made.info, 2.0)
+    lease.start()
+    yield made
+    await asyncio.to_thread(lease.close)
+    await made.close()
+    context.term()
+
+
+async def healthy(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (await client.get("/health")).status_code != 200:
+            await asyncio.sleep(0.02)
+
+
+async def closed(url: httpx.URL) -> None:
+    """Wait until nobody accepts connections."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(url.host, url.port)
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await writer.wait_closed()
+
+
+async def serve(worker: FakeWorker, token_ids: list[int], **fields) -> Generate:
+    """The first tokens of the next request: an answer begins with them, not before."""
+    leg = await worker.received.next(Generate)
+    worker.tokens(leg, 0, token_ids, **fields)
+    return leg
+
+
+COMPLETION = {"model": "model", "prompt": "Hello world", "max_tokens": 3, "stream": True}
+
+
+async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterProcess) -> None:
+    for path in ("/health", "/v1/models", "/v1/chat/completions"):
+        answer = await router.client.get(path)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["message"] == "no decode worker is registered"
+    assert (await router.client.get("/fleet")).json() == []
+    assert "baton_router_inflight 0.0" in (await router.client.get("/metrics")).text
+    assert (await router.client.get("/requests/x/trace")).status_code == 404
+    assert await router.stop() == 0
+
+
+async def test_it_serves_what_its_workers_serve(router: RouterProcess, worker: FakeWorker) -> None:
+    client = router.client
+    await healthy(client)
+    (model,) = (await client.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("model", 123)
+    (shown,) = (await client.get("/fleet")).json()
+    assert (shown["worker_id"], shown["connected"]) == ("d1", True)
+
+    serving = asyncio.create_task(serve(worker, [70, 71, 72], finish=FinishReason.LENGTH))
+    async with client.stream("POST", "/v1/completions", json=COMPLETION) as answer:
+        body = await answer.aread()
+    await serving
+    assert body.endswith(b"data: [DONE]" + END)
+    trace = (await client.get(f"/requests/{answer.headers['x-request-id']}/trace")).json()
+    assert trace["outcome"] == "finished"
+    assert trace["num_output_tokens"] == 3
+    assert trace["placement"]["decode"] == "d1"
+    metrics = (await client.get("/metrics")).text
+    assert 'baton_router_generations_total{outcome="finished"} 1.0' in metrics
+
+
+async def test_a_client_that_leaves_aborts_its_generation(
+    router: RouterProcess, worker: FakeWorker
+) -> None:
+    await healthy(router.client)
+    serving = asyncio.create_task(serve(worker, [70]))
+    async with router.client.stream("POST", "/v1/completions", json=COMPLETION) as answer:
+        leg = await serving
+        await anext(answer.aiter_raw())
+    abort = await worker.received.next(Abort)
+    assert (abort.request_id, abort.attempt) == (leg.request_id, leg.attempt)
+
+
+async def test_a_stopping_router_lets_streams_finish(
+    router: RouterProcess, worker: FakeWorker
+) -> None:
+    await healthy(router.client)
+    serving = asyncio.create_task(serve(worker, [70]))
+    async with router.client.stream("POST", "/v1/completions", json=COMPLETION) as answer:
+        leg = await serving
+        chunks = answer.aiter_raw()
+        await anext(chunks)
+        router.tell_to_stop()
+        await closed(router.client.base_url)
+        worker.tokens(leg, 1, [71, 72], finish=FinishReason.LENGTH)
+        rest = b"".join([chunk async for chunk in chunks])
+    assert rest.endswith(b"data: [DONE]" + END)
+    assert await router.stop() == 0
+
+
+@pytest.mark.parametrize("router", [0], indirect=True)
+async def test_streams_that_do_not_finish_in_time_are_aborted(
+    router: RouterProcess, worker: FakeWorker
+) -> None:
+    await healthy(router.client)
+    serving = asyncio.create_task(serve(worker, [70]))
+    async with router.client.stream("POST", "/v1/completions", json=COMPLETION) as answer:
+        leg = await serving
+        router.tell_to_stop()
+        abort = await worker.received.next(Abort)
+        assert (abort.request_id, abort.attempt) == (leg.request_id, leg.attempt)
+        events = (await answer.aread()).split(END)
+    assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "generation_failed"
+    assert await router.stop() == 0
+
+
+async def test_what_an_operator_gets_wrong_is_one_line(tmp_path: Path, checkpoint: Path) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    good = {"BATON_REDIS_URL": "redis://127.0.0.1:1"}
+    cases = [
+        ((f"--model={checkpoint}",), {}, "redis_url is required"),
+        ((f"--model={checkpoint}", "--prot=1"), good, "flag --prot: unknown; did you mean --port?"),
+        (("--model=/no/such/folder",), good, "there is no folder"),
+        ((f"--model={tmp_path}", "--port=0"), good, "tokenizer.json is missing"),
+        ((f"--model={checkpoint}", f"--port={port}"), good, f"127.0.0.1 port {port}: "),
+        (
+            (f"--model={checkpoint}", "--port=0", "--port-file=/no/such/file"),
+            good,
+            "port file /no/such/file cannot be written",
+        ),
+    ]  # fmt: skip
+    processes = [
+        await spawn(tmp_path / f"{number}", *flags, **environment)
+        for number, (flags, environment, _) in enumerate(cases)
+    ]
+    for number, (process, (_, _, told)) in enumerate(zip(processes, cases, strict=True)):
+        async with asyncio.timeout(2 * WAIT_S):
+            assert await process.wait() == 2
+        lines = (tmp_path / f"{number}").read_text().splitlines()
+        assert lines[-1].startswith("baton router: ")
+        assert told in lines[-1]
+        assert not any("Traceback" in line for line in lines)
+    taken.close()
+
+
+async def test_help_names_every_setting_with_its_unit(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router.main", "--help", stdout=asyncio.subprocess.PIPE
+    )
+    shown, _ = await process.communicate()
+    text = " ".join(shown.decode().split())
+    assert process.returncode == 0
+    assert "--local-prefill-threshold-tokens TOKENS" in text
+    assert "env: BATON_RETRY_BACKOFF_MS" in text
+
+
+async def test_the_router_imports_no_torch(tmp_path: Path) -> None:
+    code = "import json, sys, router.main; print(json.dumps('torch' in sys.modules))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    shown, _ = await process.communicate()
+    assert json.loads(shown) is False
