@@ -123,11 +123,12 @@ class DecodeWorker:
         self._tasks[task.key] = task
 
     def _abort(self, key: HandoffKey) -> None:
-        """Nobody wants it any more."""
+        """Its router no longer wants it; what arrived stays cached, in case of a next attempt."""
         task = self._tasks.pop(key, None)
         if task is None:
             self._host.count("stale_messages")
             return
+        self._scheduler.publish_arrived(task.sequence, self._receiver.arrived(key))
         self._end(task)
         self._carry_out(self._receiver.abort(key))
 

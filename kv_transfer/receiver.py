@@ -179,6 +179,14 @@ class HandoffReceiver:
         """Whether the handoff's blocks are still behind their fence."""
         return key in self._handoffs
 
+    def arrived(self, key: HandoffKey) -> tuple[int, ...]:
+        """Prompt indices of the granted blocks of an open handoff that hold their data by now.
+
+        They stay as they are, because a sender writes each block at most once.
+        """
+        handoff = self._handoffs.get(key)
+        return () if handoff is None else self._arrived(handoff)
+
     # -- what the decode worker itself does ----------------------------------------------
 
     def offer(

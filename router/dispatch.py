@@ -312,5 +312,5 @@ class Dispatcher:
     @staticmethod
     def _note_cached(generation: Generation, cached_tokens: int) -> None:
         """How much of the prompt was cached when it was first computed."""
-        if not generation.stream.token_ids and not generation.cached_tokens:
+        if generation.num_attempts == 1 and not generation.cached_tokens:
             generation.cached_tokens = min(cached_tokens, len(generation.request.token_ids))

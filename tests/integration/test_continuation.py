@@ -1,0 +1,82 @@
+"""The next turn of a conversation stays where its prefix is: no block moves, only the suffix runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.fleet import Fleet
+from tests.integration.fleets import complete, counters, running_fleet, trace_of
+from tests.integration.reference import BLOCK, DEMO_MODEL, Reference
+
+SYSTEM = (
+    "You explain the Python language to people who write it every day. Be brief and exact, quote "
+    "the documentation where it helps, and say so when you do not know something at all. " * 2
+)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with running_fleet() as fleet:
+        yield fleet
+
+
+def deltas(fleet: Fleet, before: dict[str, dict[str, int]]) -> dict[str, int]:
+    """How much each counter has grown, over both workers."""
+    grown: dict[str, int] = {}
+    for name, old in before.items():
+        for counter, value in counters(fleet, name).items():
+            grown[counter] = grown.get(counter, 0) + value - old.get(counter, 0)
+    return grown
+
+
+def snapshot(fleet: Fleet) -> dict[str, dict[str, int]]:
+    return {name: counters(fleet, name) for name in ("prefill-1", "decode-1")}
+
+
+def test_the_second_turn_moves_nothing_and_computes_only_its_suffix(
+    fleet: Fleet, references: list[Reference]
+) -> None:
+    first = list(next(r.prompt for r in references if len(r.prompt) == 300))
+    output = complete(fleet, first, max_tokens=40)["choices"][0]["token_ids"]
+    before = snapshot(fleet)
+    assert before["decode-1"]["blocks_received"] > 0, "the first turn came from the prefill worker"
+    suffix = first[5:30]
+    answer = complete(fleet, [*first, *output, *suffix], max_tokens=10)
+    grown = deltas(fleet, before)
+    assert grown["blocks_sent"] == grown["blocks_received"] == grown["handoffs"] == 0
+    # The last token of the first turn was never an input, so its block is not complete.
+    held = (len(first) + len(output) - 1) // BLOCK * BLOCK
+    assert grown["prefill_tokens"] == len(first) + len(output) + len(suffix) - held
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == held
+    assert trace_of(fleet, answer["id"])["placement"]["mode"] == "local"
+
+
+def test_a_chat_goes_on_where_it_was(fleet: Fleet) -> None:
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "Explain the `with` statement."},
+    ]
+    first = chat(fleet, messages)
+    assert trace_of(fleet, first["id"])["placement"]["mode"] == "remote"
+    before = snapshot(fleet)
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "Tell me more."}]
+    for message in messages:
+        message.pop("refusal", None)
+    second = chat(fleet, messages)
+    trace = trace_of(fleet, second["id"])
+    assert trace["placement"]["mode"] == "local"
+    grown = deltas(fleet, before)
+    assert grown["blocks_sent"] == 0
+    num_prompt = second["usage"]["prompt_tokens"]
+    assert grown["prefill_tokens"] == num_prompt - grown["cached_tokens"] <= 64
+
+
+def chat(fleet: Fleet, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    body = {"model": DEMO_MODEL.name, "messages": messages, "temperature": 0, "max_tokens": 60}
+    answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()

@@ -1,0 +1,172 @@
+"""Corrupt and foreign frames on a worker's sockets are refused and counted, and it goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from cli.fleet import Fleet
+from protocol import wire
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Generate,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    KvGrant,
+    PeerDescriptor,
+    Ping,
+    Role,
+    WorkerInfo,
+)
+from protocol.sampling import SamplingParams
+from tests.integration.fleets import complete, counters, running_fleet, wait_for
+from tests.integration.reference import NUM_TOKENS, Reference
+
+GENERATE = Generate(
+    request_id="x",
+    attempt=0,
+    token_ids=[1],
+    num_output=0,
+    sampling=SamplingParams(max_tokens=1, seed=0),
+    deadline_ms=1000,
+)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with running_fleet(local_prefill_threshold_tokens=0) as fleet:
+        yield fleet
+
+
+@pytest.fixture(params=["prefill-1", "decode-1"])
+def worker(request: pytest.FixtureRequest, fleet: Fleet) -> WorkerInfo:
+    return fleet.workers[request.param]
+
+
+@pytest.fixture
+def dealer(worker: WorkerInfo) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.connect(worker.control)
+        yield socket
+
+
+def hello(worker: WorkerInfo, **change: Any) -> Hello:
+    fields = {
+        "sender": "stranger",
+        "role": Role.ROUTER,
+        "protocol_version": PROTOCOL_VERSION,
+        "model_fingerprint": worker.model_fingerprint,
+        "layout_fingerprint": "",
+    }
+    return Hello(**(fields | change))
+
+
+def refused(fleet: Fleet, worker: WorkerInfo) -> int:
+    return counters(fleet, worker.worker_id)["frames_refused"]
+
+
+def still_serves(fleet: Fleet, references: list[Reference]) -> bool:
+    answer = complete(fleet, list(references[9].prompt), max_tokens=NUM_TOKENS)
+    return answer["choices"][0]["token_ids"] == list(references[9].output)
+
+
+def test_garbage_is_counted_and_dropped(
+    fleet: Fleet, worker: WorkerInfo, dealer: Any, references: list[Reference]
+) -> None:
+    before = refused(fleet, worker)
+    rng = random.Random(3)
+    frames = [[rng.randbytes(rng.randrange(0, 300))] for _ in range(200)]
+    frames += [[b"a", b"b", b"c"], [], [b""] * 5, [wire.encode(GENERATE)[:-2]]]
+    frames += [[msgspec.msgpack.encode({"type": "Generate", "token_ids": "all"})]]
+    for frame in frames:
+        dealer.send_multipart(frame or [b""])
+    wait_for("200 refusals", lambda: refused(fleet, worker) >= before + 200)
+    assert still_serves(fleet, references)
+
+
+def test_nothing_is_taken_before_an_accepted_hello(
+    fleet: Fleet, worker: WorkerInfo, dealer: Any
+) -> None:
+    dealer.send(wire.encode(GENERATE))
+    answer = wire.decode_control(dealer.recv())
+    assert isinstance(answer, HelloRefused)
+    assert answer.what == "hello"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"protocol_version": 99}, "protocol version"),
+        ({"model_fingerprint": "0" * 32}, "model fingerprint"),
+        ({"layout_fingerprint": "0" * 32, "role": Role.DECODE}, "KV layout fingerprint"),
+    ],
+)
+def test_a_mismatch_is_refused_with_both_values(
+    worker: WorkerInfo, dealer: Any, change: dict[str, Any], what: str
+) -> None:
+    dealer.send(wire.encode(hello(worker, **change)))
+    answer = wire.decode_control(dealer.recv())
+    assert isinstance(answer, HelloRefused)
+    assert answer.what == what
+    assert answer.theirs == str(next(iter(change.values())))
+    assert answer.ours not in ("", answer.theirs)
+    dealer.send(wire.encode(GENERATE))
+    assert isinstance(wire.decode_control(dealer.recv()), HelloRefused)
+
+
+def test_a_forged_pool_never_reaches_the_transport(
+    fleet: Fleet, references: list[Reference]
+) -> None:
+    worker = fleet.workers["prefill-1"]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 1000)
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.connect(worker.control)
+        dealer.send(wire.encode(hello(worker, role=Role.DECODE)))
+        assert isinstance(wire.decode_control(dealer.recv()), HelloAccepted)
+        forged = PeerDescriptor(
+            transport=worker.transport,
+            agent="forged",
+            descriptor=b"\x00" * 500,
+            digest=b"\x01" * 32,
+            num_blocks=10,
+        )
+        dealer.send(wire.encode(forged))
+        grant = KvGrant(
+            request_id="x", attempt=0, agent="forged", first_block=0, block_ids=[1], ttl_ms=1000
+        )
+        dealer.send(wire.encode(grant))
+        dealer.send(wire.encode(Ping(nonce=1)))
+        dealer.recv()
+        found = counters(fleet, "prefill-1")
+        assert found["descriptors_refused"] == 1
+        assert found["unexpected_messages"] == 1
+    assert still_serves(fleet, references)
+
+
+def test_requests_that_would_break_the_engine_are_answered(
+    fleet: Fleet, worker: WorkerInfo, dealer: Any, references: list[Reference]
+) -> None:
+    """A router with wrong ideas: token ids outside of the vocabulary, a role's wrong message."""
+    dealer.send(wire.encode(hello(worker)))
+    assert isinstance(wire.decode_control(dealer.recv()), HelloAccepted)
+    bad = msgspec.structs.replace(GENERATE, token_ids=[10**9])
+    dealer.send(wire.encode(bad))
+    if worker.role is Role.DECODE:
+        failed = wire.decode_control(dealer.recv())
+        assert "token ids" in failed.reason
+        assert not failed.retryable
+    else:
+        wait_for(
+            "the count",
+            lambda: counters(fleet, worker.worker_id).get("unexpected_messages"),
+        )
+    assert still_serves(fleet, references)

@@ -1,0 +1,118 @@
+"""The `openai` package, unchanged, against a real fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from cli.fleet import Fleet
+from tests.integration.fleets import running_fleet
+from tests.integration.reference import DEMO_MODEL
+
+MODEL = DEMO_MODEL.name
+QUESTION = [{"role": "user", "content": "What is a lambda?"}]
+PROMPT = "The with statement is used to wrap the execution of a block with methods defined by a "
+ANSWER = "Lambda expressions (sometimes called lambda forms) are used to create anonymous functions."
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with running_fleet(decode=2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert answer.choices[0].message.content.startswith(ANSWER)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_streamed_chat_is_the_same_text(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert len(chunks) > 20
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == (
+        whole.usage.completion_tokens
+    )
+
+
+def test_async_streams_side_by_side(fleet: Fleet) -> None:
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none") as client:
+            return await asyncio.gather(*(one(client) for _ in range(12)))
+
+    async def one(client: openai.AsyncOpenAI) -> str:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=QUESTION, temperature=0, stream=True
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    texts = asyncio.run(run())
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(ANSWER)
+
+
+def test_completions_with_n_logprobs_stop_and_seed(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=12, n=3, logprobs=2, seed=5, temperature=0.8
+    )
+    again = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=12, n=3, logprobs=2, seed=5, temperature=0.8
+    )
+    assert [c.text for c in again.choices] == [c.text for c in answer.choices]
+    for choice in answer.choices:
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+        assert all(value <= 0 for value in choice.logprobs.token_logprobs)
+    greedy = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=40, temperature=0)
+    word = greedy.choices[0].text.split()[4]
+    stopped = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=40, temperature=0, stop=[word]
+    )
+    assert stopped.choices[0].text == greedy.choices[0].text.partition(word)[0]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_echo_and_lists_of_prompts(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=[PROMPT, "A class definition "], max_tokens=5, echo=True, temperature=0
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].text.startswith(PROMPT)
+    assert answer.choices[1].text.startswith("A class definition ")
+
+
+def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        client.chat.completions.create(model="gpt-5", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=-1)
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.completions.create(model=MODEL, prompt=[1] * 5000, max_tokens=1)
+    assert raised.value.status_code == 413
+    assert "4096" in raised.value.message
+    assert "5000" in raised.value.message
