@@ -25,9 +25,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_200_aborts_leave_every_counter_at_zero(
-    fleet: Fleet, references: list[Reference]
-) -> None:
+def test_200_aborts_leave_every_counter_at_zero(fleet: Fleet, references: list[Reference]) -> None:
     rng = random.Random(SEED)
     print(f"seed {SEED}")
     plans = [

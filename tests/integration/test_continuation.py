@@ -1,4 +1,4 @@
-"""The next turn of a conversation stays where its prefix is: no block moves, only the suffix runs."""
+"""The next turn of a chat stays where its prefix is: no block moves, only the suffix runs."""
 
 from __future__ import annotations
 

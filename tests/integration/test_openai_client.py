@@ -15,7 +15,9 @@ from tests.integration.reference import DEMO_MODEL
 MODEL = DEMO_MODEL.name
 QUESTION = [{"role": "user", "content": "What is a lambda?"}]
 PROMPT = "The with statement is used to wrap the execution of a block with methods defined by a "
-ANSWER = "Lambda expressions (sometimes called lambda forms) are used to create anonymous functions."
+ANSWER = (
+    "Lambda expressions (sometimes called lambda forms) are used to create anonymous functions."
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,306 @@
+"""Membership against a real Valkey: leases that live, end, lapse, and a store that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import redis
+
+from protocol import wire
+from protocol.errors import ServiceError
+from protocol.messages import Role, WorkerInfo, WorkerState
+from runtime.embedded import EmbeddedValkey
+from runtime.membership import FleetWatcher, WorkerLease, read_fleet
+from runtime.registry import Registry
+
+LEASE_S = 0.9
+WAIT_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[EmbeddedValkey]:
+    with EmbeddedValkey() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., WorkerLease]]:
+    """Makes leases that are started, and closed after the test; checks that no thread is left."""
+    threads = threading.active_count()
+    made: list[WorkerLease] = []
+
+    def make(info: WorkerInfo, lease_s: float = LEASE_S) -> WorkerLease:
+        lease = WorkerLease(valkey.url, cluster, info, lease_s)
+        made.append(lease)
+        lease.start()
+        return lease
+
+    yield make
+    for lease in made:
+        lease.close()
+    assert threading.active_count() == threads
+
+
+def worker(worker_id: str, incarnation: str = "life-1") -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role=Role.DECODE,
+        state=WorkerState.READY,
+        host="h",
+        pid=1,
+        control="tcp://127.0.0.1:1",
+        events="tcp://127.0.0.1:2",
+        protocol_version=1,
+        model="m",
+        model_fingerprint="f",
+        layout_fingerprint="l",
+        transport="shm",
+        block_size=16,
+        num_blocks=8,
+        max_context=64,
+    )
+
+
+def until(check: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, "waited in vain"
+        os.sched_yield()
+
+
+@asynccontextmanager
+async def watching(url: str, cluster: str, **options) -> AsyncIterator[tuple]:
+    """A running watcher and a queue of every fleet that it announced."""
+    changes: asyncio.Queue = asyncio.Queue()
+    watcher = FleetWatcher(
+        url, cluster, lambda members: changes.put_nowait(dict(members)), poll_s=0.1, **options
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher, changes
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def change(changes: asyncio.Queue) -> dict[str, WorkerInfo]:
+    return await asyncio.wait_for(changes.get(), WAIT_S)
+
+
+# -- leases -------------------------------------------------------------------------------------
+
+
+def test_a_worker_registers_renews_and_leaves(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"))
+    assert lease.wait_registered(WAIT_S)
+    assert read_fleet(valkey.url, cluster) == {"a": worker("a")}
+    with redis.Redis.from_url(valkey.url) as client:
+        key = Registry(cluster).worker_key("a")
+        assert 0 < client.pttl(key) <= LEASE_S * 1000
+        client.pexpire(key, 300)
+        until(lambda: client.pttl(key) > 300)
+    lease.close()
+    assert read_fleet(valkey.url, cluster) == {}
+    assert (lease.lapses, lease.is_replaced) == (0, False)
+
+
+def test_a_registration_ends_by_itself_when_nobody_renews_it(valkey, cluster, leases) -> None:
+    info = worker("a")
+    with redis.Redis.from_url(valkey.url) as client:
+        client.eval(*Registry(cluster).renew(info, 0.2, True))
+        assert read_fleet(valkey.url, cluster) == {"a": info}
+        until(lambda: read_fleet(valkey.url, cluster) == {})
+        assert client.smembers(Registry(cluster).workers_key) == set(), "and no id is left over"
+
+
+def test_a_new_state_is_announced(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"), lease_s=30.0)
+    assert lease.wait_registered(WAIT_S)
+    lease.update(WorkerState.DRAINING)
+    draining = msgspec.structs.replace(worker("a"), state=WorkerState.DRAINING)
+    until(lambda: read_fleet(valkey.url, cluster) == {"a": draining})
+
+
+def test_a_lapse_is_noticed_and_mended(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"))
+    assert lease.wait_registered(WAIT_S)
+    with redis.Redis.from_url(valkey.url) as client:
+        client.delete(Registry(cluster).worker_key("a"))
+    until(lambda: lease.lapses == 1)
+    assert read_fleet(valkey.url, cluster) == {"a": worker("a")}
+
+
+def test_a_newcomer_takes_an_id_over_and_the_former_owner_yields(valkey, cluster, leases) -> None:
+    former = leases(worker("a", "life-1"))
+    assert former.wait_registered(WAIT_S)
+    newcomer = leases(worker("a", "life-2"))
+    assert newcomer.wait_registered(WAIT_S)
+    until(lambda: former.is_replaced)
+    former.close()
+    assert read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")}
+    assert not newcomer.is_replaced
+
+
+def test_whether_another_worker_is_alive(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"))
+    assert lease.wait_registered(WAIT_S)
+    other = leases(worker("b", "life-7"))
+    until(lambda: lease.is_alive("b", "life-7"))
+    assert not lease.is_alive("b", "life-6")
+    other.close()
+    until(lambda: not lease.is_alive("b", "life-7"))
+
+
+def test_clusters_do_not_see_each_other(valkey, cluster, leases) -> None:
+    assert leases(worker("a")).wait_registered(WAIT_S)
+    assert read_fleet(valkey.url, cluster + "x") == {}
+
+
+def test_nobody_answers() -> None:
+    with EmbeddedValkey() as gone:
+        url = gone.url
+    with pytest.raises(ServiceError, match=r"cannot read the fleet from redis://127\.0\.0\.1:\d+:"):
+        read_fleet(url, "default", 1.0)
+    lease = WorkerLease(url, "default", worker("a"), LEASE_S)
+    lease.start()
+    assert not lease.wait_registered(0.3)
+    assert lease.is_alive("b", "any"), "nothing shows that somebody is gone"
+    lease.close()
+
+
+# -- watching -----------------------------------------------------------------------------------
+
+
+async def test_a_watcher_follows_the_fleet(valkey, cluster, leases) -> None:
+    async with watching(valkey.url, cluster) as (watcher, changes):
+        first = leases(worker("a"))
+        assert await change(changes) == {"a": worker("a")}
+        leases(worker("b"))
+        assert await change(changes) == {"a": worker("a"), "b": worker("b")}
+        await asyncio.to_thread(first.close)
+        assert await change(changes) == {"b": worker("b")}
+        assert watcher.members == {"b": worker("b")}
+        assert watcher.is_connected
+    assert not watcher.is_connected
+
+
+async def test_announcements_come_before_the_next_full_read(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"), lease_s=30.0)
+    assert await asyncio.to_thread(lease.wait_registered, WAIT_S)
+    changes: asyncio.Queue = asyncio.Queue()
+    watcher = FleetWatcher(valkey.url, cluster, changes.put_nowait, poll_s=3600.0)
+    task = asyncio.create_task(watcher.run())
+    assert list(await change(changes)) == ["a"]
+    lease.update(WorkerState.DRAINING)
+    assert (await change(changes))["a"].state is WorkerState.DRAINING
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_an_ended_lease_is_noticed(valkey, cluster) -> None:
+    with redis.Redis.from_url(valkey.url) as client:
+        client.eval(*Registry(cluster).renew(worker("a"), 1.0, True))
+        async with watching(valkey.url, cluster) as (_, changes):
+            assert await change(changes) == {"a": worker("a")}
+            assert await change(changes) == {}
+
+
+async def test_registrations_that_cannot_be_read_are_ignored(valkey, cluster, leases) -> None:
+    with redis.Redis.from_url(valkey.url) as client:
+        registry = Registry(cluster)
+        client.sadd(registry.workers_key, "x", "y", b"\xff\xfe", "gone")
+        client.set(registry.worker_key("x"), b"\xffnot json")
+        client.set(registry.worker_key("y"), wire.encode_worker_info(worker("z")))
+        client.set(registry.worker_key("").encode() + b"\xff\xfe", b"{}")
+        async with watching(valkey.url, cluster) as (watcher, changes):
+            leases(worker("a"))
+            assert await change(changes) == {"a": worker("a")}
+            assert watcher.undecodable == 3
+
+
+# -- a store that loses its memory or goes away -----------------------------------------------------
+
+
+async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster, leases) -> None:
+    lease = leases(worker("a"))
+    assert await asyncio.to_thread(lease.wait_registered, WAIT_S)
+    async with watching(valkey.url, cluster) as (watcher, changes):
+        assert await change(changes) == {"a": worker("a")}
+        with redis.Redis.from_url(valkey.url) as client:
+            client.flushall()
+        await asyncio.to_thread(until, lambda: lease.lapses == 1)
+        lease.update(WorkerState.DRAINING)
+        assert (await change(changes))["a"].state is WorkerState.DRAINING, "never empty"
+        assert watcher.members.keys() == {"a"}
+
+
+async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
+    with EmbeddedValkey() as valkey:
+        lease = WorkerLease(valkey.url, cluster, worker("a"), LEASE_S)
+        lease.start()
+        async with watching(valkey.url, cluster) as (watcher, changes):
+            assert await change(changes) == {"a": worker("a")}
+            os.kill(valkey.pid, signal.SIGKILL)
+            await _until(lambda: not watcher.is_connected)
+            assert watcher.members == {"a": worker("a")}, "the last known fleet"
+            assert lease.is_alive("other", "life")
+            await asyncio.to_thread(valkey.restart)
+            await _until(lambda: watcher.is_connected)
+            await _until(lambda: read_fleet(valkey.url, cluster) == {"a": worker("a")})
+            assert changes.empty(), "the router never heard of it"
+            lease.update(WorkerState.DRAINING)
+            assert (await change(changes))["a"].state is WorkerState.DRAINING
+        await asyncio.to_thread(lease.close)
+
+
+async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> None:
+    with EmbeddedValkey() as valkey:
+        with redis.Redis.from_url(valkey.url) as client:
+            client.eval(*Registry(cluster).renew(worker("a"), 30.0, True))
+        async with watching(valkey.url, cluster, settle_s=0.5) as (watcher, changes):
+            assert await change(changes) == {"a": worker("a")}
+            os.kill(valkey.pid, signal.SIGKILL)
+            await _until(lambda: not watcher.is_connected)
+            await asyncio.to_thread(valkey.restart)
+            assert await change(changes) == {}
+
+
+async def test_a_stopped_store_blocks_nobody(cluster) -> None:
+    """SIGSTOP: connections stand, nothing answers."""
+    with EmbeddedValkey() as valkey:
+        lease = WorkerLease(valkey.url, cluster, worker("a"), LEASE_S)
+        lease.start()
+        async with watching(valkey.url, cluster) as (watcher, changes):
+            assert await change(changes) == {"a": worker("a")}
+            os.kill(valkey.pid, signal.SIGSTOP)
+            await _until(lambda: not watcher.is_connected)
+            await _until(lambda: lease.is_alive("b", "any"))
+            os.kill(valkey.pid, signal.SIGCONT)
+            await _until(lambda: watcher.is_connected and not lease.is_alive("b", "any"))
+            assert watcher.members == {"a": worker("a")}
+            assert changes.empty()
+        await asyncio.to_thread(lease.close)
+        assert read_fleet(valkey.url, cluster) == {}
+
+
+async def _until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not check():
+            await asyncio.sleep(0)
