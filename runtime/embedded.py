@@ -24,6 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from protocol.errors import ConfigError
+from runtime.registry import connection_options
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
@@ -137,7 +138,7 @@ class EmbeddedValkey:
             if self._process.poll() is not None:
                 return False
             try:
-                with redis.Redis.from_url(self.url, socket_timeout=1.0) as client:
+                with redis.Redis.from_url(self.url, **connection_options(1.0)) as client:
                     client.ping()
                 return True
             except (AuthenticationError, ResponseError):

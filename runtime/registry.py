@@ -15,6 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
 from protocol.messages import WorkerInfo
@@ -174,13 +180,13 @@ class FleetView:
         return found
 
 
-def connection_options(timeout_s: float) -> dict[str, Any]:
+def connection_options(timeout_s: float, is_async: bool = False) -> dict[str, Any]:
     """Options of a client that fails fast and retries nothing: our loops do that."""
+    retry = AsyncRetry(NoBackoff(), 0) if is_async else Retry(NoBackoff(), 0)
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
-        "retry": None,
-        "retry_on_error": [],
+        "retry": retry,
         "client_name": "baton",
     }
 
@@ -188,7 +194,8 @@ def connection_options(timeout_s: float) -> dict[str, Any]:
 def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     """`factory` is a client class, sync or asyncio. Raises ConfigError for a malformed URL."""
     try:
-        return factory.from_url(redis_url, **connection_options(timeout_s))
+        is_async = factory is redis.asyncio.Redis
+        return factory.from_url(redis_url, **connection_options(timeout_s, is_async))
     except ValueError as error:
         raise ConfigError(f"redis_url {redacted(redis_url)}: {error}") from error
 
