@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket as tcp
 import time
 from collections.abc import Callable, Iterator
@@ -401,10 +402,19 @@ def test_a_restarted_worker_is_noticed_by_its_incarnation(bench: Bench) -> None:
     assert link.resets == 1
 
 
+def unused_endpoint() -> str:
+    """One that nobody listens on. Not of the ephemeral range: a connection to oneself, which TCP
+    allows there, would keep the port taken."""
+    for port in range(20_000, 30_000):
+        with tcp.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(tcp.SOL_SOCKET, tcp.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+    raise AssertionError("no port is free")
+
+
 def test_a_link_says_hello_until_somebody_answers(bench: Bench) -> None:
-    probe = bench.serve()
-    endpoint = probe.endpoint
-    probe.close()
+    endpoint = unused_endpoint()
     link = ControlLink(bench.context, endpoint, HELLO, ping_interval_s=0.1, clock=bench.clock)
     bench.opened.append(link)
     assert link.send(abort(1))
