@@ -178,12 +178,18 @@ class Fleet:
                 self._on_progress(f"{child.name}: {latest[-1]}")
 
     def _why_not_ready(self) -> str:
-        missing = [name for name, child in self.processes.items() if name not in self.workers]
-        return (
-            f"the fleet did not serve within {self.settings.startup_timeout_s:g} s; "
-            f"not ready: {', '.join(missing)}\n"
-            + "\n".join(f"{name}: {self.processes[name].log_tail(4)}" for name in missing)
-        )
+        """Who keeps the fleet from serving, and its last words; the router if nobody else does."""
+        states = {
+            name: self.workers[name].state if name in self.workers else "not registered"
+            for name, child in self.processes.items()
+            if child.role != Role.ROUTER
+        }
+        waiting = {name: state for name, state in states.items() if state != WorkerState.READY}
+        waiting = waiting or {"router": "not serving, or not connected to all workers"}
+        names = ", ".join(f"{name} ({state})" for name, state in waiting.items())
+        tails = "\n".join(f"{name}: {self.processes[name].log_tail(4)}" for name in waiting)
+        limit_s = self.settings.startup_timeout_s
+        return f"the fleet did not serve within {limit_s:g} s; waited for {names}\n{tails}"
 
     # -- supervise --------------------------------------------------------------------------
 
