@@ -227,8 +227,8 @@ class Dispatcher:
             return
         attempt = generation.attempt
         assert attempt is not None
-        if attempt.prefill is None and sequence.trace is not None:
-            self._note_cached(generation, sequence.trace.cached_tokens)
+        if sequence.cached_tokens is not None:
+            self._note_cached(generation, sequence.cached_tokens)
         piece = Piece(sequence.index, sequence.token_ids, sequence.logprobs, sequence.finish)
         self._take(generation, worker, piece)
 
