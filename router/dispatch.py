@@ -264,8 +264,8 @@ class Dispatcher:
             generation.attempt = None
             attempt.close()
             return
-        if worker is attempt.decode and len(generation.stream.token_ids) > attempt.first_index + 1:
-            attempt.decode_runs = True
+        if len(generation.stream.token_ids) > attempt.first_index + 1:
+            attempt.decode_runs = True  # whichever came last: only it makes more than one
         self._watch_gap(generation, attempt)
 
     def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
