@@ -20,7 +20,7 @@ from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
-from protocol.errors import ServiceError
+from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role, WorkerInfo, WorkerState
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import read_fleet
@@ -31,6 +31,8 @@ POLL_S = 0.05
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
+MISCONFIGURED = 2
+"""Exit status of a process that was told something wrong, in settings or checkpoint."""
 
 
 class Fleet:
@@ -84,8 +86,9 @@ class Fleet:
     def start(self) -> Fleet:
         """Start everything; returns when the router is connected to every worker and serves.
 
-        Raises ServiceError with the last log lines of a process that ended, or when time is up;
-        ConfigError if Valkey cannot start. Nothing runs then.
+        Raises ConfigError if Valkey cannot start, or with what a process found wrong in settings
+        or checkpoint; ServiceError with the last log lines of one that ended otherwise, or when
+        time is up. Nothing runs then.
         """
         try:
             self._open_log_dir()
@@ -104,7 +107,10 @@ class Fleet:
             self._log_dir = Path(tempfile.mkdtemp(prefix="baton-logs-"))
         else:
             self._log_dir = Path(self.settings.log_dir)
-            self._log_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                self._log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"log_dir {self._log_dir}: {error.strerror}") from error
 
     def _start_valkey(self) -> None:
         if self.settings.redis_url is None:
@@ -138,10 +144,7 @@ class Fleet:
             self._report_progress()
             for child in self.processes.values():
                 if not child.is_running():
-                    raise ServiceError(
-                        f"{child.name} {child.ending()} before the fleet was ready:\n"
-                        f"{child.log_tail()}"
-                    )
+                    raise _early_end(child)
             if time.monotonic() >= deadline:
                 raise ServiceError(self._why_not_ready())
             time.sleep(POLL_S)
@@ -258,6 +261,16 @@ class Fleet:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def _early_end(child: Child) -> BatonError:
+    """Why a process ended before the fleet was ready: what it calls wrong is ours to say, too."""
+    if child.exit_status() == MISCONFIGURED:
+        complaint = child.log_tail(1).partition(": ")
+        return ConfigError(f"{child.name} cannot start: {complaint[2] or complaint[0]}")
+    return ServiceError(
+        f"{child.name} {child.ending()} before the fleet was ready:\n{child.log_tail()}"
+    )
 
 
 def _local_url(host: str, port: int) -> str:
