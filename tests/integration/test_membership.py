@@ -235,7 +235,7 @@ async def test_registrations_that_cannot_be_read_are_ignored(valkey, cluster, le
             assert watcher.undecodable == 3
 
 
-# -- a store that loses its memory or goes away -----------------------------------------------------
+# -- a store that loses its memory or goes away ----------------------------------------------------
 
 
 async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster, leases) -> None:
