@@ -1,58 +1,71 @@
-"""Loading an engine: the limits that it takes from settings, checkpoint and memory."""
+"""From the demo model's folder to an engine: pool size, limits, device, and a warm first step."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from engine.loader import EngineConfig, LoadedEngine, load_engine
+from engine.loader import EngineConfig, load_engine, pick_device
 from engine.scheduler import SchedulerConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelLoadError
 
-CONTEXT = 64
-"""max_position_embeddings of the tiny checkpoints."""
-
-
-@pytest.fixture
-def load(make_tiny: Callable[..., Any]) -> Callable[..., LoadedEngine]:
-    folder: Path = make_tiny("Qwen3ForCausalLM").folder
-    scheduler = SchedulerConfig(block_size=4, max_batch_size=3)
-
-    def load(**fields: Any) -> LoadedEngine:
-        return load_engine(
-            EngineConfig(folder=folder, scheduler=scheduler, device="cpu", **fields),
-            time.monotonic,
-        )
-
-    return load
+DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
+SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
 
 
-@pytest.mark.parametrize("fraction", [None, 0.01])
-def test_pool_is_no_larger_than_a_full_batch_at_full_context(
-    load: Callable[..., LoadedEngine], fraction: float | None
+def config(**fields: Any) -> EngineConfig:
+    return EngineConfig(**{"folder": DEMO_MODEL, "scheduler": SCHEDULER, "device": "cpu", **fields})
+
+
+def test_blocks_that_are_asked_for_bound_the_context() -> None:
+    loaded = load_engine(config(num_blocks=3, dtype="float32"), lambda: 0.0)
+    assert loaded.pool.num_blocks == loaded.engine.scheduler.blocks.num_blocks == 3
+    assert loaded.engine.limits.max_context == 48
+    assert loaded.pool.tensor.dtype == torch.float32
+    loaded.engine.warm_up()
+    assert loaded.engine.scheduler.blocks.num_pinned == 0
+
+
+@pytest.mark.parametrize("fraction", [None, 0.5])
+def test_without_a_number_the_pool_holds_a_full_batch_at_full_context(
+    fraction: float | None,
 ) -> None:
-    loaded = load(memory_fraction=fraction)
-    assert loaded.pool.num_blocks == 3 * CONTEXT // 4
+    loaded = load_engine(config(max_context=160, memory_fraction=fraction), lambda: 0.0)
+    assert loaded.pool.num_blocks == 2 * 10
+    assert loaded.engine.limits.max_context == 160
 
 
-def test_pool_has_as_many_blocks_as_are_asked_for(load: Callable[..., LoadedEngine]) -> None:
-    assert load(num_blocks=100).pool.num_blocks == 100
+def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"max_context 5000 .* 4096"):
+        load_engine(config(max_context=5000), lambda: 0.0)
 
 
-def test_context_is_what_is_asked_for_up_to_the_models(
-    load: Callable[..., LoadedEngine],
-) -> None:
-    assert load().engine.limits.max_context == CONTEXT
-    assert load(max_context=CONTEXT).engine.limits.max_context == CONTEXT
-    assert load(max_context=10).engine.limits.max_context == 10
+def test_the_pool_lives_in_memory_that_the_transport_gives() -> None:
+    buffers: list[bytearray] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffers.append(bytearray(num_bytes))
+        return memoryview(buffers[0])
+
+    loaded = load_engine(config(num_blocks=2), lambda: 0.0, allocate)
+    assert len(buffers[0]) == 2 * loaded.pool.block_bytes
+    loaded.pool.tensor.fill_(1)
+    assert any(buffers[0])
 
 
-def test_context_beyond_the_models_is_refused_with_both_numbers(
-    load: Callable[..., LoadedEngine],
-) -> None:
-    with pytest.raises(ConfigError, match=r"max_context 65 .* 64"):
-        load(max_context=CONTEXT + 1)
+def test_devices_that_are_not_there_are_a_wrong_setting() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    if torch.cuda.is_available():
+        assert pick_device("auto").type == "cuda"
+    else:
+        assert pick_device("auto").type == "cpu"
+        with pytest.raises(ConfigError, match="cuda"):
+            pick_device("cuda:0")
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load_engine(config(folder=tmp_path), lambda: 0.0)
