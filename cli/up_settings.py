@@ -45,7 +45,7 @@ class UpSettings:
     )
     cluster_secret: str | None = setting(
         None,
-        help="secret that the fleet's workers share; none: a random one",
+        help="secret by which the fleet's processes know each other; none: a random one",
         pattern=r"(?s).{16,}",
         secret=True,
         flag=False,

@@ -45,6 +45,7 @@ from runtime.logs import setup_logs
 from runtime.membership import FleetWatcher
 from runtime.metrics import process_registry
 from runtime.model_source import resolve_model
+from runtime.network import Network
 from runtime.settings import settings_or_exit
 
 log = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     """Fleet, traces and dispatcher, joined; the fleet's links are closed with the stack."""
     registry = process_registry()
     metrics = FleetMetrics(registry)
-    context = zmq.asyncio.Context()
-    stack.callback(context.term)
+    network = Network(settings.cluster_secret, zmq.asyncio.Context())
+    stack.callback(network.close)
     name = f"router-{uuid.uuid4().hex[:6]}"
     times = LinkTimes(settings.ping_interval_s, settings.silence_s)
 
@@ -141,7 +142,7 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
             model_fingerprint=info.model_fingerprint,
             layout_fingerprint="",
         )
-        return WorkerLink(context, info, hello, callbacks, times, metrics)
+        return WorkerLink(network, info, hello, callbacks, times, metrics)
 
     fleet = Fleet(connect, CacheIndex(settings.expected_cache_s), metrics)
     stack.push_async_callback(fleet.close)

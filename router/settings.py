@@ -38,6 +38,12 @@ class RouterSettings:
     cluster: str = setting(
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
     )
+    cluster_secret: str = setting(
+        help="secret by which the fleet's processes know each other, the same in all of them",
+        pattern=r"(?s).{16,}",
+        secret=True,
+        flag=False,
+    )
     hash_seed: str = setting(
         DEFAULT_SEED, help="seed of the block hashes; one value for the whole fleet"
     )

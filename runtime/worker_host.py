@@ -113,6 +113,8 @@ class WorkerHost:
         refused = sum(self.server.refused.values())
         if refused:
             self._reporter.counters["frames_refused"] = refused
+        if self.server.num_turned_away:
+            self._reporter.counters["peers_turned_away"] = self.server.num_turned_away
         self._reporter.publish(self.now(), num_handoffs)
 
     # -- for the role's handlers ------------------------------------------------------------
