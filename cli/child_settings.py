@@ -31,6 +31,7 @@ class Secrets:
 
     redis_url: str = field(repr=False)
     cluster_secret: str = field(repr=False)
+    supervisor_key: str = field(repr=False)
 
 
 class ChildSettings:
@@ -82,7 +83,8 @@ class ChildSettings:
             "port": self._settings.port,
             "port_file": str(port_file),
         }
-        return self._child(Role.ROUTER, "router", own, _environment_of(shared), log_dir)
+        secrets = {**_environment_of(shared), "supervisor_key": shared.supervisor_key}
+        return self._child(Role.ROUTER, "router", own, secrets, log_dir)
 
     def _child(
         self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
@@ -130,6 +132,7 @@ class ChildSettings:
 
 
 def _environment_of(shared: Secrets) -> dict[str, str]:
+    """The secrets that every process of a fleet has."""
     return {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
-from cli.http_json import RouterUnreachable, get_json, is_ok
+from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
 from protocol.errors import ServiceError
 from protocol.messages import Role, WorkerInfo, WorkerState
+from router.api_keys import make_key
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import read_fleet
 
@@ -51,6 +52,7 @@ class Fleet:
         self._valkey: EmbeddedValkey | None = None
         self._redis_url = settings.redis_url or ""
         self._url = ""
+        self._supervisor_key = make_key()
         self._log_dir: Path | None = None
         self._revive_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
@@ -62,6 +64,11 @@ class Fleet:
         """`http://host:port` of the router, as reached from this host."""
         assert self._url, "not started"
         return self._url
+
+    @property
+    def access(self) -> RouterAccess:
+        """What opens the router's operators' paths, whatever keys it was given."""
+        return RouterAccess(self._supervisor_key)
 
     @property
     def redis_url(self) -> str:
@@ -113,7 +120,7 @@ class Fleet:
 
     def _make_children(self) -> list[Child]:
         secret = self.settings.cluster_secret or secrets.token_urlsafe(32)
-        shared = Secrets(redis_url=self._redis_url, cluster_secret=secret)
+        shared = Secrets(self._redis_url, secret, supervisor_key=self._supervisor_key)
         suffix = "" if self._valkey else f"-{secrets.token_hex(2)}"
         counts = ((Role.PREFILL, self.settings.prefill), (Role.DECODE, self.settings.decode))
         children = [
@@ -159,11 +166,11 @@ class Fleet:
         if len(ready) < len(ours) or not self._port_file.exists():
             return False
         self._url = _local_url(self.settings.host, int(self._port_file.read_text()))
-        return self._is_connected(ours) and is_ok(f"{self._url}/health")
+        return self._is_connected(ours) and is_ok(f"{self._url}/health", access=self.access)
 
     def _is_connected(self, ours: Iterable[Child]) -> bool:
         try:
-            shown = get_json(f"{self._url}/fleet")
+            shown = get_json(f"{self._url}/fleet", access=self.access)
         except RouterUnreachable:
             return False
         connected = {each["worker_id"] for each in shown if each["connected"]}

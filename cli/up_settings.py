@@ -51,6 +51,11 @@ class UpSettings:
         flag=False,
     )
 
+    api_key_file: str | None = setting(
+        None, help="file with hashes of clients' keys, as `baton keys` makes them; none: see router"
+    )
+    admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+
     device: str = setting(
         "auto",
         help="device of the workers: auto, cpu, cuda or cuda:N",

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from router.access import KeyCheck, access_rules, warn_of_open_doors
 from router.admin import admin_router
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
@@ -83,11 +84,13 @@ async def _run(settings: RouterSettings) -> None:
         parts = _assemble(settings, stack)
         admin = admin_router(parts.fleet, parts.traces)
         app = LateApp(waiting_app(parts.registry, parts.fleet.not_ready_reason, [admin]))
+        guarded = KeyCheck(app, access_rules(settings), parts.registry)
         watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
         listener = listen(settings.host, settings.port)
         stack.callback(listener.close)
+        warn_of_open_doors(settings)
         server = HttpServer(
-            app,
+            guarded,
             settings.shutdown_grace_s,
             on_started=_announce(settings, listener),
             on_grace_over=parts.dispatcher.stop,

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.hashing import DEFAULT_SEED
+from router.api_keys import KEY_PATTERN
 from runtime.settings import setting
 from runtime.worker_settings import NAME_PATTERN
+
+DOORS = ("open", "api", "admin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,38 @@ class RouterSettings:
     )
     hash_seed: str = setting(
         DEFAULT_SEED, help="seed of the block hashes; one value for the whole fleet"
+    )
+
+    api_keys: tuple[str, ...] = setting(
+        (),
+        help="keys of clients; none here nor in api_key_file: the API is open",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    api_key_file: str | None = setting(
+        None, help="file with hashes of clients' keys, a line each, as `baton keys` makes them"
+    )
+    admin_keys: tuple[str, ...] = setting(
+        (),
+        help="keys of operators, for /fleet, /requests and all that is not the API",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+    supervisor_key: str | None = setting(
+        None,
+        help="one more key for operators' paths, of whoever started this router",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    health_access: str = setting(
+        "open", help="whose keys /health needs, if there are any", choices=DOORS
+    )
+    metrics_access: str = setting(
+        "admin", help="whose keys /metrics needs, if there are any", choices=DOORS
     )
 
     local_prefill_threshold_tokens: int = setting(
