@@ -61,14 +61,14 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """`http://host:port` of the router, as reached from this host."""
+        """`http://host:port` of the router (`https` with TLS), as reached from this host."""
         assert self._url, "not started"
         return self._url
 
     @property
     def access(self) -> RouterAccess:
         """What opens the router's operators' paths, whatever keys it was given."""
-        return RouterAccess(self._supervisor_key)
+        return RouterAccess(self._supervisor_key, self.settings.tls_cert_file)
 
     @property
     def redis_url(self) -> str:
@@ -165,7 +165,7 @@ class Fleet:
         ready = [each for each in self.workers.values() if each.state is WorkerState.READY]
         if len(ready) < len(ours) or not self._port_file.exists():
             return False
-        self._url = _local_url(self.settings.host, int(self._port_file.read_text()))
+        self._url = _local_url(self.settings, int(self._port_file.read_text()))
         return self._is_connected(ours) and is_ok(f"{self._url}/health", access=self.access)
 
     def _is_connected(self, ours: Iterable[Child]) -> bool:
@@ -261,7 +261,8 @@ class Fleet:
         self.stop()
 
 
-def _local_url(host: str, port: int) -> str:
+def _local_url(settings: UpSettings, port: int) -> str:
     """A URL for this host; an address that stands for all is reached by the local one."""
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import ServiceError
+from protocol.errors import ConfigError, ServiceError
 
 
 class RouterUnreachable(ServiceError):
@@ -19,15 +20,32 @@ class RouterUnreachable(ServiceError):
 
 @dataclass(frozen=True)
 class RouterAccess:
-    """How a router is asked: the key to show, if any."""
+    """How a router is asked: the key to show, and the certificate to trust.
+
+    `cert_file` is the router's own PEM file, trusted as it is, whatever names it is for; without
+    it, an https router must have a certificate that this host trusts.
+    """
 
     key: str | None = field(default=None, repr=False)
+    cert_file: str | None = None
 
     def open(self, request: urllib.request.Request, timeout_s: float) -> Any:
         """The answer, a context manager. Raises as `urlopen`."""
         if self.key is not None:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        return urllib.request.urlopen(request, timeout=timeout_s)
+        return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls())
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """None: the default. Raises ConfigError."""
+        if self.cert_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cert_file)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"certificate {self.cert_file}: {error}") from error
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
 
 
 OPEN_ACCESS = RouterAccess()

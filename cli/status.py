@@ -41,6 +41,9 @@ class StatusSettings:
     admin_key: str | None = setting(
         None, help="key of an operator, if the router asks for one", secret=True, flag=False
     )
+    cert_file: str | None = setting(
+        None, help="the router's own certificate, a PEM file, where this host does not trust it"
+    )
     timeout_s: float = setting(5.0, help="how long to wait for an answer", unit="s", minimum=0.1)
     json: bool = setting(False, help="print JSON instead of a table")
 
@@ -72,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
     """The workers, and whether their load is known. Raises ServiceError."""
     try:
-        access = RouterAccess(settings.admin_key)
+        access = RouterAccess(settings.admin_key, settings.cert_file)
         url = f"{settings.router_url.rstrip('/')}/fleet"
         return get_json(url, settings.timeout_s, access), True
     except RouterUnreachable as error:

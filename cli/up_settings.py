@@ -56,6 +56,13 @@ class UpSettings:
     )
     admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
 
+    tls_cert_file: str | None = setting(
+        None, help="PEM file with the certificate and its chain; none: plain HTTP"
+    )
+    tls_key_file: str | None = setting(
+        None, help="PEM file with the certificate's key; none: it is in tls_cert_file"
+    )
+
     device: str = setting(
         "auto",
         help="device of the workers: auto, cpu, cuda or cuda:N",

@@ -34,7 +34,15 @@ from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
 from router.generation import ServedModel
-from router.http_server import HttpServer, listen, url_of, write_port_file
+from router.http_protocol import BoundedProtocols, ConnectionLimits
+from router.http_server import (
+    Doorway,
+    HttpServer,
+    TlsFiles,
+    listen,
+    url_of,
+    write_port_file,
+)
 from router.late_app import LateApp, waiting_app
 from router.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.settings import RouterSettings
@@ -91,6 +99,7 @@ async def _run(settings: RouterSettings) -> None:
         warn_of_open_doors(settings)
         server = HttpServer(
             guarded,
+            _doorway(settings, parts.registry),
             settings.shutdown_grace_s,
             on_started=_announce(settings, listener),
             on_grace_over=parts.dispatcher.stop,
@@ -155,9 +164,24 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     return _Parts(registry, fleet, traces, dispatcher)
 
 
+def _doorway(settings: RouterSettings, registry: CollectorRegistry) -> Doorway:
+    limits = ConnectionLimits(
+        settings.max_head_bytes,
+        settings.max_body_bytes,
+        settings.receive_timeout_s,
+        settings.client_stall_s,
+    )
+    return Doorway(BoundedProtocols(limits, registry), _tls_of(settings))
+
+
+def _tls_of(settings: RouterSettings) -> TlsFiles | None:
+    cert = settings.tls_cert_file
+    return None if cert is None else TlsFiles(cert, settings.tls_key_file)
+
+
 def _announce(settings: RouterSettings, listener: socket.socket) -> Callable[[], None]:
     """Says where we listen, once we do."""
-    url, port = url_of(listener), listener.getsockname()[1]
+    url, port = url_of(listener, _tls_of(settings)), listener.getsockname()[1]
 
     def on_started() -> None:
         log.info("listening on %s", url)
@@ -186,7 +210,7 @@ async def _open_api(
     model = ServedModel(name, path, max_context, created=int(time.time()))
     options = AppOptions(
         extra_routers=[admin_router(fleet, parts.traces)],
-        limits=ApiLimits(request_timeout_s=settings.request_timeout_s),
+        limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes),
     )
     app.serve(
         create_app(

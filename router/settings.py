@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.errors import ConfigError
 from protocol.hashing import DEFAULT_SEED
 from router.api_keys import KEY_PATTERN
 from runtime.settings import setting
@@ -83,6 +84,34 @@ class RouterSettings:
         "admin", help="whose keys /metrics needs, if there are any", choices=DOORS
     )
 
+    tls_cert_file: str | None = setting(
+        None, help="PEM file with the certificate and its chain; none: plain HTTP"
+    )
+    tls_key_file: str | None = setting(
+        None, help="PEM file with the certificate's key; none: it is in tls_cert_file"
+    )
+    max_head_bytes: int = setting(
+        32 * 1024, help="longest request line and headers together", unit="bytes", minimum=1024
+    )
+    max_body_bytes: int = setting(
+        32 * 1024 * 1024, help="longest body of a request", unit="bytes", minimum=1024
+    )
+    receive_timeout_s: float = setting(
+        60.0, help="how long a client may take to send a request", unit="s", minimum=0.01
+    )
+    client_stall_s: float = setting(
+        30.0,
+        help="how long a client may leave a full buffer of its answer unread",
+        unit="s",
+        minimum=0.01,
+    )
+    max_unread_deltas: int = setting(
+        8192,
+        help="pieces of a generation that wait for a slow client before it is given up",
+        unit="pieces",
+        minimum=1,
+    )
+
     local_prefill_threshold_tokens: int = setting(
         64,
         help="most tokens of a prompt that a decode worker prefills itself; 0: only without "
@@ -148,3 +177,7 @@ class RouterSettings:
     log_format: str = setting(
         "text", help="log lines for people or as JSON", choices=("text", "json")
     )
+
+    def __post_init__(self) -> None:
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise ConfigError("tls_key_file is of no use without tls_cert_file")

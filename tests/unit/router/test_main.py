@@ -123,7 +123,7 @@ async def closed(url: httpx.URL) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(url.host, url.port)
-            except ConnectionRefusedError:
+            except ConnectionError:  # refused, or reset as the listener closes
                 return
             writer.close()
             await writer.wait_closed()
