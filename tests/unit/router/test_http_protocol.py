@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -270,6 +271,29 @@ async def test_a_body_without_end_is_answered_then_cut(serve) -> None:
     assert served.statuses(413) == 1
     await served.until_nothing_is_left()
     client.close()
+
+
+async def test_mutated_requests_never_break_the_server(serve) -> None:
+    """Bytes removed, added and changed anywhere, in parts of any size; then the client leaves."""
+    served = await serve()
+    served.tokens(3)
+    rng = random.Random(11)
+    right = completion(max_tokens=3) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    for _ in range(300):
+        mutated = bytearray(right)
+        for _ in range(rng.randrange(1, 5)):
+            at = rng.randrange(len(mutated))
+            mutated[at : at + rng.choice([0, 1, 1, 20])] = rng.randbytes(rng.choice([0, 1, 1, 8]))
+        client = await served.connect()
+        with contextlib.suppress(ConnectionError):
+            size = rng.choice([7, 100, 10_000])
+            for start in range(0, len(mutated), size):
+                await served.send(client, bytes(mutated[start : start + size]))
+        client.close()
+    await served.until_nothing_is_left()
+    assert served.statuses(500) == 0
+    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+        assert (await client.get("/v1/models")).status_code == 200
 
 
 # -- requests that take their time --------------------------------------------------------------
