@@ -20,7 +20,7 @@ from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
-from protocol.errors import ServiceError
+from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role, WorkerInfo, WorkerState
 from router.api_keys import make_key
 from runtime.embedded import EmbeddedValkey
@@ -32,6 +32,8 @@ POLL_S = 0.05
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
+MISCONFIGURED = 2
+"""Exit status of a process that was told something wrong, in settings or checkpoint."""
 
 
 class Fleet:
@@ -91,8 +93,9 @@ class Fleet:
     def start(self) -> Fleet:
         """Start everything; returns when the router is connected to every worker and serves.
 
-        Raises ServiceError with the last log lines of a process that ended, or when time is up;
-        ConfigError if Valkey cannot start. Nothing runs then.
+        Raises ConfigError if Valkey cannot start, or with what a process found wrong in settings
+        or checkpoint; ServiceError with the last log lines of one that ended otherwise, or when
+        time is up. Nothing runs then.
         """
         try:
             self._open_log_dir()
@@ -111,7 +114,10 @@ class Fleet:
             self._log_dir = Path(tempfile.mkdtemp(prefix="baton-logs-"))
         else:
             self._log_dir = Path(self.settings.log_dir)
-            self._log_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                self._log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"log_dir {self._log_dir}: {error.strerror}") from error
 
     def _start_valkey(self) -> None:
         if self.settings.redis_url is None:
@@ -145,10 +151,7 @@ class Fleet:
             self._report_progress()
             for child in self.processes.values():
                 if not child.is_running():
-                    raise ServiceError(
-                        f"{child.name} {child.ending()} before the fleet was ready:\n"
-                        f"{child.log_tail()}"
-                    )
+                    raise _early_end(child)
             if time.monotonic() >= deadline:
                 raise ServiceError(self._why_not_ready())
             time.sleep(POLL_S)
@@ -185,12 +188,18 @@ class Fleet:
                 self._on_progress(f"{child.name}: {latest[-1]}")
 
     def _why_not_ready(self) -> str:
-        missing = [name for name, child in self.processes.items() if name not in self.workers]
-        return (
-            f"the fleet did not serve within {self.settings.startup_timeout_s:g} s; "
-            f"not ready: {', '.join(missing)}\n"
-            + "\n".join(f"{name}: {self.processes[name].log_tail(4)}" for name in missing)
-        )
+        """Who keeps the fleet from serving, and its last words; the router if nobody else does."""
+        states = {
+            name: self.workers[name].state if name in self.workers else "not registered"
+            for name, child in self.processes.items()
+            if child.role != Role.ROUTER
+        }
+        waiting = {name: state for name, state in states.items() if state != WorkerState.READY}
+        waiting = waiting or {"router": "not serving, or not connected to all workers"}
+        names = ", ".join(f"{name} ({state})" for name, state in waiting.items())
+        tails = "\n".join(f"{name}: {self.processes[name].log_tail(4)}" for name in waiting)
+        limit_s = self.settings.startup_timeout_s
+        return f"the fleet did not serve within {limit_s:g} s; waited for {names}\n{tails}"
 
     # -- supervise --------------------------------------------------------------------------
 
@@ -259,6 +268,16 @@ class Fleet:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def _early_end(child: Child) -> BatonError:
+    """Why a process ended before the fleet was ready: what it calls wrong is ours to say, too."""
+    if child.exit_status() == MISCONFIGURED:
+        complaint = child.log_tail(1).partition(": ")
+        return ConfigError(f"{child.name} cannot start: {complaint[2] or complaint[0]}")
+    return ServiceError(
+        f"{child.name} {child.ending()} before the fleet was ready:\n{child.log_tail()}"
+    )
 
 
 def _local_url(settings: UpSettings, port: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
-from cli.tables import print_table, workers_table
+from cli.tables import print_workers
 from protocol.errors import ServiceError
 from protocol.messages import WorkerInfo
 from runtime.membership import read_fleet
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if not workers:
         print("no worker is registered")
         return 0
-    print_table(Console(), workers_table(workers, has_load))
+    print_workers(Console(), workers, has_load)
     return 0
 
 

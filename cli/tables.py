@@ -2,53 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 WIDEST = 500
 
+_Column = tuple[str, str]
+"""A heading, and the key of a row that stands below it."""
+
+_WHO: tuple[_Column, ...] = (
+    ("WORKER", "worker_id"),
+    ("ROLE", "role"),
+    ("STATE", "state"),
+    ("MODEL", "model"),
+    ("TRANSPORT", "transport"),
+)
+_LOAD: tuple[_Column, ...] = (
+    ("KV BLOCKS", "blocks_total"),
+    ("USED", "blocks_used"),
+    ("CACHED", "blocks_cached"),
+    ("RUNNING", "num_running"),
+    ("WAITING", "num_waiting"),
+    ("QUEUED TOKENS", "queued_tokens"),
+)
+_WHERE: tuple[_Column, ...] = (("HOST", "host"), ("PID", "pid"))
+
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table at its natural width: a narrow terminal wraps it, nothing is cut off."""
-    width, console.width = console.width, WIDEST
+    """Print a table: in a terminal its cells fold to fit, elsewhere it has its natural width."""
+    width = console.width
     try:
-        console.print(table, crop=False)
+        if not console.is_terminal:
+            console.width = WIDEST
+        console.print(table, crop=False, soft_wrap=False)
     finally:
         console.width = width
 
 
+def print_workers(console: Console, workers: Iterable[Mapping[str, Any]], with_load: bool) -> None:
+    """Print the table of workers; as two tables, one below the other, in a narrow terminal."""
+    rows = list(workers)
+    tables = [workers_table(rows, with_load)]
+    if console.is_terminal and _natural_width(console, tables[0]) > console.width:
+        load = _LOAD if with_load else _LOAD[:1]
+        tables = [_table(rows, columns) for columns in (_WHO + _WHERE, _WHO[:1] + load)]
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        print_table(console, table)
+
+
 def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Table:
     """Rows as `GET /fleet` gives them; without load only what registrations say."""
+    return _table(workers, _WHO + (_LOAD if with_load else _LOAD[:1]) + _WHERE)
+
+
+def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("WORKER", "ROLE", "STATE", "MODEL", "TRANSPORT"):
-        table.add_column(heading, no_wrap=True)
-    headings = ("KV BLOCKS", "USED", "CACHED", "RUNNING", "WAITING", "QUEUED TOKENS")
-    for heading in headings if with_load else headings[:1]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("HOST", "PID"):
-        table.add_column(heading, no_wrap=True)
+    for heading, key in columns:
+        is_load = (heading, key) in _LOAD
+        table.add_column(
+            heading, justify="right" if is_load else "left", no_wrap=True, overflow="fold"
+        )
     for worker in sorted(workers, key=lambda each: (each["role"], each["worker_id"])):
-        table.add_row(*_cells(worker, with_load))
+        table.add_row(*(_cell(worker, key) for _, key in columns))
     return table
 
 
-def _cells(worker: Mapping[str, Any], with_load: bool) -> list[str]:
-    state = str(worker["state"])
-    if not worker.get("connected", True):
-        state += ", not connected"
-    load = ["blocks_total"]
-    if with_load:
-        load += ["blocks_used", "blocks_cached", "num_running", "num_waiting", "queued_tokens"]
-    return [
-        str(worker["worker_id"]),
-        str(worker["role"]),
-        state,
-        str(worker["model"]),
-        str(worker["transport"]),
-        *(f"{worker[name]:,}" for name in load),
-        str(worker["host"]),
-        str(worker["pid"]),
-    ]
+def _cell(worker: Mapping[str, Any], key: str) -> str:
+    value = worker[key]
+    if key == "state" and not worker.get("connected", True):
+        return f"{value}, not connected"
+    return f"{value:,}" if isinstance(value, int) and key != "pid" else str(value)
+
+
+def _natural_width(console: Console, table: Table) -> int:
+    """Columns that the table takes where there is room."""
+    options = console.options.update(width=WIDEST)
+    return Measurement.get(console, options, table).maximum

@@ -16,7 +16,7 @@ from rich.console import Console
 from cli.child_settings import ChildSettings, num_cores
 from cli.fleet import Fleet
 from cli.status import registered
-from cli.tables import print_table, workers_table
+from cli.tables import print_workers
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError, ConfigError, ModelLoadError
 from runtime.model_source import model_name, resolve_model
@@ -95,7 +95,7 @@ def show(fleet: Fleet, console: Console) -> None:
     valkey = fleet.valkey
     console.print()
     rows = [registered(info) for info in fleet.workers.values()]
-    print_table(console, workers_table(rows, with_load=False))
+    print_workers(console, rows, with_load=False)
     console.print()
     console.print(f"router   {fleet.url}/v1  (pid {fleet.processes['router'].pid})")
     if valkey is not None:

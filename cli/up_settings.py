@@ -86,7 +86,8 @@ class UpSettings:
     )
     memory_fraction: float | None = setting(
         None,
-        help="part of the available memory for each worker's KV pool; none: a share of it",
+        help="part of the available memory that each worker's KV pool may take, up to what a full "
+        "batch at full context needs; none: a share of it",
         minimum=0.01,
         maximum=0.95,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.scheduler import Produced
 from engine.sequence import Sequence
 from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
     ChunkSpan,
     DecodeTrace,
-    FinishReason,
     HandoffToken,
     PrefillPeer,
     SequenceTokens,
@@ -37,6 +37,7 @@ class Task:
     first_token_us: int = 0
     first_step_us: int = 0
     num_decode_steps: int = 0
+    is_announced: bool = False
     chunks: list[ChunkSpan] = field(default_factory=list)
 
     @property
@@ -45,21 +46,19 @@ class Task:
         return HandoffKey(*self.sequence.key)
 
     def tokens(
-        self,
-        index: int,
-        token_id: int,
-        logprobs: TokenLogprobs | None,
-        finish: FinishReason | None,
-        trace: DecodeTrace | None,
+        self, produced: Produced, logprobs: TokenLogprobs | None, trace: DecodeTrace | None
     ) -> SequenceTokens:
-        """One token for the router."""
+        """One token for the router; the attempt's first one says how much was cached."""
+        first, self.is_announced = not self.is_announced, True
+        cached = self.token.cached_tokens if self.token else self.sequence.num_cached
         return SequenceTokens(
             request_id=self.sequence.request_id,
             attempt=self.sequence.attempt,
-            index=index,
-            token_ids=[token_id],
+            index=produced.index,
+            token_ids=[produced.token_id],
             logprobs=None if logprobs is None else [logprobs],
-            finish=finish,
+            finish=produced.finish,
+            cached_tokens=cached if first else None,
             trace=trace,
         )
 

@@ -235,9 +235,7 @@ class DecodeWorker:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
             del self._tasks[task.key]
         self._host.count("decode_tokens")
-        self._outbox[task.router].append(
-            task.tokens(produced.index, produced.token_id, logprobs, produced.finish, trace)
-        )
+        self._outbox[task.router].append(task.tokens(produced, logprobs, trace))
 
     def _flush(self) -> None:
         """One message per router and step."""

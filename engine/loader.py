@@ -80,6 +80,7 @@ def load_engine(
     """
     device = pick_device(config.device)
     model_config = load_model_config(config.folder)
+    context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     layout = model_config.kv_layout(
         model_fingerprint(config.folder), config.scheduler.block_size, dtype
@@ -87,10 +88,6 @@ def load_engine(
     model = DecoderModel(
         model_config,
         load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
-    )
-    context = min(
-        config.max_context or model_config.max_position_embeddings,
-        model_config.max_position_embeddings,
     )
     num_blocks = config.num_blocks or _pool_size(config, layout, device, context)
     buffer = allocate(num_blocks * layout.block_bytes)
@@ -103,11 +100,19 @@ def load_engine(
     return LoadedEngine(Engine(scheduler, runner, layout, limits, clock), pool, model_config)
 
 
+def _context(config: EngineConfig, model_config: ModelConfig) -> int:
+    """The longest prompt and output together, tokens. Raises ConfigError."""
+    longest = model_config.max_position_embeddings
+    if config.max_context is not None and config.max_context > longest:
+        raise ConfigError(
+            f"max_context {config.max_context} is more than the model's own limit, {longest}"
+        )
+    return config.max_context or longest
+
+
 def _pool_size(config: EngineConfig, layout: KvLayout, device: torch.device, context: int) -> int:
-    """Blocks in the fraction of memory that was asked for; by default no more than a full batch
-    at full context can use."""
+    """Blocks in the fraction of memory that was asked for, but no more than a full batch at full
+    context can use: the pool's memory is taken at the start, whether it is used or not."""
     fraction = config.memory_fraction or _DEFAULT_FRACTION[device.type]
     fitting = blocks_for_fraction(layout, device, fraction)
-    if config.memory_fraction is not None:
-        return fitting
     return min(fitting, config.scheduler.max_batch_size * -(-context // layout.block_size))

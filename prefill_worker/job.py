@@ -67,6 +67,7 @@ class Job:
             token_id=produced.token_id,
             logprobs=logprobs,
             finish=produced.finish,
+            cached_tokens=self.sequence.num_cached,
             last_chunk_end_us=self.chunks[-1].end_us,
         )
 

@@ -230,7 +230,10 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of one sequence; `index` is that of the first, counted over the whole output."""
+    """New tokens of one sequence; `index` is that of the first, counted over the whole output.
+
+    `cached_tokens` comes with an attempt's first token: how much of the prompt was not computed.
+    """
 
     request_id: str
     attempt: int
@@ -238,6 +241,7 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
+    cached_tokens: int | None = None
     trace: DecodeTrace | None = None
 
 
@@ -325,6 +329,7 @@ class HandoffToken(Message, frozen=True, kw_only=True):
     token_id: int
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
+    cached_tokens: int
     last_chunk_end_us: int
 
 

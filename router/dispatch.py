@@ -227,8 +227,8 @@ class Dispatcher:
             return
         attempt = generation.attempt
         assert attempt is not None
-        if attempt.prefill is None and sequence.trace is not None:
-            self._note_cached(generation, sequence.trace.cached_tokens)
+        if sequence.cached_tokens is not None:
+            self._note_cached(generation, sequence.cached_tokens)
         piece = Piece(sequence.index, sequence.token_ids, sequence.logprobs, sequence.finish)
         self._take(generation, worker, piece)
 
@@ -267,8 +267,8 @@ class Dispatcher:
         if generation.events.qsize() > self._settings.max_unread_deltas:
             self._give_up(generation, "its client does not read")
             return
-        if worker is attempt.decode and len(generation.stream.token_ids) > attempt.first_index + 1:
-            attempt.decode_runs = True
+        if len(generation.stream.token_ids) > attempt.first_index + 1:
+            attempt.decode_runs = True  # whichever came last: only it makes more than one
         self._watch_gap(generation, attempt)
 
     def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:

@@ -21,7 +21,9 @@ DOORS = ("open", "api", "admin")
 class RouterSettings:
     """Settings of one router process."""
 
-    model: str = setting(help="folder of the checkpoint whose tokenizer and chat template serve")
+    model: str = setting(
+        help="checkpoint whose tokenizer and chat template serve: a folder, or a hub id"
+    )
     served_model_name: str | None = setting(
         None, help="name under which the model is served; none: the folder's name"
     )

@@ -206,6 +206,7 @@ class FleetWatcher:
             await announcements.subscribe(self._registry.channel)
             while True:
                 self._take(await self._client.eval(*self._registry.read()))
+                _check_cancelled()
                 await announcements.get_message(timeout=self._poll_s)
 
     def _take(self, reply: list[bytes]) -> None:
@@ -226,6 +227,16 @@ class FleetWatcher:
                 len(self._view.members),
                 error,
             )
+
+
+def _check_cancelled() -> None:
+    """Raises CancelledError if the task is being cancelled.
+
+    Before Python 3.12 `asyncio.wait_for`, which the client uses, may swallow a cancellation.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:

@@ -39,7 +39,7 @@ class Reporter:
         self._interval_s = interval_s
         self._idle_s = idle_s
         self._seq = 0
-        self._last: WorkerStats | None = None
+        self._last = self.stats(num_handoffs=0)
         self._last_at = float("-inf")
 
     def publish(self, now: float, num_handoffs: int) -> None:
@@ -72,6 +72,10 @@ class Reporter:
             step_per_attended_us=per_attended * 1e6,
             counters=dict(self.counters),
         )
+
+    def latest(self) -> WorkerStats:
+        """The last load that was reported. May be called from any thread."""
+        return self._last
 
     def dump(self) -> CacheDump:
         """Every hash that is usable now."""

@@ -206,6 +206,10 @@ def _from_file(
         if isinstance(value, dict):
             if key not in SECTIONS:
                 raise ConfigError(f"file {path}, table [{key}]: unknown{_suggest(key, SECTIONS)}")
+        elif key in SECTIONS:
+            raise ConfigError(
+                f"file {path}, key {key}: must be a table; for a number of workers, set it in [up]"
+            )
         elif key in specs or key not in foreign:
             shared[key] = value
     values: dict[str, Any] = {}

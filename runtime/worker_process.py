@@ -40,12 +40,14 @@ from runtime.intake import Intake
 from runtime.lifecycle import StopSignal
 from runtime.logs import setup_logs
 from runtime.membership import WorkerLease
+from runtime.metrics import process_registry, start_metrics_server
 from runtime.model_source import model_name, resolve_model
 from runtime.network import Network
 from runtime.reporter import Reporter
 from runtime.sockets import tcp_endpoint
 from runtime.wakeup import Wakeup
 from runtime.worker_host import WorkerHost, WorkerParts
+from runtime.worker_metrics import WorkerMetrics
 from runtime.worker_settings import WorkerSettings, choose_worker_id
 
 log = logging.getLogger(__name__)
@@ -119,6 +121,7 @@ def _serve(
     reporter = Reporter(
         loaded.engine, publisher, worker_id, incarnation, settings.stats_interval_ms / 1e3
     )
+    _serve_metrics(settings, role, worker_id, reporter, stack)
     intake = Intake(loaded.engine.limits, layout, settings.hash_seed, settings.request_deadline_s)
     host = WorkerHost(
         settings,
@@ -149,6 +152,18 @@ def _serve(
     )
     loop.run()
     log.info("%s stopped", worker_id)
+
+
+def _serve_metrics(
+    settings: WorkerSettings, role: Role, worker_id: str, reporter: Reporter, stack: ExitStack
+) -> None:
+    if settings.metrics_port is None:
+        return
+    registry = process_registry()
+    registry.register(WorkerMetrics(role, worker_id, reporter.latest))
+    server = start_metrics_server(settings.metrics_port, settings.host, registry)
+    stack.callback(server.close)
+    log.info("metrics on http://%s:%d/metrics", settings.host, server.port)
 
 
 def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:

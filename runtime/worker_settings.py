@@ -47,7 +47,8 @@ class WorkerSettings:
     )
     memory_fraction: float | None = setting(
         None,
-        help="part of the available memory for the KV pool; none: 0.3 on cpu, 0.85 on cuda",
+        help="part of the available memory that the KV pool may take, up to what a full batch at "
+        "full context needs; none: 0.3 on cpu, 0.85 on cuda",
         minimum=0.01,
         maximum=0.95,
     )

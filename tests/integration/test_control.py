@@ -386,13 +386,27 @@ def test_sending_to_a_closed_peer_is_counted_and_reported(bench: Bench) -> None:
     assert server.undeliverable == 2
 
 
+def serve_again(bench: Bench, endpoint: str, policy: HelloPolicy = POLICY) -> ControlServer:
+    """A server at the endpoint of one that was closed; its port is free a moment later."""
+    found: list[ControlServer] = []
+
+    def bound() -> bool:
+        with contextlib.suppress(ConfigError):
+            found.append(bench.serve(endpoint, policy))
+        return bool(found)
+
+    until(bound)
+    return found[0]
+
+
 def test_a_restarted_worker_is_noticed_by_its_incarnation(bench: Bench) -> None:
     server = bench.serve()
     endpoint = server.endpoint
     link = bench.link(server, ping_interval_s=0.1)
     connected(server, link)
     server.close()
-    second = bench.serve(endpoint, HelloPolicy("decode-1", "life-2", "model-a", "layout-a"))
+    policy = HelloPolicy("decode-1", "life-2", "model-a", "layout-a")
+    second = serve_again(bench, endpoint, policy)
 
     def met_again() -> bool:
         bench.clock.now += 0.2

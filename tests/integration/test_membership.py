@@ -260,7 +260,7 @@ async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
             os.kill(valkey.pid, signal.SIGKILL)
             await _until(lambda: not watcher.is_connected)
             assert watcher.members == {"a": worker("a")}, "the last known fleet"
-            assert lease.is_alive("other", "life")
+            await _until(lambda: lease.is_alive("other", "life"))
             await asyncio.to_thread(valkey.restart)
             await _until(lambda: watcher.is_connected)
             await _until(lambda: read_fleet(valkey.url, cluster) == {"a": worker("a")})

@@ -90,7 +90,7 @@ async def test_a_new_prompt_runs_on_both_legs_at_once(harness: Harness) -> None:
 
     prefill.first_token(leg, 1000, cached_tokens=32)
     await consumer.received(1)
-    decode.tokens(generate, 0, [1000, 1001])
+    decode.tokens(generate, 0, [1000, 1001], cached_tokens=32)
     decode.tokens(generate, 2, [1002])
     decode.tokens(generate, 3, [1003], finish=FinishReason.LENGTH)
     assert await consumer.end() == [1000, 1001, 1002, 1003]
@@ -106,8 +106,7 @@ async def test_without_prefill_workers_the_decode_worker_does_it_all(harness: Ha
     consumer = Consumer(harness.dispatcher, request())
     leg = await decode.received.next(Generate)
     assert leg.prefill is None
-    trace = DecodeTrace(worker_id="d1", received_us=1, cached_tokens=16)
-    decode.tokens(leg, 0, [1000], trace=trace)
+    decode.tokens(leg, 0, [1000], cached_tokens=16)
     decode.tokens(leg, 1, WHOLE[1:], finish=FinishReason.STOP)
     assert await consumer.end() == WHOLE
     assert consumer.deltas[0].cached_tokens == 16

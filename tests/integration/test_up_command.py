@@ -1,0 +1,180 @@
+"""`baton up` and the demo as an operator runs them: processes, signals, exit codes, leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.reference import DEMO_MODEL
+
+ROOT = DEMO_MODEL.parent
+WAIT_S = 120.0
+SMALL = ("--port=0", "--num-blocks=512", "--torch-threads=1", "--device=cpu")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments]
+
+
+def environment(temp_dir: Path) -> dict[str, str]:
+    """Ours, without settings of Baton, and with temporary files where the test sees them."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("BATON_")}
+    return {**kept, "TMPDIR": str(temp_dir)}
+
+
+def run(temp_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        env=environment(temp_dir),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+class Up:
+    """A running `baton up`: what it printed, where it serves, what it started."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.printed = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.printed += line
+            if line.startswith("Ctrl-C"):
+                break
+        assert "Ctrl-C" in self.printed, self.printed
+        router = next(line for line in self.printed.splitlines() if line.startswith("router"))
+        self.url = router.split()[1].removesuffix("/v1")
+        self.children = psutil.Process(process.pid).children(recursive=True)
+
+    def assert_all_gone(self) -> None:
+        _, alive = psutil.wait_procs(self.children, timeout=30)
+        assert not alive, "a process was left behind"
+
+
+@contextmanager
+def running_up(temp_dir: Path, *flags: str) -> Iterator[Up]:
+    arguments = command("cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, *flags)
+    with subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=environment(temp_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield Up(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_until_a_signal_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running_up(tmp_path) as up:
+        answer = httpx.post(
+            f"{up.url}/v1/chat/completions",
+            json={"model": DEMO_MODEL.name, "messages": [{"role": "user", "content": "What?"}]},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
+
+        status = run(tmp_path, "cli.main", "status", "--router-url", up.url, "--json")
+        assert status.returncode == 0, status.stderr
+        rows = {row["worker_id"]: row for row in json.loads(status.stdout)}
+        assert {name: row["state"] for name, row in rows.items()} == {
+            "prefill-1": "ready",
+            "decode-1": "ready",
+        }
+        table = run(tmp_path, "cli.main", "status", "--router-url", up.url)
+        assert table.returncode == 0, table.stderr
+        for word in ("prefill-1", "decode-1", "ready", "512"):
+            assert word in table.stdout
+
+        up.process.send_signal(number)
+        assert up.process.wait(WAIT_S) == 0
+        up.assert_all_gone()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_up_takes_its_processes_with_it(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--transport=shm") as up:
+        up.process.kill()
+        up.process.wait(WAIT_S)
+        up.assert_all_gone()
+    left = [path.name for path in tmp_path.iterdir()]
+    assert len(left) == 1, left
+    assert left[0].startswith("baton-logs-"), "the logs stay, to be read"
+
+
+def test_fleet_without_prefill_workers_serves(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--prefill=0") as up:
+        body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
+        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert [each["role"] for each in httpx.get(f"{up.url}/fleet").json()] == ["decode"]
+
+
+def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    result = run(tmp_path, "cli.main", "up", "--model", str(folder), *SMALL)
+    assert result.returncode == 2
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in ("GPT2LMHeadModel", "LlamaForCausalLM"):
+        assert word in lines[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_log_folder_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    log_dir = tmp_path / "file" / "logs"
+    result = run(
+        tmp_path, "cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, f"--log-dir={log_dir}"
+    )
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert str(log_dir) in result.stderr
+
+
+def test_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with running_up(tmp_path) as up:
+        port = up.url.rpartition(":")[2]
+        result = run(
+            tmp_path, "cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, f"--port={port}"
+        )
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert port in result.stderr
+
+
+def test_demo_once_shows_text_and_times_and_leaves_nothing(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    result = run(tmp_path, "cli.demo", "--once")
+    assert result.returncode == 0, result.stderr
+    answer = result.stdout.partition("assistant: ")[2].partition("Where the time of")
+    assert answer[0].strip(), result.stdout
+    for phase in ("queue", "prefill", "transfer", "handoff", "decode"):
+        assert phase in answer[2]
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,117 @@
+"""A fleet of light processes: they register and answer as real ones do, and compute nothing.
+
+As a script it is such a process: `fake_process.py ROLE NAME BEHAVIOUR`. Behaviours: `good`;
+`broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cli.child import Child, baton_environment
+from cli.child_settings import ChildSettings, Secrets
+from protocol.messages import PROTOCOL_VERSION, Role, WorkerInfo, WorkerState
+from runtime.lifecycle import StopSignal
+from runtime.membership import WorkerLease, read_fleet
+
+CLUSTER = "default"
+
+
+class FakeChildren(ChildSettings):
+    """Makes fake processes; `behaviours` by name, `good` where none is given."""
+
+    behaviours: dict[str, str] = {}  # noqa: RUF012 - each test sets its own
+
+    def worker(self, role: Role, worker_id: str, shared: Secrets, log_dir: Path) -> Child:
+        return self._fake(role, worker_id, shared, log_dir, {})
+
+    def router(self, shared: Secrets, port_file: Path, log_dir: Path) -> Child:
+        return self._fake(Role.ROUTER, "router", shared, log_dir, {"PORT_FILE": str(port_file)})
+
+    def _fake(
+        self, role: Role, name: str, shared: Secrets, log_dir: Path, more: dict[str, str]
+    ) -> Child:
+        behaviour = self.behaviours.get(name, "good")
+        command = [sys.executable, __file__, role.value, name, behaviour]
+        env = {**os.environ, "REDIS": shared.redis_url, "PARENT": str(os.getpid()), **more}
+        return Child(name, role, command, baton_environment(env), log_dir / f"{name}.log")
+
+
+def main(role: str, name: str, behaviour: str) -> int:
+    print(f"{name} says hello", flush=True)
+    if behaviour == "broken":
+        print("baton: the frobnicator is missing", flush=True)
+        return 3
+    woken = threading.Event()
+    stop = StopSignal(woken.set, int(os.environ["PARENT"]))
+    if behaviour == "stubborn":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    print("loading weights of nothing: 50 %", flush=True)
+    if role == Role.ROUTER:
+        serve(woken)
+    else:
+        be_worker(role, name, behaviour, woken)
+    stop.close()
+    print(f"{name} stopped in order", flush=True)
+    return 0
+
+
+def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> None:
+    info = WorkerInfo(
+        worker_id=name,
+        incarnation=uuid.uuid4().hex,
+        role=Role(role),
+        state=WorkerState.LOADING if behaviour == "loading" else WorkerState.READY,
+        host="here",
+        pid=os.getpid(),
+        control="tcp://127.0.0.1:1",
+        events="tcp://127.0.0.1:2",
+        protocol_version=PROTOCOL_VERSION,
+        model="nothing",
+        model_fingerprint="f",
+        layout_fingerprint="l",
+        transport="shm",
+        block_size=16,
+        num_blocks=8,
+        max_context=64,
+    )
+    lease = WorkerLease(os.environ["REDIS"], CLUSTER, info, 1.0)
+    lease.start()
+    woken.wait()
+    lease.close()
+
+
+def serve(woken: threading.Event) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            members = read_fleet(os.environ["REDIS"], CLUSTER)
+            body = json.dumps([{"worker_id": each, "connected": True} for each in members])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    partial = Path(os.environ["PORT_FILE"] + ".partial")
+    partial.write_text(f"{server.server_port}\n")
+    partial.rename(os.environ["PORT_FILE"])
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    woken.wait()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

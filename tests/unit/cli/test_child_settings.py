@@ -1,0 +1,107 @@
+"""What reaches each process of a fleet: flags, secrets, and what the operator said elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.child import Child
+from cli.child_settings import ChildSettings, Secrets, num_cores
+from cli.commands import COMMANDS
+from cli.up_settings import UpSettings
+from protocol.messages import Role
+from runtime.settings import load_settings
+
+SHARED = Secrets(redis_url="redis://:word@127.0.0.1:1", cluster_secret="a secret of sixteen")
+DIR = Path("/logs")
+
+
+def parsed(child: Child):
+    """The settings that a child's process will have."""
+    role = child.role.value
+    flags = child._command[child._command.index(role) + 1 :]
+    return load_settings(
+        COMMANDS[role].load_settings_class(),
+        flags,
+        prog="p",
+        description="d",
+        section=role,
+        environ=child._env,
+    )
+
+
+def test_settings_reach_workers_and_router() -> None:
+    settings = UpSettings(
+        model="/m", dtype="float32", block_size=8, local_prefill_threshold_tokens=3, port=9
+    )
+    children = ChildSettings(settings, environ={"PATH": "/bin", "BATON_DTYPE": "float16"})
+    worker = parsed(children.worker(Role.DECODE, "decode-1", SHARED, DIR))
+    assert (worker.model, worker.dtype, worker.block_size) == ("/m", "float32", 8)
+    assert (worker.worker_id, worker.host, worker.parent_pid) == (
+        "decode-1",
+        "127.0.0.1",
+        os.getpid(),
+    )
+    assert (worker.redis_url, worker.cluster_secret) == (SHARED.redis_url, SHARED.cluster_secret)
+    router = parsed(children.router(SHARED, DIR / "port", DIR))
+    assert (router.port, router.local_prefill_threshold_tokens) == (9, 3)
+    assert router.port_file == "/logs/port"
+
+
+def test_secrets_are_in_no_argument() -> None:
+    children = ChildSettings(UpSettings(model="/m"))
+    for child in (
+        children.worker(Role.PREFILL, "p", SHARED, DIR),
+        children.router(SHARED, DIR / "port", DIR),
+    ):
+        assert not any("word" in part or "sixteen" in part for part in child._command)
+    assert "word" not in repr(SHARED)
+
+
+def test_only_flags_are_forwarded_and_the_rest_is_inherited(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text("num_blocks = 5\nblock_size = 4\n[decode]\nnum_blocks = 7\n")
+    environ = {
+        "PATH": "/bin",
+        "BATON_LEASE_S": "1.5",
+        "BATON_DTYPE": "float16",
+        "BATON_PORT": "77",
+        "BATON_HOST": "0.0.0.0",
+    }
+    settings = UpSettings(model="/m", num_blocks=5, block_size=2, dtype="float16", port=77)
+    children = ChildSettings(
+        settings, frozenset({"model", "block_size"}), environ, config_path=str(file)
+    )
+    child = children.worker(Role.DECODE, "decode-1", SHARED, DIR)
+    assert "BATON_PORT" not in child._env, "not a worker's"
+    worker = parsed(child)
+    assert worker.num_blocks == 7, "the worker's own table"
+    assert worker.block_size == 2, "the flag"
+    assert (worker.dtype, worker.lease_s) == ("float16", 1.5)
+    assert worker.host == "127.0.0.1", "where HTTP is served is not where workers listen"
+    router = children.router(SHARED, DIR / "port", DIR)
+    assert "--port=77" in router._command
+
+
+@pytest.mark.parametrize(
+    ("settings", "fraction"),
+    [
+        ({"prefill": 1, "decode": 1}, 0.3),
+        ({"prefill": 2, "decode": 4}, 0.1),
+        ({"prefill": 2, "decode": 4, "num_blocks": 9}, None),
+        ({"prefill": 2, "decode": 4, "device": "cuda"}, None),
+        ({"prefill": 2, "decode": 4, "memory_fraction": 0.2}, 0.2),
+    ],
+)
+def test_workers_on_a_cpu_share_its_memory(settings: dict, fraction: float | None) -> None:
+    up = UpSettings(model="/m", **({"device": "cpu"} | settings))
+    child = ChildSettings(up, environ={}).worker(Role.DECODE, "d", SHARED, DIR)
+    assert parsed(child).memory_fraction == fraction
+
+
+def test_cores_are_shared() -> None:
+    assert ChildSettings(UpSettings(model="/m", torch_threads=3)).torch_threads == 3
+    assert ChildSettings(UpSettings(model="/m", prefill=0)).torch_threads == num_cores()
+    assert ChildSettings(UpSettings(model="/m", decode=1000)).torch_threads == 1

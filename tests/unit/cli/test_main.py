@@ -1,0 +1,88 @@
+"""The `baton` command's own words; and which settings it lets pass to which process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.commands import COMMANDS, settings_classes
+from cli.main import main
+from runtime.setting_spec import specs_of
+from runtime.settings import SECTIONS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("argv", [[], ["help"], ["--help"], ["-h"]])
+def test_overview(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in ("up", "router", "prefill", "decode", "status"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("baton ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["upp"], "'upp' is not a command; did you mean up?"),
+        (["xyz"], "commands: up, router, prefill, decode, status"),
+        (["--frob"], "'--frob' is not a command"),
+        (["help", "upp"], "did you mean up?"),
+    ],
+)
+def test_an_unknown_command(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_its_settings(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as done:
+        main(["help", name])
+    assert done.value.code == 0
+    out = capsys.readouterr().out
+    for spec in specs_of(COMMANDS[name].load_settings_class()).values():
+        assert spec.env_name in out
+
+
+def test_names_of_other_processes_pass_and_wrong_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_GRANT_TTL_MS", "not judged here")
+    assert main(["status", "--router-url=http://127.0.0.1:1"]) == 1
+    assert "no router answers at http://127.0.0.1:1/fleet" in capsys.readouterr().err
+    monkeypatch.setenv("BATON_GRANT_TTL", "1")
+    with pytest.raises(SystemExit) as done:
+        main(["status"])
+    assert done.value.code == 2
+    assert "environment BATON_GRANT_TTL: unknown" in capsys.readouterr().err
+
+
+def test_every_command_has_its_table_in_the_file() -> None:
+    assert set(COMMANDS) <= set(SECTIONS)
+
+
+def test_the_command_and_all_settings_load_without_torch() -> None:
+    code = "import sys, cli.main as m; m.settings_classes(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_one_name_means_one_thing() -> None:
+    """A variable that several processes read has the same type and unit in each."""
+    seen: dict[str, tuple[type, str]] = {}
+    for cls in settings_classes():
+        for spec in specs_of(cls).values():
+            kind = (spec.base, spec.details.unit)
+            assert seen.setdefault(spec.env_name, kind) == kind, spec.env_name

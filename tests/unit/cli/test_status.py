@@ -1,0 +1,126 @@
+"""`baton status` against a router that answers, one that does not, and one that is none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cli.status import main
+from runtime.embedded import EmbeddedValkey
+
+WORKER = {
+    "worker_id": "decode-1",
+    "role": "decode",
+    "state": "ready",
+    "host": "here",
+    "pid": 7,
+    "control": "tcp://127.0.0.1:1",
+    "model": "a-model-of-a-rather-long-name-that-no-narrow-terminal-shows-in-one-line",
+    "transport": "nixl",
+    "num_waiting": 1,
+    "num_running": 2,
+    "queued_tokens": 3456,
+    "blocks_total": 8192,
+    "blocks_used": 55,
+    "blocks_cached": 66,
+    "connected": False,
+}
+
+
+class Answering(ThreadingHTTPServer):
+    """Answers every GET with `status` and `body`."""
+
+    status = 200
+    body = b"[]"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.body if self.path == "/fleet" else b"?")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def router() -> Iterator[Answering]:
+    server = Answering(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    router.body = json.dumps([WORKER]).encode()
+    assert main([f"--router-url={router.url}/"]) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert "QUEUED TOKENS" in heading
+    cells = [
+        "decode-1", "decode", "ready, not connected", WORKER["model"], "nixl",
+        "8,192", "55", "66", "2", "1", "3,456", "here", "7",
+    ]  # fmt: skip
+    positions = [row.index(cell) for cell in cells[:6]]
+    assert positions == sorted(positions)
+    assert row.split()[-7:] == cells[-7:]
+
+
+def test_json_is_the_router_s_own(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    router.body = json.dumps([WORKER]).encode()
+    assert main([f"--router-url={router.url}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [WORKER]
+
+
+def test_an_empty_fleet(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--router-url={router.url}"]) == 0
+    assert capsys.readouterr().out == "no worker is registered\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b"<html>", "does not answer with JSON: is it a router?"),
+        (404, b"nothing here", "answers 404: nothing here"),
+        (503, b"later", "answers 503: later"),
+    ],
+)
+def test_something_else_than_a_router(
+    router: Answering,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    body: bytes,
+    words: str,
+) -> None:
+    router.status, router.body = status, body
+    assert main([f"--router-url={router.url}"]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_without_a_router_the_registry_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EmbeddedValkey() as valkey:
+        monkeypatch.setenv("BATON_REDIS_URL", valkey.url)
+        assert main(["--router-url=http://127.0.0.1:1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "no worker is registered\n"
+    assert "load is not known" in captured.err
+
+
+def test_nobody_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--router-url=http://127.0.0.1:1"]) == 1
+    assert "name one by --router-url, or the fleet's Redis by --redis-url" in (
+        capsys.readouterr().err
+    )
