@@ -31,6 +31,7 @@ class Secrets:
 
     redis_url: str = field(repr=False)
     cluster_secret: str = field(repr=False)
+    supervisor_key: str = field(repr=False)
 
 
 class ChildSettings:
@@ -73,8 +74,7 @@ class ChildSettings:
         fraction = self._memory_fraction()
         if fraction is not None:
             own["memory_fraction"] = fraction
-        secrets = {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}
-        return self._child(role, worker_id, own, secrets, log_dir)
+        return self._child(role, worker_id, own, _environment_of(shared), log_dir)
 
     def router(self, shared: Secrets, port_file: Path, log_dir: Path) -> Child:
         """The router, not started yet."""
@@ -83,7 +83,8 @@ class ChildSettings:
             "port": self._settings.port,
             "port_file": str(port_file),
         }
-        return self._child(Role.ROUTER, "router", own, {"redis_url": shared.redis_url}, log_dir)
+        secrets = {**_environment_of(shared), "supervisor_key": shared.supervisor_key}
+        return self._child(Role.ROUTER, "router", own, secrets, log_dir)
 
     def _child(
         self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
@@ -128,6 +129,11 @@ class ChildSettings:
     @property
     def _num_workers(self) -> int:
         return self._settings.prefill + self._settings.decode
+
+
+def _environment_of(shared: Secrets) -> dict[str, str]:
+    """The secrets that every process of a fleet has."""
+    return {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}
 
 
 def num_cores() -> int:

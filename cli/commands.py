@@ -66,6 +66,12 @@ COMMANDS = {
             "cli.status:main",
             "cli.status:StatusSettings",
         ),
+        Command(
+            "keys",
+            "make a key of the HTTP API, and its hash for the router's key file",
+            "cli.keys:main",
+            "cli.keys:KeysSettings",
+        ),
     )
 }
 

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
-from cli.http_json import RouterUnreachable, get_json, is_ok
+from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role, WorkerInfo, WorkerState
+from router.api_keys import make_key
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import read_fleet
 
@@ -53,6 +54,7 @@ class Fleet:
         self._valkey: EmbeddedValkey | None = None
         self._redis_url = settings.redis_url or ""
         self._url = ""
+        self._supervisor_key = make_key()
         self._log_dir: Path | None = None
         self._revive_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
@@ -61,9 +63,14 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """`http://host:port` of the router, as reached from this host."""
+        """`http://host:port` of the router (`https` with TLS), as reached from this host."""
         assert self._url, "not started"
         return self._url
+
+    @property
+    def access(self) -> RouterAccess:
+        """What opens the router's operators' paths, whatever keys it was given."""
+        return RouterAccess(self._supervisor_key, self.settings.tls_cert_file)
 
     @property
     def redis_url(self) -> str:
@@ -119,7 +126,7 @@ class Fleet:
 
     def _make_children(self) -> list[Child]:
         secret = self.settings.cluster_secret or secrets.token_urlsafe(32)
-        shared = Secrets(redis_url=self._redis_url, cluster_secret=secret)
+        shared = Secrets(self._redis_url, secret, supervisor_key=self._supervisor_key)
         suffix = "" if self._valkey else f"-{secrets.token_hex(2)}"
         counts = ((Role.PREFILL, self.settings.prefill), (Role.DECODE, self.settings.decode))
         children = [
@@ -161,12 +168,12 @@ class Fleet:
         ready = [each for each in self.workers.values() if each.state is WorkerState.READY]
         if len(ready) < len(ours) or not self._port_file.exists():
             return False
-        self._url = _local_url(self.settings.host, int(self._port_file.read_text()))
-        return self._is_connected(ours) and is_ok(f"{self._url}/health")
+        self._url = _local_url(self.settings, int(self._port_file.read_text()))
+        return self._is_connected(ours) and is_ok(f"{self._url}/health", access=self.access)
 
     def _is_connected(self, ours: Iterable[Child]) -> bool:
         try:
-            shown = get_json(f"{self._url}/fleet")
+            shown = get_json(f"{self._url}/fleet", access=self.access)
         except RouterUnreachable:
             return False
         connected = {each["worker_id"] for each in shown if each["connected"]}
@@ -273,7 +280,8 @@ def _early_end(child: Child) -> BatonError:
     )
 
 
-def _local_url(host: str, port: int) -> str:
+def _local_url(settings: UpSettings, port: int) -> str:
     """A URL for this host; an address that stands for all is reached by the local one."""
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"

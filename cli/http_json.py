@@ -4,33 +4,70 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import ServiceError
+from protocol.errors import ConfigError, ServiceError
 
 
 class RouterUnreachable(ServiceError):
     """No router answers at that URL."""
 
 
-def get_json(url: str, timeout_s: float = 5.0) -> Any:
+@dataclass(frozen=True)
+class RouterAccess:
+    """How a router is asked: the key to show, and the certificate to trust.
+
+    `cert_file` is the router's own PEM file, trusted as it is, whatever names it is for; without
+    it, an https router must have a certificate that this host trusts.
+    """
+
+    key: str | None = field(default=None, repr=False)
+    cert_file: str | None = None
+
+    def open(self, request: urllib.request.Request, timeout_s: float) -> Any:
+        """The answer, a context manager. Raises as `urlopen`."""
+        if self.key is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls())
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """None: the default. Raises ConfigError."""
+        if self.cert_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.cert_file)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"certificate {self.cert_file}: {error}") from error
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
+
+OPEN_ACCESS = RouterAccess()
+
+
+def get_json(url: str, timeout_s: float = 5.0, access: RouterAccess = OPEN_ACCESS) -> Any:
     """The JSON that a GET answers. Raises ServiceError, RouterUnreachable if nobody answers."""
-    return _json(urllib.request.Request(url), timeout_s)
+    return _json(urllib.request.Request(url), timeout_s, access)
 
 
 def post_json(url: str, body: Mapping[str, Any], timeout_s: float = 60.0) -> Any:
     """The JSON that a POST of JSON answers. Raises as `get_json`."""
     headers = {"Content-Type": "application/json"}
-    return _json(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout_s)
+    return _json(
+        urllib.request.Request(url, json.dumps(body).encode(), headers), timeout_s, OPEN_ACCESS
+    )
 
 
-def _json(request: urllib.request.Request, timeout_s: float) -> Any:
+def _json(request: urllib.request.Request, timeout_s: float, access: RouterAccess) -> Any:
     url = request.full_url
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with access.open(request, timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -43,10 +80,10 @@ def _json(request: urllib.request.Request, timeout_s: float) -> Any:
         raise ServiceError(f"{url} does not answer with JSON: is it a router?") from error
 
 
-def is_ok(url: str, timeout_s: float = 2.0) -> bool:
+def is_ok(url: str, timeout_s: float = 2.0, access: RouterAccess = OPEN_ACCESS) -> bool:
     """Whether a GET answers 200."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        with access.open(urllib.request.Request(url), timeout_s) as response:
             return bool(response.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

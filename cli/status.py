@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.http_json import RouterUnreachable, get_json
+from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.tables import print_workers
 from protocol.errors import ServiceError
 from protocol.messages import WorkerInfo
@@ -37,6 +37,12 @@ class StatusSettings:
     )
     cluster: str = setting(
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
+    )
+    admin_key: str | None = setting(
+        None, help="key of an operator, if the router asks for one", secret=True, flag=False
+    )
+    cert_file: str | None = setting(
+        None, help="the router's own certificate, a PEM file, where this host does not trust it"
     )
     timeout_s: float = setting(5.0, help="how long to wait for an answer", unit="s", minimum=0.1)
     json: bool = setting(False, help="print JSON instead of a table")
@@ -69,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
 def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
     """The workers, and whether their load is known. Raises ServiceError."""
     try:
-        return get_json(f"{settings.router_url.rstrip('/')}/fleet", settings.timeout_s), True
+        access = RouterAccess(settings.admin_key, settings.cert_file)
+        url = f"{settings.router_url.rstrip('/')}/fleet"
+        return get_json(url, settings.timeout_s, access), True
     except RouterUnreachable as error:
         if settings.redis_url is None:
             raise RouterUnreachable(

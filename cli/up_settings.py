@@ -45,10 +45,22 @@ class UpSettings:
     )
     cluster_secret: str | None = setting(
         None,
-        help="secret that the fleet's workers share; none: a random one",
+        help="secret by which the fleet's processes know each other; none: a random one",
         pattern=r"(?s).{16,}",
         secret=True,
         flag=False,
+    )
+
+    api_key_file: str | None = setting(
+        None, help="file with hashes of clients' keys, as `baton keys` makes them; none: see router"
+    )
+    admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+
+    tls_cert_file: str | None = setting(
+        None, help="PEM file with the certificate and its chain; none: plain HTTP"
+    )
+    tls_key_file: str | None = setting(
+        None, help="PEM file with the certificate's key; none: it is in tls_cert_file"
     )
 
     device: str = setting(

@@ -56,7 +56,7 @@ class PrefillPeers:
         if peer.incarnation in self._links:
             return
         try:
-            control = ControlLink(self._around.context, peer.control, self._around.hello)
+            control = ControlLink(self._around.network, peer.control, self._around.hello)
         except ProtocolError as error:
             log.warning("prefill worker %s: %s", peer.worker_id, error)
             self._unreachable.append(peer.incarnation)

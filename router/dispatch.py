@@ -264,6 +264,9 @@ class Dispatcher:
             generation.attempt = None
             attempt.close()
             return
+        if generation.events.qsize() > self._settings.max_unread_deltas:
+            self._give_up(generation, "its client does not read")
+            return
         if len(generation.stream.token_ids) > attempt.first_index + 1:
             attempt.decode_runs = True  # whichever came last: only it makes more than one
         self._watch_gap(generation, attempt)
@@ -299,6 +302,17 @@ class Dispatcher:
         assert trace is not None, "every attempt is noted in the trace"
         trace.failed = reason
         generation.events.put_nowait(Failure(reason, retryable))
+
+    def _give_up(self, generation: Generation, reason: str) -> None:
+        """End the current attempt, through no fault of its workers, and start no other."""
+        attempt, generation.attempt = generation.attempt, None
+        assert attempt is not None, "only a running attempt is given up"
+        attempt.close()
+        attempt.abort(generation.request.request_id, reason)
+        trace = generation.trace.find(attempt.number)
+        assert trace is not None, "every attempt is noted in the trace"
+        trace.failed = reason
+        generation.events.put_nowait(Failure(reason, retryable=False))
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
         """The generation that a worker may speak of; counts what is late or not its own."""

@@ -12,12 +12,14 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
+from router.http_protocol import BoundedProtocols
 
 BACKLOG = 2048
 ABORT_WAIT_S = 2.0
@@ -32,10 +34,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
 
 
-def url_of(listener: socket.socket) -> str:
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the certificate with its chain, and its key where that is another file."""
+
+    cert: str
+    key: str | None = None
+
+
+def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
     """Where clients on this host reach it."""
+    scheme = "http" if tls is None else "https"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def write_port_file(path: str, port: int) -> None:
@@ -49,6 +60,14 @@ def write_port_file(path: str, port: int) -> None:
         raise ConfigError(f"port file {path} cannot be written: {error.strerror}") from error
 
 
+@dataclass(frozen=True)
+class Doorway:
+    """How connections are received: within which bounds, and with TLS or without."""
+
+    protocols: BoundedProtocols
+    tls: TlsFiles | None = None
+
+
 class HttpServer(uvicorn.Server):
     """Serves until told to stop, then lets streams finish for `grace_s`.
 
@@ -59,12 +78,19 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
+        doorway: Doorway,
         grace_s: float,
         on_started: Callable[[], None],
         on_grace_over: Callable[[], None],
     ) -> None:
+        """Raises ConfigError if the TLS files cannot be used."""
+        tls = doorway.tls
         config = uvicorn.Config(
             app,
+            http=doorway.protocols.factory(),
+            ws="none",
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -72,6 +98,11 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
             server_header=False,
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            assert tls is not None, "nothing else is read here"
+            raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
         super().__init__(config)
         self._grace_s = grace_s
         self._on_started = on_started

@@ -34,7 +34,8 @@ from protocol.messages import (
 from protocol.wire import decode_control, decode_event, encode
 from router.fleet_metrics import FleetMetrics
 from runtime.control import NO_HELLO
-from runtime.sockets import open_socket
+from runtime.gatekeeper import HANDSHAKE_FAILURES
+from runtime.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        network: Network,
         info: WorkerInfo,
         hello: Hello,
         callbacks: LinkCallbacks,
@@ -83,7 +84,7 @@ class WorkerLink:
         metrics: FleetMetrics,
     ) -> None:
         self.refused: HelloRefused | None = None
-        self._context = context
+        self._network = network
         self._info = info
         self._hello = hello
         self._callbacks = callbacks
@@ -93,6 +94,7 @@ class WorkerLink:
         self._is_ready = False
         self._is_closed = False
         self._is_forgotten = False
+        self._said_that_keys_differ = False
         self._last_heard = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
@@ -144,9 +146,9 @@ class WorkerLink:
     async def _session(self) -> None:
         """One connection from hello to its end."""
         self._is_forgotten = False
-        control = self._open(zmq.DEALER)
-        events = self._open(zmq.SUB)
-        monitor = control.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        control = cast("zmq.asyncio.Socket", self._network.connecting(zmq.DEALER))
+        events = cast("zmq.asyncio.Socket", self._network.connecting(zmq.SUB))
+        monitor = control.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
         try:
             events.subscribe(b"")
             events.connect(self._info.events)
@@ -157,7 +159,7 @@ class WorkerLink:
                 self._read(control, decode_control, self._take_control),
                 self._read(events, decode_event, self._take_event),
                 self._ping(),
-                _disconnected(monitor),
+                self._until_disconnected(monitor),
             )
         finally:
             self._control = None
@@ -165,9 +167,6 @@ class WorkerLink:
             monitor.close(linger=0)
             events.close(linger=0)
             control.close(linger=CLOSE_LINGER_MS)
-
-    def _open(self, kind: int) -> zmq.asyncio.Socket:
-        return cast("zmq.asyncio.Socket", open_socket(cast(Any, self._context), kind))
 
     async def _read(
         self,
@@ -195,6 +194,19 @@ class WorkerLink:
             await asyncio.sleep(self._times.ping_interval_s)
             nonce += 1
             self.send(Ping(nonce=nonce))
+
+    async def _until_disconnected(self, monitor: zmq.asyncio.Socket) -> None:
+        """Returns when the control connection ended, or its keys did not match."""
+        event = parse_monitor_message(await monitor.recv_multipart())
+        if event["event"] == zmq.EVENT_DISCONNECTED:
+            return
+        self._metrics.refused.labels("handshake").inc()
+        if not self._said_that_keys_differ:
+            self._said_that_keys_differ = True
+            log.warning(
+                "the handshake with %s failed: is its BATON_CLUSTER_SECRET ours?",
+                self._info.worker_id,
+            )
 
     def _post(self, message: Message) -> bool:
         if self._control is None or self._is_closed:
@@ -235,14 +247,6 @@ class WorkerLink:
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:
             self._callbacks.on_event(self._info.worker_id, message)
-
-
-async def _disconnected(monitor: zmq.asyncio.Socket) -> None:
-    """Returns when the monitored socket lost its connection."""
-    while True:
-        event = parse_monitor_message(await monitor.recv_multipart())
-        if event["event"] == zmq.EVENT_DISCONNECTED:
-            return
 
 
 async def _until_first(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from router.access import KeyCheck, access_rules, warn_of_open_doors
 from router.admin import admin_router
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
@@ -33,7 +34,15 @@ from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
 from router.generation import ServedModel
-from router.http_server import HttpServer, listen, url_of, write_port_file
+from router.http_protocol import BoundedProtocols, ConnectionLimits
+from router.http_server import (
+    Doorway,
+    HttpServer,
+    TlsFiles,
+    listen,
+    url_of,
+    write_port_file,
+)
 from router.late_app import LateApp, waiting_app
 from router.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.settings import RouterSettings
@@ -45,6 +54,7 @@ from runtime.logs import setup_logs
 from runtime.membership import FleetWatcher
 from runtime.metrics import process_registry
 from runtime.model_source import resolve_model
+from runtime.network import Network
 from runtime.settings import settings_or_exit
 
 log = logging.getLogger(__name__)
@@ -82,11 +92,14 @@ async def _run(settings: RouterSettings) -> None:
         parts = _assemble(settings, stack)
         admin = admin_router(parts.fleet, parts.traces)
         app = LateApp(waiting_app(parts.registry, parts.fleet.not_ready_reason, [admin]))
+        guarded = KeyCheck(app, access_rules(settings), parts.registry)
         watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
         listener = listen(settings.host, settings.port)
         stack.callback(listener.close)
+        warn_of_open_doors(settings)
         server = HttpServer(
-            app,
+            guarded,
+            _doorway(settings, parts.registry),
             settings.shutdown_grace_s,
             on_started=_announce(settings, listener),
             on_grace_over=parts.dispatcher.stop,
@@ -128,8 +141,8 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     """Fleet, traces and dispatcher, joined; the fleet's links are closed with the stack."""
     registry = process_registry()
     metrics = FleetMetrics(registry)
-    context = zmq.asyncio.Context()
-    stack.callback(context.term)
+    network = Network(settings.cluster_secret, zmq.asyncio.Context())
+    stack.callback(network.close)
     name = f"router-{uuid.uuid4().hex[:6]}"
     times = LinkTimes(settings.ping_interval_s, settings.silence_s)
 
@@ -141,7 +154,7 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
             model_fingerprint=info.model_fingerprint,
             layout_fingerprint="",
         )
-        return WorkerLink(context, info, hello, callbacks, times, metrics)
+        return WorkerLink(network, info, hello, callbacks, times, metrics)
 
     fleet = Fleet(connect, CacheIndex(settings.expected_cache_s), metrics)
     stack.push_async_callback(fleet.close)
@@ -151,9 +164,24 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     return _Parts(registry, fleet, traces, dispatcher)
 
 
+def _doorway(settings: RouterSettings, registry: CollectorRegistry) -> Doorway:
+    limits = ConnectionLimits(
+        settings.max_head_bytes,
+        settings.max_body_bytes,
+        settings.receive_timeout_s,
+        settings.client_stall_s,
+    )
+    return Doorway(BoundedProtocols(limits, registry), _tls_of(settings))
+
+
+def _tls_of(settings: RouterSettings) -> TlsFiles | None:
+    cert = settings.tls_cert_file
+    return None if cert is None else TlsFiles(cert, settings.tls_key_file)
+
+
 def _announce(settings: RouterSettings, listener: socket.socket) -> Callable[[], None]:
     """Says where we listen, once we do."""
-    url, port = url_of(listener), listener.getsockname()[1]
+    url, port = url_of(listener, _tls_of(settings)), listener.getsockname()[1]
 
     def on_started() -> None:
         log.info("listening on %s", url)
@@ -182,7 +210,7 @@ async def _open_api(
     model = ServedModel(name, path, max_context, created=int(time.time()))
     options = AppOptions(
         extra_routers=[admin_router(fleet, parts.traces)],
-        limits=ApiLimits(request_timeout_s=settings.request_timeout_s),
+        limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes),
     )
     app.serve(
         create_app(

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.errors import ConfigError
 from protocol.hashing import DEFAULT_SEED
+from router.api_keys import KEY_PATTERN
 from runtime.settings import setting
 from runtime.worker_settings import NAME_PATTERN
+
+DOORS = ("open", "api", "admin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,74 @@ class RouterSettings:
     cluster: str = setting(
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
     )
+    cluster_secret: str = setting(
+        help="secret by which the fleet's processes know each other, the same in all of them",
+        pattern=r"(?s).{16,}",
+        secret=True,
+        flag=False,
+    )
     hash_seed: str = setting(
         DEFAULT_SEED, help="seed of the block hashes; one value for the whole fleet"
+    )
+
+    api_keys: tuple[str, ...] = setting(
+        (),
+        help="keys of clients; none here nor in api_key_file: the API is open",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    api_key_file: str | None = setting(
+        None, help="file with hashes of clients' keys, a line each, as `baton keys` makes them"
+    )
+    admin_keys: tuple[str, ...] = setting(
+        (),
+        help="keys of operators, for /fleet, /requests and all that is not the API",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+    supervisor_key: str | None = setting(
+        None,
+        help="one more key for operators' paths, of whoever started this router",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
+    health_access: str = setting(
+        "open", help="whose keys /health needs, if there are any", choices=DOORS
+    )
+    metrics_access: str = setting(
+        "admin", help="whose keys /metrics needs, if there are any", choices=DOORS
+    )
+
+    tls_cert_file: str | None = setting(
+        None, help="PEM file with the certificate and its chain; none: plain HTTP"
+    )
+    tls_key_file: str | None = setting(
+        None, help="PEM file with the certificate's key; none: it is in tls_cert_file"
+    )
+    max_head_bytes: int = setting(
+        32 * 1024, help="longest request line and headers together", unit="bytes", minimum=1024
+    )
+    max_body_bytes: int = setting(
+        32 * 1024 * 1024, help="longest body of a request", unit="bytes", minimum=1024
+    )
+    receive_timeout_s: float = setting(
+        60.0, help="how long a client may take to send a request", unit="s", minimum=0.01
+    )
+    client_stall_s: float = setting(
+        30.0,
+        help="how long a client may leave a full buffer of its answer unread",
+        unit="s",
+        minimum=0.01,
+    )
+    max_unread_deltas: int = setting(
+        8192,
+        help="pieces of a generation that wait for a slow client before it is given up",
+        unit="pieces",
+        minimum=1,
     )
 
     local_prefill_threshold_tokens: int = setting(
@@ -109,3 +179,7 @@ class RouterSettings:
     log_format: str = setting(
         "text", help="log lines for people or as JSON", choices=("text", "json")
     )
+
+    def __post_init__(self) -> None:
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise ConfigError("tls_key_file is of no use without tls_cert_file")

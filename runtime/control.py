@@ -2,7 +2,8 @@
 
 Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. Hello comes first and is judged
 before anything else; frames that are foreign, corrupt or from strangers are counted and dropped,
-never raised. Neither blocks, and neither knows what the messages ask for.
+never raised. Whoever can send frames has proved the cluster's secret (`runtime.network`). Neither
+blocks, and neither knows what the messages ask for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from protocol.messages import (
     Pong,
     Role,
 )
-from runtime.sockets import bind, open_socket
+from runtime.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +82,19 @@ class ControlServer:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        network: Network,
         endpoint: str,
         policy: HelloPolicy,
         silence_s: float,
         clock: Clock = time.monotonic,
     ) -> None:
         """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
-        self.socket = open_socket(context, zmq.ROUTER)
+        self.socket: zmq.Socket[bytes]
+        self.socket, self.endpoint = network.listening(zmq.ROUTER, endpoint)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.endpoint = bind(self.socket, endpoint)
         self.refused: Counter[str] = Counter()
         self.undeliverable = 0
+        self._network = network
         self._policy = policy
         self._silence_s = silence_s
         self._clock = clock
@@ -105,6 +107,11 @@ class ControlServer:
     def peers(self) -> list[Peer]:
         """Everyone who is connected and accepted."""
         return list(self._peers.values())
+
+    @property
+    def num_turned_away(self) -> int:
+        """Connections to any socket of the process that did not prove the cluster's secret."""
+        return self._network.num_turned_away
 
     def receive(self) -> list[tuple[Peer, ControlMessage]]:
         """What peers sent, in order per peer. Hello and Ping are answered here, never returned."""
@@ -224,7 +231,7 @@ class ControlLink:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        network: Network,
         endpoint: str,
         hello: Hello,
         *,
@@ -245,7 +252,7 @@ class ControlLink:
         self._held: deque[Message] = deque()
         self._next_tick = clock() + ping_interval_s
         self._nonce = 0
-        self.socket = open_socket(context, zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER)
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -39,5 +39,7 @@ class Count(StrEnum):
     """Messages to peers that were gone."""
     FRAMES_REFUSED = "frames_refused"
     """Frames and notifications that are foreign, corrupt or from strangers."""
+    PEERS_TURNED_AWAY = "peers_turned_away"
+    """Connections refused before a frame was taken: they could not prove the cluster's secret."""
     DESCRIPTORS_REFUSED = "descriptors_refused"
     """Decode workers' pools refused: not authentic, or of another transport."""

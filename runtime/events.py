@@ -10,7 +10,7 @@ import zmq
 
 from protocol import wire
 from protocol.messages import EventMessage
-from runtime.sockets import bind, open_socket
+from runtime.network import Network
 
 
 class EventPublisher:
@@ -19,10 +19,10 @@ class EventPublisher:
     `endpoint` is what subscribers connect to, with the port that was chosen.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    def __init__(self, network: Network, endpoint: str) -> None:
         """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
-        self._socket = open_socket(context, zmq.PUB)
-        self.endpoint = bind(self._socket, endpoint)
+        self._socket: zmq.Socket[bytes]
+        self._socket, self.endpoint = network.listening(zmq.PUB, endpoint)
 
     def publish(self, message: EventMessage) -> None:
         """Send to every subscriber; one that is too slow misses it and sees the gap."""

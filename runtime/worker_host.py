@@ -134,6 +134,7 @@ class WorkerHost:
         handoffs that are none."""
         self.count_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
         self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
+        self.count_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
         self._reporter.publish(self.now(), num_handoffs)
 
     # -- for the role's handlers ------------------------------------------------------------

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import zmq
 
 from engine.checkpoint import Progress
 from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
@@ -44,6 +43,7 @@ from runtime.logs import setup_logs
 from runtime.membership import WorkerLease
 from runtime.metrics import process_registry, start_metrics_server
 from runtime.model_source import model_name, resolve_model
+from runtime.network import Network
 from runtime.reporter import Reporter
 from runtime.sockets import tcp_endpoint
 from runtime.wakeup import Wakeup
@@ -67,7 +67,7 @@ class RoleLoop(Protocol):
 class Surroundings:
     """What a role may need besides the host to build its loop."""
 
-    context: zmq.Context[zmq.Socket[bytes]]
+    network: Network
     hello: Hello
     descriptor: PeerDescriptor
     is_alive: Callable[[str, str], bool]
@@ -108,17 +108,17 @@ def _serve(
     transfers = _start_transfers(settings, wakeup, stack)
     loaded = _load(settings, transfers)
     descriptor = _register_pool(settings, loaded, transfers)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stack.callback(context.destroy, linger=_LINGER_MS)
+    network = Network(settings.cluster_secret)
+    stack.callback(network.close, linger_ms=_LINGER_MS)
     layout = loaded.engine.layout
     policy = HelloPolicy(worker_id, incarnation, layout.model_fingerprint, layout.fingerprint)
     server = ControlServer(
-        context,
+        network,
         tcp_endpoint(settings.host, settings.control_port),
         policy,
         settings.peer_silence_s,
     )
-    publisher = EventPublisher(context, tcp_endpoint(settings.host, settings.events_port))
+    publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
     reporter = Reporter(
         loaded.engine, publisher, worker_id, incarnation, settings.stats_interval_ms / 1e3
     )
@@ -146,7 +146,7 @@ def _serve(
         model_fingerprint=layout.model_fingerprint,
         layout_fingerprint=layout.fingerprint,
     )
-    loop = build(host, Surroundings(context, hello, descriptor, lease.is_alive, stack))
+    loop = build(host, Surroundings(network, hello, descriptor, lease.is_alive, stack))
     stack.callback(lease.close)
     lease.start()
     log.info(

@@ -133,7 +133,7 @@ class WorkerSettings:
         "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
     )
     cluster_secret: str = setting(
-        help="secret that the fleet's workers authenticate their memory descriptors with",
+        help="secret by which the fleet's processes know each other, the same in all of them",
         pattern=r"(?s).{16,}",
         secret=True,
         flag=False,

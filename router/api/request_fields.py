@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
+from router.disconnect import ClientGone
 from router.http_errors import invalid_request
 
 MAX_CHOICES = 128
@@ -123,15 +125,21 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 
 
 async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:
-    """Reads and checks a request's body. Raises InvalidRequest, or HTTPException 413 and 415."""
+    """Reads and checks a request's body.
+
+    Raises InvalidRequest, HTTPException 413 and 415, ClientGone if it breaks off.
+    """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise HTTPException(415, f"the content type must be application/json, not {media_type}")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_body_bytes:
-            raise HTTPException(413, f"the body exceeds {max_body_bytes} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > max_body_bytes:
+                raise HTTPException(413, f"the body exceeds {max_body_bytes} bytes")
+    except ClientDisconnect as error:
+        raise ClientGone from error
     try:
         fields = schema.model_validate_json(bytes(body))
     except PydanticValidationError as error:

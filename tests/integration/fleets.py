@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from tests.integration.reference import DEMO_MODEL
@@ -33,8 +34,11 @@ def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 15.0) 
 
 
 @contextmanager
-def running_fleet(**settings: Any) -> Iterator[Fleet]:
-    """A fleet on the demo model in fp32 on a free port; checked to be clean at its end."""
+def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any) -> Iterator[Fleet]:
+    """A fleet on the demo model in fp32 on a free port; checked to be clean at its end.
+
+    `environment` reaches its processes, for settings that `baton up` has not.
+    """
     defaults: dict[str, Any] = {
         "model": str(DEMO_MODEL),
         "port": 0,
@@ -46,7 +50,12 @@ def running_fleet(**settings: Any) -> Iterator[Fleet]:
         "startup_timeout_s": 120.0,
     }
     before = _our_processes()
-    with Fleet(UpSettings(**(defaults | settings))) as fleet:
+    chosen = UpSettings(**(defaults | settings))
+    children = None
+    if environment is not None:
+        environ = {**os.environ, **environment}
+        children = ChildSettings(chosen, frozenset(defaults | settings), environ)
+    with Fleet(chosen, children) as fleet:
         yield fleet
         assert_idle(fleet)
         segments = _segments(fleet)

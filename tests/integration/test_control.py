@@ -30,10 +30,12 @@ from protocol.messages import (
 )
 from runtime.control import NO_HELLO, ControlLink, ControlServer, HelloPolicy, Peer
 from runtime.events import EventPublisher
-from runtime.sockets import open_socket, tcp_endpoint
+from runtime.network import Network
+from runtime.sockets import tcp_endpoint
 
 ANY_PORT = tcp_endpoint("127.0.0.1", 0)
 WAIT_S = 10.0
+SECRET = "the secret of a test's cluster"
 POLICY = HelloPolicy("decode-1", "life-1", "model-a", "layout-a")
 HELLO = Hello(
     sender="router-1",
@@ -58,22 +60,22 @@ class Clock:
 class Bench:
     """A server under test and whatever connects to it; closes them all."""
 
-    context: zmq.Context
+    network: Network
     clock: Clock = field(default_factory=Clock)
     opened: list = field(default_factory=list)
 
     def serve(self, endpoint: str = ANY_PORT, policy: HelloPolicy = POLICY) -> ControlServer:
-        server = ControlServer(self.context, endpoint, policy, silence_s=5.0, clock=self.clock)
+        server = ControlServer(self.network, endpoint, policy, silence_s=5.0, clock=self.clock)
         self.opened.append(server)
         return server
 
     def link(self, server: ControlServer, hello: Hello = HELLO, **options) -> ControlLink:
-        link = ControlLink(self.context, server.endpoint, hello, clock=self.clock, **options)
+        link = ControlLink(self.network, server.endpoint, hello, clock=self.clock, **options)
         self.opened.append(link)
         return link
 
     def stranger(self, endpoint: str, kind: int = zmq.DEALER) -> zmq.Socket:
-        socket = open_socket(self.context, kind)
+        socket = self.network.connecting(kind)
         socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
         socket.connect(endpoint)
         self.opened.append(socket)
@@ -82,11 +84,12 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with zmq.Context() as context:
-        made = Bench(context)
-        yield made
-        for each in made.opened:
-            each.close()
+    network = Network(SECRET)
+    made = Bench(network)
+    yield made
+    for each in made.opened:
+        each.close()
+    network.close()
 
 
 def until(what: Callable[[], object], *sockets: zmq.Socket) -> object:
@@ -429,7 +432,7 @@ def unused_endpoint() -> str:
 
 def test_a_link_says_hello_until_somebody_answers(bench: Bench) -> None:
     endpoint = unused_endpoint()
-    link = ControlLink(bench.context, endpoint, HELLO, ping_interval_s=0.1, clock=bench.clock)
+    link = ControlLink(bench.network, endpoint, HELLO, ping_interval_s=0.1, clock=bench.clock)
     bench.opened.append(link)
     assert link.send(abort(1))
     server = bench.serve(endpoint)
@@ -455,10 +458,9 @@ def test_held_messages_are_bounded(bench: Bench) -> None:
 
 
 def test_a_link_drops_what_it_cannot_take(bench: Bench) -> None:
-    foreign = open_socket(bench.context, zmq.ROUTER)
+    foreign, endpoint = bench.network.listening(zmq.ROUTER, ANY_PORT)
     bench.opened.append(foreign)
-    port = foreign.bind_to_random_port("tcp://127.0.0.1")
-    link = ControlLink(bench.context, f"tcp://127.0.0.1:{port}", HELLO, clock=bench.clock)
+    link = ControlLink(bench.network, endpoint, HELLO, clock=bench.clock)
     bench.opened.append(link)
     assert foreign.poll(WAIT_S * 1000)
     identity, _ = foreign.recv_multipart()
@@ -478,11 +480,11 @@ def test_endpoints(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="cannot listen on"):
         bench.serve(server.endpoint)
     with pytest.raises(ProtocolError, match="cannot connect to nonsense"):
-        ControlLink(bench.context, "nonsense", HELLO)
+        ControlLink(bench.network, "nonsense", HELLO)
 
 
 def test_events_reach_subscribers(bench: Bench) -> None:
-    publisher = EventPublisher(bench.context, ANY_PORT)
+    publisher = EventPublisher(bench.network, ANY_PORT)
     bench.opened.append(publisher)
     subscriber = bench.stranger(publisher.endpoint, zmq.SUB)
     subscriber.subscribe(b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -25,9 +26,11 @@ from protocol.messages import (
     WorkerInfo,
 )
 from protocol.sampling import SamplingParams
+from runtime.network import Network
 from tests.integration.fleets import complete, counters, running_fleet, wait_for
 from tests.integration.reference import NUM_TOKENS, Reference
 
+SECRET = "the secret of a test's cluster"
 GENERATE = Generate(
     request_id="x",
     attempt=0,
@@ -40,7 +43,7 @@ GENERATE = Generate(
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with running_fleet(local_prefill_threshold_tokens=0) as fleet:
+    with running_fleet(local_prefill_threshold_tokens=0, cluster_secret=SECRET) as fleet:
         yield fleet
 
 
@@ -51,11 +54,24 @@ def worker(request: pytest.FixtureRequest, fleet: Fleet) -> WorkerInfo:
 
 @pytest.fixture
 def dealer(worker: WorkerInfo) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.RCVTIMEO, 5000)
-        socket.connect(worker.control)
-        yield socket
+    with insider() as network:
+        yield dealer_to(network, worker)
+
+
+@contextmanager
+def insider() -> Iterator[Network]:
+    """What has the fleet's secret, as a compromised member would."""
+    network = Network(SECRET)
+    yield network
+    network.close(linger_ms=1000)
+
+
+def dealer_to(network: Network, worker: WorkerInfo) -> zmq.Socket[bytes]:
+    socket = network.connecting(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.setsockopt(zmq.RCVTIMEO, 5000)
+    socket.connect(worker.control)
+    return socket
 
 
 def hello(worker: WorkerInfo, **change: Any) -> Hello:
@@ -126,10 +142,8 @@ def test_a_forged_pool_never_reaches_the_transport(
     fleet: Fleet, references: list[Reference]
 ) -> None:
     worker = fleet.workers["prefill-1"]
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, 1000)
-        dealer.setsockopt(zmq.RCVTIMEO, 5000)
-        dealer.connect(worker.control)
+    with insider() as network:
+        dealer = dealer_to(network, worker)
         dealer.send(wire.encode(hello(worker, role=Role.DECODE)))
         assert isinstance(wire.decode_control(dealer.recv()), HelloAccepted)
         forged = PeerDescriptor(
@@ -169,3 +183,29 @@ def test_requests_that_would_break_the_engine_are_answered(
             lambda: counters(fleet, worker.worker_id).get("unexpected_messages"),
         )
     assert still_serves(fleet, references)
+
+
+@pytest.mark.parametrize("plane", ["control", "events"])
+@pytest.mark.parametrize("secret", [None, "the secret of another cluster"])
+def test_who_lacks_the_secret_gets_nowhere_and_is_counted(
+    fleet: Fleet, worker: WorkerInfo, references: list[Reference], plane: str, secret: str | None
+) -> None:
+    before = turned_away(fleet, worker)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    network = Network(secret or SECRET, context)
+    kind = zmq.DEALER if plane == "control" else zmq.SUB
+    stranger = context.socket(kind) if secret is None else network.connecting(kind)
+    if plane == "control":
+        stranger.connect(worker.control)
+        stranger.send(wire.encode(hello(worker)))
+    else:
+        stranger.subscribe(b"")
+        stranger.connect(worker.events)
+    wait_for("the count", lambda: turned_away(fleet, worker) > before)
+    assert still_serves(fleet, references)
+    assert not stranger.poll(0), "an answer or an event came"
+    network.close()
+
+
+def turned_away(fleet: Fleet, worker: WorkerInfo) -> int:
+    return counters(fleet, worker.worker_id).get("peers_turned_away", 0)

@@ -14,7 +14,11 @@ from cli.up_settings import UpSettings
 from protocol.messages import Role
 from runtime.settings import load_settings
 
-SHARED = Secrets(redis_url="redis://:word@127.0.0.1:1", cluster_secret="a secret of sixteen")
+SHARED = Secrets(
+    redis_url="redis://:word@127.0.0.1:1",
+    cluster_secret="a secret of sixteen",
+    supervisor_key="a-key-that-opens-the-fleet",
+)
 DIR = Path("/logs")
 
 
@@ -48,6 +52,10 @@ def test_settings_reach_workers_and_router() -> None:
     router = parsed(children.router(SHARED, DIR / "port", DIR))
     assert (router.port, router.local_prefill_threshold_tokens) == (9, 3)
     assert router.port_file == "/logs/port"
+    assert (router.cluster_secret, router.supervisor_key) == (
+        SHARED.cluster_secret,
+        SHARED.supervisor_key,
+    )
 
 
 def test_secrets_are_in_no_argument() -> None:
@@ -56,8 +64,9 @@ def test_secrets_are_in_no_argument() -> None:
         children.worker(Role.PREFILL, "p", SHARED, DIR),
         children.router(SHARED, DIR / "port", DIR),
     ):
-        assert not any("word" in part or "sixteen" in part for part in child._command)
-    assert "word" not in repr(SHARED)
+        hidden = ("word", "sixteen", "opens")
+        assert not any(each in part for part in child._command for each in hidden)
+    assert not any(each in repr(SHARED) for each in hidden)
 
 
 def test_only_flags_are_forwarded_and_the_rest_is_inherited(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ from protocol.messages import (
     WorkerState,
 )
 from protocol.wire import decode_control, encode
+from runtime.network import Network
 
 T = TypeVar("T", bound=Message)
 WAIT_S = 20.0
+SECRET = "the secret of a test's cluster"
 
 
 @dataclass
@@ -52,13 +54,9 @@ class Received:
 class FakeWorker:
     """ROUTER and XPUB sockets; answers hellos, pings and dump requests by itself."""
 
-    def __init__(self, context: zmq.asyncio.Context, worker_id: str, role: Role, **info) -> None:
-        self.control = context.socket(zmq.ROUTER)
-        self.events = context.socket(zmq.XPUB)
-        ports = []
-        for socket in (self.control, self.events):
-            socket.setsockopt(zmq.LINGER, 0)
-            ports.append(socket.bind_to_random_port("tcp://127.0.0.1"))
+    def __init__(self, network: Network, worker_id: str, role: Role, **info) -> None:
+        self.control, control = network.listening(zmq.ROUTER, "tcp://127.0.0.1:*")
+        self.events, events = network.listening(zmq.XPUB, "tcp://127.0.0.1:*")
         known = {
             "worker_id": worker_id,
             "incarnation": f"{worker_id}-1",
@@ -66,8 +64,8 @@ class FakeWorker:
             "state": WorkerState.READY,
             "host": "127.0.0.1",
             "pid": 1,
-            "control": f"tcp://127.0.0.1:{ports[0]}",
-            "events": f"tcp://127.0.0.1:{ports[1]}",
+            "control": control,
+            "events": events,
             "protocol_version": PROTOCOL_VERSION,
             "model": "model",
             "model_fingerprint": "weights",

@@ -20,7 +20,8 @@ from router.generation import GenerationRequest, TokenDelta
 from router.link import LinkTimes, WorkerLink
 from router.settings import RouterSettings
 from router.trace import TraceStore
-from tests.unit.router.fake_worker import WAIT_S, FakeWorker
+from runtime.network import Network
+from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 
 class Harness:
@@ -30,13 +31,14 @@ class Harness:
         known = {
             "model": "unused",
             "redis_url": "redis://unused",
+            "cluster_secret": SECRET,
             "retry_backoff_ms": 1.0,
             "ping_interval_s": 0.05,
         }
         self.settings = RouterSettings(**(known | settings))
         self.registry = CollectorRegistry()
         self.metrics = FleetMetrics(self.registry)
-        self.context = zmq.asyncio.Context()
+        self.network = Network(SECRET, zmq.asyncio.Context())
         self.index = CacheIndex(10.0)
         self.fleet = Fleet(self._connect, self.index, self.metrics)
         clock = itertools.count(1_000_000, 1000)
@@ -57,12 +59,12 @@ class Harness:
             layout_fingerprint="",
         )
         times = LinkTimes(self.settings.ping_interval_s, self.settings.silence_s)
-        return WorkerLink(self.context, info, hello, callbacks, times, self.metrics)
+        return WorkerLink(self.network, info, hello, callbacks, times, self.metrics)
 
     def make(self, worker_id: str, **info) -> FakeWorker:
         """A worker that is not a member yet; its id starts with its role's letter."""
         role = Role.PREFILL if worker_id.startswith("p") else Role.DECODE
-        worker = FakeWorker(self.context, worker_id, role, **info)
+        worker = FakeWorker(self.network, worker_id, role, **info)
         self.ever.append(worker)
         return worker
 
@@ -95,7 +97,7 @@ class Harness:
         await self.fleet.close()
         for worker in self.ever:
             await worker.close()
-        self.context.term()
+        self.network.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -584,3 +584,24 @@ def stats_of(worker: FakeWorker, num_running: int = 1) -> WorkerStats:
         blocks_used=25,
         blocks_cached=0,
     )
+
+
+async def test_a_generation_that_nobody_reads_is_given_up() -> None:
+    """What waits for a slow client is bounded; its workers stop, nothing stays behind."""
+    harness = Harness(max_unread_deltas=3)
+    (worker,) = await harness.join("d1")
+    stream = harness.dispatcher.generate(request(num_tokens=8, max_tokens=100))
+    first = asyncio.ensure_future(anext(stream))
+    leg = await worker.received.next(Generate)
+    worker.tokens(leg, 0, [1])
+    await first
+    for index in range(1, 6):
+        worker.tokens(leg, index, [index])
+    assert (await worker.received.next(Abort)).attempt == leg.attempt
+    assert [(await anext(stream)).token_ids for _ in range(4)] == [[1], [2], [3], [4]]
+    with pytest.raises(GenerationFailed, match="its client does not read"):
+        await anext(stream)
+    assert harness.dispatcher.inflight == 0
+    assert harness.metric("retries_total") == 0
+    await until(lambda: harness.metric("stale_messages_total") == 1)
+    await harness.close()

@@ -20,7 +20,8 @@ import zmq.asyncio
 from protocol.messages import Abort, FinishReason, Generate, Role
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import WorkerLease
-from tests.unit.router.fake_worker import WAIT_S, FakeWorker
+from runtime.network import Network
+from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 END = b"\n\n"
 
@@ -82,6 +83,7 @@ async def router(
         f"--cluster={cluster}",
         f"--shutdown-grace-s={getattr(request, 'param', 20)}",
         BATON_REDIS_URL=valkey.url,
+        BATON_CLUSTER_SECRET=SECRET,
     )
     async with asyncio.timeout(WAIT_S):
         while not port_file.exists():
@@ -99,14 +101,14 @@ async def router(
 @pytest.fixture
 async def worker(valkey: EmbeddedValkey, cluster: str) -> AsyncIterator[FakeWorker]:
     """A decode worker that registered in the cluster of `router`."""
-    context = zmq.asyncio.Context()
-    made = FakeWorker(context, "d1", Role.DECODE, max_context=123)
+    network = Network(SECRET, zmq.asyncio.Context())
+    made = FakeWorker(network, "d1", Role.DECODE, max_context=123)
     lease = WorkerLease(valkey.url, cluster, made.info, 2.0)
     lease.start()
     yield made
     await asyncio.to_thread(lease.close)
     await made.close()
-    context.term()
+    network.close()
 
 
 async def healthy(client: httpx.AsyncClient) -> None:
@@ -121,7 +123,7 @@ async def closed(url: httpx.URL) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(url.host, url.port)
-            except ConnectionRefusedError:
+            except ConnectionError:  # refused, or reset as the listener closes
                 return
             writer.close()
             await writer.wait_closed()
@@ -218,9 +220,14 @@ async def test_streams_that_do_not_finish_in_time_are_aborted(
 async def test_what_an_operator_gets_wrong_is_one_line(tmp_path: Path, checkpoint: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    good = {"BATON_REDIS_URL": "redis://127.0.0.1:1"}
+    good = {"BATON_REDIS_URL": "redis://127.0.0.1:1", "BATON_CLUSTER_SECRET": SECRET}
     cases = [
         ((f"--model={checkpoint}",), {}, "redis_url is required"),
+        (
+            (f"--model={checkpoint}",),
+            {"BATON_REDIS_URL": "redis://127.0.0.1:1"},
+            "cluster_secret is required",
+        ),
         ((f"--model={checkpoint}", "--prot=1"), good, "flag --prot: unknown; did you mean --port?"),
         (("--model=/no/such/folder",), good, "there is no folder"),
         ((f"--model={tmp_path}", "--port=0"), good, "tokenizer.json is missing"),

@@ -1,0 +1,230 @@
+"""One HTTP connection that a client cannot abuse: bounds on what is received, kept and waited for.
+
+Adds to uvicorn's protocol what it leaves open: the size of a request's head and of the whole
+message, the time that receiving it may take, and the time that a client may leave an answer
+unread. While it does not read, the answer's maker is held up by the flow control; when its time
+is over the connection is aborted, and the maker learns that the client is gone. Knows no paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from protocol.errors import RequestError
+from router.http_errors import HttpError
+
+log = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES = 64 * 1024
+_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds on one connection.
+
+    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: what the
+    application takes; a message may be twice as long with the framing of its chunks.
+    `receive_timeout_s`: from the connection, or a further request's first byte, to the request's
+    end. `stall_timeout_s`: for a full write buffer to drain, and for an answer's rest to leave.
+    """
+
+    max_head_bytes: int = 32 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    receive_timeout_s: float = 60.0
+    stall_timeout_s: float = 30.0
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Bytes of one request on the wire."""
+        return self.max_head_bytes + 2 * self.max_body_bytes
+
+
+class BoundedProtocols:
+    """Makes the protocols of a server; counts the connections that they cut, by reason."""
+
+    def __init__(self, limits: ConnectionLimits, registry: CollectorRegistry) -> None:
+        self.limits = limits
+        self.cut = Counter(
+            "baton_http_connections_cut",
+            "Connections that were ended for what their client did or did not do",
+            ["reason"],
+            registry=registry,
+        )
+
+    def factory(self) -> Any:
+        """For uvicorn's `http` setting."""
+        return partial(BoundedProtocol, self.limits, self.cut)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, with bounds. Timers belong to it and end with the connection."""
+
+    def __init__(self, limits: ConnectionLimits, cut: Counter, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._cut = cut
+        self._in_head = False
+        self._head_bytes = 0
+        self._message_bytes = 0
+        self._is_head_too_large = False
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    # -- the connection ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._start_receiving()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the timers."""
+        self._stop_receiving()
+        self._stop_stall()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses, within bounds. What began in these very bytes is counted from the next on."""
+        was_in_head = self._in_head
+        if self._receive_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_receiving()  # bytes that begin nothing end the keep-alive time, too
+        self._message_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if was_in_head and self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_head_bytes:
+                self._is_head_too_large = True
+                self.send_400_response("")
+        elif self._message_bytes > self._limits.max_message_bytes:
+            self._abort("message too large")
+
+    # -- what the parser finds --------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._in_head = True
+        self._head_bytes = 0
+        self._message_bytes = 0
+        if self._receive_timer is None:
+            self._start_receiving()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The end of the head: the application starts."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The whole request is here."""
+        self._stop_receiving()
+        super().on_message_complete()
+
+    def _count_head(self, num_bytes: int) -> None:
+        """Raises within the parser, which ends in `send_400_response`."""
+        self._head_bytes += num_bytes
+        if self._head_bytes > self._limits.max_head_bytes:
+            self._is_head_too_large = True
+            raise ValueError("the head of the request is too large")
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be parsed, or is too large, is answered and the connection closed."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._abort("malformed request")  # in the middle of another answer, or of its own
+            return
+        status = 400
+        if self._is_head_too_large:
+            status = 431
+            limit = self._limits.max_head_bytes
+            msg = f"request line and headers may have {limit} bytes together"
+        self._cut.labels("head too large" if status == 431 else "malformed request").inc()
+        body = HttpError(status, msg, RequestError.kind).body()
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self._stop_receiving()
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        self._start_stall()
+
+    # -- time to receive --------------------------------------------------------------------
+
+    def _start_receiving(self) -> None:
+        self._receive_timer = self.loop.call_later(
+            self._limits.receive_timeout_s, self._on_receive_timeout
+        )
+
+    def _stop_receiving(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    def _on_receive_timeout(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read
+            self._start_receiving()
+            return
+        self._receive_timer = None
+        self._abort("request not received in time")
+
+    # -- time to read an answer -------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: whoever makes the answer waits from now on."""
+        super().pause_writing()
+        self._start_stall()
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self._stop_stall()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; what of it is still here must leave in time, too."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size() > 0:
+            self._start_stall()
+
+    def _start_stall(self) -> None:
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(
+                self._limits.stall_timeout_s, self._on_stall_timeout
+            )
+
+    def _stop_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _on_stall_timeout(self) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() > 0:
+            self._abort("answer not read in time")
+
+    def _abort(self, reason: str) -> None:
+        """End the connection at once, whatever is still to be sent."""
+        self._cut.labels(reason).inc()
+        log.info("cut the connection of %s: %s", self.client, reason)
+        self._stop_receiving()
+        self._stop_stall()
+        self.transport.abort()

@@ -1,0 +1,130 @@
+"""Judges who may connect: the ZAP handler (ZeroMQ RFC 27) of one context, in a thread of its own.
+
+Lets in clients that prove to hold the one expected key, and counts every handshake that fails,
+for whatever reason, on the sockets it watches. A thread, because peers connect while a worker
+computes a long step. Invariant: a watched socket's monitor is read until monitoring has ended,
+since libzmq's I/O thread waits for it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+log = logging.getLogger(__name__)
+
+DOMAIN = b"baton"
+HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_CREDENTIALS = 6
+
+
+class Gatekeeper:
+    """Owns its thread and the thread's sockets. `num_turned_away` only grows."""
+
+    def __init__(self, context: zmq.Context[Any], client_key: bytes) -> None:
+        """`client_key`: the only public key (Z85) that is let in."""
+        self.num_turned_away = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
+        self._client_key = z85.decode(client_key)
+        self._watched: list[zmq.Socket[Any]] = []
+        self._to_open: deque[str] = deque()
+        self._signal = self._context.socket(zmq.PAIR)
+        self._signal.bind(f"inproc://baton-gatekeeper-{id(self)}")
+        self._poller = zmq.Poller()
+        self._monitors: set[zmq.Socket[bytes]] = set()
+        self._handler = self._context.socket(zmq.REP)
+        self._handler.bind(_ZAP_ENDPOINT)
+        self._thread = threading.Thread(target=self._run, name="gatekeeper", daemon=True)
+        self._thread.start()
+
+    def watch(self, socket: zmq.Socket[Any]) -> None:
+        """Count the failed handshakes of a socket that is about to be bound."""
+        endpoint = f"inproc://baton-monitor-{id(self)}-{len(self._watched)}"
+        socket.monitor(endpoint, HANDSHAKE_FAILURES | zmq.EVENT_MONITOR_STOPPED)
+        self._watched.append(socket)
+        self._to_open.append(endpoint)
+        self._signal.send(b"")
+
+    def close(self) -> None:
+        """Stop; sockets that are still open let nobody in from now on."""
+        for socket in self._watched:
+            if not socket.closed:
+                socket.disable_monitor()
+        self._signal.send(b"stop")
+        self._thread.join()
+        self._signal.close(linger=0)
+
+    # -- the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        commands = self._context.socket(zmq.PAIR)
+        commands.connect(f"inproc://baton-gatekeeper-{id(self)}")
+        self._poller.register(commands, zmq.POLLIN)
+        self._poller.register(self._handler, zmq.POLLIN)
+        try:
+            while self._turn(commands):
+                pass
+        finally:
+            for socket in (commands, self._handler, *self._monitors):
+                socket.close(linger=0)
+
+    def _turn(self, commands: zmq.Socket[bytes]) -> bool:
+        """Serve whatever is ready; False when told to stop."""
+        for ready, _ in self._poller.poll():
+            if ready is commands:
+                if commands.recv():
+                    return False
+                self._open_monitor(self._to_open.popleft())
+            elif ready is self._handler:
+                self._handler.send_multipart(self._judge(self._handler.recv_multipart()))
+            else:
+                self._take_event(ready)
+        return True
+
+    def _open_monitor(self, endpoint: str) -> None:
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.connect(endpoint)
+        self._monitors.add(monitor)
+        self._poller.register(monitor, zmq.POLLIN)
+
+    def _take_event(self, monitor: zmq.Socket[bytes]) -> None:
+        event = parse_monitor_message(monitor.recv_multipart())
+        if event["event"] == zmq.EVENT_MONITOR_STOPPED:
+            self._poller.unregister(monitor)
+            self._monitors.discard(monitor)
+            monitor.close(linger=0)
+            return
+        self.num_turned_away += 1
+        if self.num_turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: never a flood
+            log.warning(
+                "turned away a connection to %s that did not prove the cluster's secret "
+                "(%d so far)",
+                event["endpoint"].decode(errors="replace"),
+                self.num_turned_away,
+            )
+
+    def _judge(self, frames: list[bytes]) -> list[bytes]:
+        """The reply to a ZAP request."""
+        request_id = frames[1] if len(frames) > 1 else b""
+        is_known = (
+            len(frames) == _CREDENTIALS + 1
+            and frames[0] == _VERSION
+            and frames[2] == DOMAIN
+            and frames[5] == b"CURVE"
+            and hmac.compare_digest(frames[_CREDENTIALS], self._client_key)
+        )
+        status, text = (b"200", b"OK") if is_known else (b"400", b"not of this cluster")
+        return [_VERSION, request_id, status, text, b"", b""]

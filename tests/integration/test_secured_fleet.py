@@ -1,0 +1,106 @@
+"""A whole fleet whose router asks for keys: started, asked, and watched over as usual."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import trustme
+
+from cli.fleet import Fleet
+from cli.http_json import RouterAccess, RouterUnreachable, get_json
+from cli.status import main as status
+from cli.up_settings import UpSettings
+from router.api_keys import hash_key, make_key
+from tests.integration.reference import DEMO_MODEL
+
+API_KEY, ADMIN_KEY = make_key(), make_key()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder: Path = tmp_path_factory.mktemp("keys")
+    (folder / "api").write_text(hash_key(API_KEY))
+    (folder / "admin").write_text(hash_key(ADMIN_KEY))
+    certificate = trustme.CA().issue_cert("fleet.example")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "tls.pem")
+    settings = UpSettings(
+        model=str(DEMO_MODEL),
+        port=0,
+        prefill=0,
+        num_blocks=256,
+        torch_threads=1,
+        device="cpu",
+        restart=False,
+        api_key_file=str(folder / "api"),
+        admin_key_file=str(folder / "admin"),
+        tls_cert_file=str(folder / "tls.pem"),
+    )
+    with Fleet(settings) as fleet:
+        yield fleet
+
+
+def client(fleet: Fleet, key: str) -> openai.OpenAI:
+    http_client = httpx.Client(verify=trusting(fleet))
+    return openai.OpenAI(
+        base_url=f"{fleet.url}/v1", api_key=key, max_retries=0, http_client=http_client
+    )
+
+
+def trusting(fleet: Fleet) -> ssl.SSLContext:
+    """Trusts the fleet's own certificate, and that it is reached by another name."""
+    context = ssl.create_default_context(cafile=fleet.settings.tls_cert_file)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context
+
+
+def test_openais_client_is_served_with_a_key(fleet: Fleet) -> None:
+    with client(fleet, API_KEY) as known:
+        answer = known.completions.create(model=DEMO_MODEL.name, prompt="def f(", max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("key", [make_key(), ADMIN_KEY, "none"])
+def test_openais_client_knows_the_refusal(fleet: Fleet, key: str) -> None:
+    with client(fleet, key) as stranger, pytest.raises(openai.AuthenticationError) as caught:
+        stranger.models.list()
+    assert caught.value.code == "invalid_api_key"
+
+
+def test_operators_have_keys_of_their_own(fleet: Fleet) -> None:
+    def status_of(path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{fleet.url}{path}", headers=headers, verify=trusting(fleet)).status_code
+
+    for path in ("/fleet", "/metrics", "/requests/none/trace"):
+        assert status_of(path, API_KEY) == 401
+        assert status_of(path, ADMIN_KEY) in (200, 404)
+    assert httpx.get(f"{fleet.url}/health", verify=trusting(fleet)).status_code == 200
+
+
+def test_whoever_started_the_fleet_sees_it(fleet: Fleet) -> None:
+    assert fleet.url.startswith("https://")
+    shown = get_json(f"{fleet.url}/fleet", access=fleet.access)
+    assert [each["worker_id"] for each in shown] == ["decode-1"]
+    assert fleet.check() == []
+
+
+def test_status_shows_the_fleet_with_key_and_certificate(fleet: Fleet, monkeypatch, capsys) -> None:
+    flags = [f"--router-url={fleet.url}", f"--cert-file={fleet.settings.tls_cert_file}", "--json"]
+    monkeypatch.setenv("BATON_ADMIN_KEY", ADMIN_KEY)
+    assert status(flags) == 0
+    assert "decode-1" in capsys.readouterr().out
+    monkeypatch.setenv("BATON_ADMIN_KEY", API_KEY)
+    assert status(flags) == 1
+    assert "operator's key" in capsys.readouterr().err
+
+
+def test_another_certificate_is_not_trusted(fleet: Fleet, tmp_path: Path) -> None:
+    trustme.CA().issue_cert("fleet.example").cert_chain_pems[0].write_to_path(tmp_path / "other")
+    with pytest.raises(RouterUnreachable, match="certificate"):
+        get_json(f"{fleet.url}/fleet", access=RouterAccess(ADMIN_KEY, str(tmp_path / "other")))
