@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 import pytest
@@ -21,11 +21,13 @@ from protocol.messages import (
     Role,
 )
 from runtime.control import ControlServer, HelloPolicy, Peer
+from runtime.network import Network
+from runtime.sockets import tcp_endpoint
 from runtime.worker_process import Surroundings
 from tests.unit.worker_harness import Clock, DecodeBench
 
 SILENCE_S = 10.0
-NUMBERS = count()
+WAIT_S = 10.0
 ABORT = Abort(request_id="r", attempt=1)
 
 
@@ -33,11 +35,12 @@ class Pair:
     """The links of a decode worker, and a prefill worker's server that they lead to."""
 
     def __init__(self, model: str = "m") -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-        self.endpoint = f"inproc://prefill-{next(NUMBERS)}"
+        self.network = Network("a secret of the fleet")
         self.clock = Clock()
         policy = HelloPolicy("p", "p-i", model, "layout")
-        self.server = ControlServer(self.context, self.endpoint, policy, 1e9, self.clock)
+        any_port = tcp_endpoint("127.0.0.1", 0)
+        self.server = ControlServer(self.network, any_port, policy, 1e9, self.clock)
+        self.endpoint = self.server.endpoint
         bench = DecodeBench("d", self.clock)
         bench.close()
         hello = Hello(
@@ -49,7 +52,7 @@ class Pair:
         )
         self.alive = True
         around = Surroundings(
-            self.context, hello, bench.descriptor, lambda name, inc: self.alive, ExitStack()
+            self.network, hello, bench.descriptor, lambda name, inc: self.alive, ExitStack()
         )
         self.poller = zmq.Poller()
         self.peers = PrefillPeers(around, self.poller, SILENCE_S)
@@ -58,17 +61,17 @@ class Pair:
 
     def exchange(self, until: Callable[[], object]) -> None:
         """Both sides' loops, until something has come about."""
-        for _ in range(10_000):
+        deadline = time.monotonic() + WAIT_S
+        while not until():
+            assert time.monotonic() < deadline, "it did not come about"
+            self.server.socket.poll(1)
             self.heard += self.server.receive()
-            if until():
-                return
-        raise AssertionError("it did not come about")
 
     def close(self) -> None:
         self.peers.close()
         assert self.poller.sockets == []
         self.server.close()
-        self.context.term()
+        self.network.close()
 
 
 @pytest.fixture
