@@ -14,24 +14,30 @@ import zmq
 from protocol.errors import ProtocolError
 from protocol.messages import ControlMessage, Message, PrefillPeer
 from runtime.control import ControlLink
+from runtime.process_watch import WatchedProcess
 from runtime.worker_process import Surroundings
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
 
 
 @dataclass
 class _Link:
     control: ControlLink
     worker_id: str
+    process: WatchedProcess | None  # if it runs on our machine
     resets: int = 0
 
 
 class PrefillPeers:
     """Prefill workers by incarnation.
 
-    A peer that is silent for `silence_s` and whose lease has ended is gone. One that refuses us, or
-    turns out to be another process than the one that was named, is gone at once: it never held a
-    grant of ours.
+    A peer on our machine is gone as soon as its process has ended, and not before: one that is
+    stopped may go on in the middle of a write. One elsewhere is gone when it is silent for
+    `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
+    refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
+    ours, or has let go of all.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -41,6 +47,7 @@ class PrefillPeers:
         self._silence_s = silence_s
         self._links: dict[str, _Link] = {}
         self._unreachable: list[str] = []
+        self._next_look = 0.0
 
     @property
     def num_links(self) -> int:
@@ -57,7 +64,7 @@ class PrefillPeers:
             log.warning("prefill worker %s: %s", peer.worker_id, error)
             self._unreachable.append(peer.incarnation)
             return
-        self._links[peer.incarnation] = _Link(control, peer.worker_id)
+        self._links[peer.incarnation] = _Link(control, peer.worker_id, self._process_of(peer))
         self._poller.register(control.socket, zmq.POLLIN)
         control.send(self._around.descriptor)
 
@@ -80,6 +87,9 @@ class PrefillPeers:
     def gone(self, now: float) -> list[str]:
         """Incarnations that are gone since the last call; their links are closed."""
         gone, self._unreachable = self._unreachable, []
+        if now < self._next_look:
+            return gone
+        self._next_look = now + _LOOK_S
         for incarnation, link in list(self._links.items()):
             link.control.tick(now)
             reason = self._reason_to_close(incarnation, link, now)
@@ -100,10 +110,17 @@ class PrefillPeers:
             return f"its {refused.what} is {refused.ours}, ours is {refused.theirs}"
         if accepted is not None and accepted.incarnation != incarnation:
             return f"{link.control.endpoint} is another worker now"
+        if link.process is not None:
+            return "its process has ended" if link.process.has_ended() else None
         silent = link.control.silent_s(now) >= self._silence_s
         if silent and not self._around.is_alive(link.worker_id, incarnation):
             return "it is silent and its lease has ended"
         return None
+
+    def _process_of(self, peer: PrefillPeer) -> WatchedProcess | None:
+        info = self._around.find(peer.worker_id, peer.incarnation)
+        is_near = info is not None and info.machine and info.machine == self._around.machine
+        return WatchedProcess(info.pid) if info is not None and is_near else None
 
     def _close(self, incarnation: str) -> None:
         link = self._links.pop(incarnation)

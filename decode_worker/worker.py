@@ -69,11 +69,12 @@ class DecodeWorker:
             self._receive()
             batch = self._engine.plan()
             self._begin(batch)
-            result = self._host.run_step(batch)
-            if result is not None:
+            outcome = self._host.run_step(batch)
+            for result in outcome.results:
                 self._deliver(result)
-            else:
-                self._fail(batch, "the step failed on its worker")
+            for sequence in outcome.failed:
+                task = self._tasks[HandoffKey(*sequence.key)]
+                self._give_up(task, outcome.reason, retryable=not outcome.is_their_fault)
             self._flush()
             self._host.publish(num_handoffs=self._receiver.num_open)
         for task in list(self._tasks.values()):
@@ -83,6 +84,10 @@ class DecodeWorker:
 
     def _receive(self) -> None:
         self._host.wait()
+        if self._host.has_lapsed:
+            for key in list(self._tasks):
+                self._abort(key)
+            self._host.reincarnate()
         for router, message in self._host.server.receive():
             self._handle(router, message)
         for router in self._host.server.lost(self._host.now()):
@@ -113,6 +118,10 @@ class DecodeWorker:
             return
         for key in [key for key in self._tasks if key.request_id == message.request_id]:
             self._abort(key)
+        if self._host.is_draining:
+            failed = self._host.failure(message, "the worker is draining", retryable=True)
+            self._host.send(router, failed)
+            return
         try:
             sequence = self._host.intake.sequence(message, self._host.now())
             self._scheduler.add(sequence)
@@ -244,11 +253,6 @@ class DecodeWorker:
         for router, sequences in self._outbox.items():
             self._host.send(router, StepTokens(sequences=sequences))
         self._outbox.clear()
-
-    def _fail(self, batch: Batch, reason: str) -> None:
-        """The step raised: its attempts end, the worker goes on."""
-        for sequence in [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]:
-            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable=True)
 
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
         """The attempt ends without its last token, and the router hears why."""

@@ -8,11 +8,11 @@ its own. Owner of the jobs, and of their sequences' blocks until the handoff rel
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 from engine.engine import StepResult
 from engine.scheduler import Batch
-from engine.sequence import SequenceState
+from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import HandoffKey, key_of
 from kv_transfer.sender import Close, HandoffSender, PostWrite, Release, SenderAction
 from kv_transfer.transfer_loop import NotificationArrived, PeerFailed, TransferEvent, WriteFinished
@@ -57,11 +57,11 @@ class PrefillWorker:
             self._receive()
             batch = self._engine.plan()
             self._begin(batch)
-            result = self._host.run_step(batch)
-            if result is not None:
+            outcome = self._host.run_step(batch)
+            for result in outcome.results:
                 self._deliver(result)
-            else:
-                self._fail(batch, "the step failed on its worker")
+            for sequence in outcome.failed:
+                self._fail(sequence, outcome.reason, retryable=not outcome.is_their_fault)
             self._host.publish(num_handoffs=self._sender.num_open)
         for job in self._jobs.values():
             failed = self._host.failure(job.key, "the worker stopped", retryable=True)
@@ -71,6 +71,11 @@ class PrefillWorker:
 
     def _receive(self) -> None:
         self._host.wait()
+        if self._host.has_lapsed:
+            for key in list(self._jobs):
+                self._abort(key)
+            if self._sender.num_open == 0:
+                self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
         for peer in self._host.server.lost(self._host.now()):
@@ -109,6 +114,10 @@ class PrefillWorker:
             return
         for key in [key for key in self._jobs if key.request_id == message.request_id]:
             self._abort(key)
+        if self._host.is_draining or self._host.has_lapsed:
+            failed = self._host.failure(message, "the worker is leaving", retryable=True)
+            self._host.send(router, failed)
+            return
         now = self._host.now()
         try:
             sequence = self._host.intake.sequence(message, now)
@@ -147,6 +156,7 @@ class PrefillWorker:
         if agent is not None:
             del self._decoders[agent]
             self._host.transfers.remove_peer(agent)
+            self._host.forget_transfer_peer(agent)
             self._carry_out(self._sender.peer_lost(agent))
 
     def _follow(self, event: TransferEvent) -> None:
@@ -214,20 +224,20 @@ class PrefillWorker:
                 self._send_token(job)
                 self._carry_out(self._sender.finish(job.key, self._host.now()))
 
-    def _fail(self, batch: Batch, reason: str) -> None:
-        """The step raised: its attempts end, the worker goes on."""
-        for chunk in batch.chunks:
-            job = self._jobs.get(HandoffKey(*chunk.sequence.key))
-            if job is not None:
-                job.error = reason
-                self._stop_computing(job)
-                self._carry_out(self._sender.abort(job.key, reason))
+    def _fail(self, sequence: Sequence, reason: str, retryable: bool) -> None:
+        """The step raised: the attempt ends, the worker goes on."""
+        job = self._jobs.get(HandoffKey(*sequence.key))
+        if job is not None:
+            job.error = reason
+            job.is_hopeless = not retryable
+            self._stop_computing(job)
+            self._carry_out(self._sender.abort(job.key, reason))
 
     def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
         """Hand the sender the blocks that have become ready."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
-            blocks: Sequence[int] = job.sequence.block_table[first:num_ready]
+            blocks: Seq[int] = job.sequence.block_table[first:num_ready]
             self._carry_out(
                 self._sender.blocks_ready(job.key, first, blocks, chunk, self._host.now())
             )
@@ -255,7 +265,12 @@ class PrefillWorker:
         digests = self._host.block_digests(write.source_blocks)
         notification = wire.encode(write.notification(digests))
         self._host.transfers.write(
-            write.write_id, write.agent, write.source_blocks, write.target_blocks, notification
+            write.write_id,
+            write.agent,
+            write.source_blocks,
+            write.target_blocks,
+            notification,
+            write.post_before,
         )
 
     def _close(self, action: Close) -> None:
@@ -280,7 +295,8 @@ class PrefillWorker:
             return
         if job.token is None or not job.answered or job.error:
             reason = job.error or "the decode worker gave up"
-            self._host.send(job.router, self._host.failure(job.key, reason, retryable=True))
+            failed = self._host.failure(job.key, reason, retryable=not job.is_hopeless)
+            self._host.send(job.router, failed)
         else:
             request_id, attempt = key
             done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(job))

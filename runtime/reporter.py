@@ -42,6 +42,10 @@ class Reporter:
         self._last: WorkerStats | None = None
         self._last_at = float("-inf")
 
+    def reincarnate(self, incarnation: str) -> None:
+        """Report as another worker from now on."""
+        self._incarnation = incarnation
+
     def publish(self, now: float, num_handoffs: int) -> None:
         """Publish what is due."""
         self._publish_cache_events()

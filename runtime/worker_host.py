@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import zmq
@@ -19,6 +21,7 @@ import zmq
 from engine.engine import Engine, StepResult
 from engine.kv_pool import KvPool
 from engine.scheduler import Batch
+from engine.sequence import Sequence
 from kv_transfer.authentication import verify_descriptor
 from kv_transfer.handoff import Named
 from kv_transfer.service import TransferService
@@ -30,6 +33,7 @@ from protocol.messages import (
     ControlMessage,
     Message,
     PeerDescriptor,
+    WorkerState,
 )
 from runtime.clock import wall_us
 from runtime.control import ControlServer, Peer
@@ -43,6 +47,34 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 20
 _DIGEST_BYTES = 16
+
+
+class Membership(Protocol):
+    """Our place in the fleet, as `runtime.membership.WorkerLease` keeps it."""
+
+    has_lapsed: bool
+    is_replaced: bool
+    is_asked_to_drain: bool
+
+    def update(self, state: WorkerState) -> None:
+        """Announce another state."""
+
+    def register_anew(self, incarnation: str) -> None:
+        """Come back after a lapse."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of a planned batch: results, and sequences whose step raised.
+
+    `reason` is for those; `is_their_fault` says that others ran in the same step, so that the
+    failed ones would fail anywhere.
+    """
+
+    results: list[StepResult]
+    failed: list[Sequence] = field(default_factory=list)
+    is_their_fault: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,37 +108,88 @@ class WorkerHost:
         self._stop = parts.stop
         self._transfer_peers: set[str] = set()
         self._is_busy = False
+        self._membership: Membership | None = None
+        self._is_draining = False
         self.poller.register(self.server.socket, zmq.POLLIN)
         self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
+
+    def join(self, membership: Membership) -> None:
+        """From now on follow what becomes of our registration; before, we have none."""
+        self._membership = membership
 
     # -- the loop ---------------------------------------------------------------------------
 
     def is_finished(self, num_jobs: int) -> bool:
-        """Whether the loop may end: told to stop, and no jobs left or their grace over."""
+        """Whether the loop may end: told to stop, and no jobs left or their grace over.
+
+        The first thing that a stopping worker does is to tell the fleet.
+        """
+        member = self._membership
+        if member is not None and (member.is_asked_to_drain or member.is_replaced):
+            self._stop.request()
         if self._stop.since is None:
             return False
+        if not self._is_draining:
+            self._is_draining = True
+            log.info("draining: %d requests are left", num_jobs)
+            if member is not None:
+                member.update(WorkerState.DRAINING)
         grace_over = self.now() - self._stop.since >= self.settings.drain_grace_s
         return num_jobs == 0 or grace_over
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new work is to be refused, because this worker is about to end."""
+        return self._is_draining
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether others may take us for dead: drop what was for them, then `reincarnate`."""
+        return self._membership is not None and self._membership.has_lapsed
+
+    def reincarnate(self) -> None:
+        """Come back to the fleet as another worker; nothing of the former life is left."""
+        assert self._membership is not None
+        incarnation = uuid.uuid4().hex
+        self.server.reincarnate(incarnation)
+        self._reporter.reincarnate(incarnation)
+        self._membership.register_anew(incarnation)
+        self.count("lapses")
+        log.warning("registered anew as incarnation %s", incarnation)
 
     def wait(self) -> None:
         """Until something can be received; not at all after a step that computed something."""
         self.poller.poll(0 if self._is_busy else IDLE_WAIT_MS)
         self._wakeup.clear()
 
-    def run_step(self, batch: Batch) -> StepResult | None:
-        """Run a planned batch; None if it raised, which is logged and ends its attempts only."""
+    def run_step(self, batch: Batch) -> StepOutcome:
+        """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
+        alone. If all of them fail, or there was just one, the worker may be to blame."""
         self._is_busy = not batch.is_empty
         self.count("preemptions", len(batch.preempted))
+        result, reason = self._try_run(batch)
+        if result is not None:
+            return StepOutcome([result])
+        members = batch.split()
+        if len(members) == 1:
+            return StepOutcome([], batch.sequences, reason=reason)
+        outcomes = [(member, *self._try_run(member)) for member in members]
+        results = [result for _, result, _ in outcomes if result is not None]
+        failed = [member.sequences[0] for member, result, _ in outcomes if result is None]
+        reason = next((reason for _, _, reason in outcomes if reason), "")
+        return StepOutcome(results, failed, is_their_fault=bool(results), reason=reason)
+
+    def _try_run(self, batch: Batch) -> tuple[StepResult | None, str]:
+        """The result, or None and why: it is logged."""
         try:
             result = self.engine.run(batch)
-        except Exception:  # the top of a task: whatever the engine raises fails its batch only
-            names = [sequence.key for sequence in batch.sequences]
-            log.exception("a step failed, its attempts end: %s", names)
+        except Exception as error:  # the top of a task: what the engine raises ends no worker
+            log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
             self.count("failed_steps")
-            return None
-        if self._is_busy:
+            return None, f"its step failed on the worker: {type(error).__name__}"
+        if not batch.is_empty:
             self.count("steps")
-        return result
+        return result, ""
 
     def publish(self, num_handoffs: int) -> None:
         """Report load and cache, as far as it is due."""
@@ -184,7 +267,7 @@ class WorkerHost:
         """The transport dropped this peer: its next descriptor adds it anew."""
         self._transfer_peers.discard(agent)
 
-    def block_digests(self, blocks: Sequence[int]) -> list[bytes]:
+    def block_digests(self, blocks: Seq[int]) -> list[bytes]:
         """A digest per pool block with `kv_checksum` on, else nothing."""
         if not self.settings.kv_checksum:
             return []
