@@ -28,6 +28,7 @@ class _Link:
     worker_id: str
     process: WatchedProcess | None  # if it runs on our machine
     resets: int = 0
+    num_refused: int = 0
 
 
 class PrefillPeers:
@@ -48,6 +49,9 @@ class PrefillPeers:
         self._links: dict[str, _Link] = {}
         self._unreachable: list[str] = []
         self._next_look = 0.0
+        self._reset: list[str] = []
+        self.refused = 0
+        """Frames from prefill workers that were foreign or corrupt."""
 
     @property
     def num_links(self) -> int:
@@ -79,10 +83,20 @@ class PrefillPeers:
         received = []
         for incarnation, link in self._links.items():
             received += [(incarnation, message) for message in link.control.receive()]
+            num_refused = link.control.dropped["foreign"] + link.control.dropped["undecodable"]
+            self.refused += num_refused - link.num_refused
+            link.num_refused = num_refused
             if link.control.resets != link.resets:
                 link.resets = link.control.resets
                 link.control.send(self._around.descriptor)
+                self._reset.append(incarnation)
         return received
+
+    def reset(self) -> list[str]:
+        """Incarnations that have forgotten us since the last call, and know us again: messages
+        of theirs may be lost."""
+        reset, self._reset = self._reset, []
+        return reset
 
     def gone(self, now: float) -> list[str]:
         """Incarnations that are gone since the last call; their links are closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
     ChunkSpan,
@@ -43,6 +43,15 @@ class Task:
     def key(self) -> HandoffKey:
         """The handoff's name, too."""
         return HandoffKey(*self.sequence.key)
+
+    def waits_for_token_of(self, incarnation: str) -> bool:
+        """Whether the first token is to come from this prefill worker, and has not."""
+        return (
+            self.token is None
+            and self.sequence.state is SequenceState.RECEIVING
+            and self.prefill is not None
+            and self.prefill.incarnation == incarnation
+        )
 
     def tokens(
         self,

@@ -17,7 +17,7 @@ from decode_worker.task import Task
 from engine.engine import StepResult
 from engine.scheduler import Batch, Produced
 from engine.sequence import Sequence, SequenceState
-from kv_transfer.handoff import HandoffKey, key_of
+from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.receiver import (
     Complete,
     Failed,
@@ -45,9 +45,12 @@ from protocol.messages import (
 )
 from protocol.sampling import TokenLogprobs
 from runtime.control import Peer
+from runtime.counters import Count
 from runtime.worker_host import WorkerHost
 
 log = logging.getLogger(__name__)
+
+_REMEMBERED = 8192
 
 
 class DecodeWorker:
@@ -61,24 +64,27 @@ class DecodeWorker:
         self._peers = peers
         self._tasks: dict[HandoffKey, Task] = {}
         self._fenced: dict[HandoffKey, Sequence] = {}
+        self._ended = ClosedHandoffs(_REMEMBERED)
         self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
 
     def run(self) -> None:
         """Serve until the process is told to stop and nothing is left to do."""
         while not self._host.is_finished(num_jobs=len(self._tasks) + len(self._fenced)):
-            self._receive()
-            batch = self._engine.plan()
-            self._begin(batch)
-            outcome = self._host.run_step(batch)
-            for result in outcome.results:
-                self._deliver(result)
-            for sequence in outcome.failed:
-                task = self._tasks[HandoffKey(*sequence.key)]
-                self._give_up(task, outcome.reason, retryable=not outcome.is_their_fault)
-            self._flush()
-            self._host.publish(num_handoffs=self._receiver.num_open)
+            self.turn()
         for task in list(self._tasks.values()):
             self._give_up(task, "the worker stopped", retryable=True)
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        self._receive()
+        batch = self._engine.plan()
+        self._begin(batch)
+        outcome = self._host.run_step(batch)
+        for result in outcome.results:
+            self._deliver(result)
+        self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
+        self._flush()
+        self._publish()
 
     # -- receive ----------------------------------------------------------------------------
 
@@ -97,6 +103,9 @@ class DecodeWorker:
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
             self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
+            self._despair_of_tokens(incarnation, "the prefill worker is gone")
+        for incarnation in self._peers.reset():
+            self._despair_of_tokens(incarnation, "the prefill worker lost its connection to us")
         for event in self._host.transfers.drain():
             self._follow(event)
         self._carry_out(self._receiver.sweep(self._host.now()))
@@ -112,15 +121,17 @@ class DecodeWorker:
                 self._host.answer_common(peer, message)
 
     def _start(self, router: Peer, message: Generate) -> None:
-        """A new attempt; an older one of the same request ends."""
-        if key_of(message) in self._tasks or key_of(message) in self._fenced:
-            self._host.count("stale_messages")
+        """A new attempt; an older one of the same request ends. One that was here before is not
+        begun again."""
+        key = key_of(message)
+        others = [other for other in self._tasks if other.request_id == key.request_id]
+        if self._is_known(key) or any(other.attempt > key.attempt for other in others):
+            self._host.count(Count.STALE_MESSAGES)
             return
-        for key in [key for key in self._tasks if key.request_id == message.request_id]:
-            self._abort(key)
+        for other in others:
+            self._abort(other)
         if self._host.is_draining:
-            failed = self._host.failure(message, "the worker is draining", retryable=True)
-            self._host.send(router, failed)
+            self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
         try:
             sequence = self._host.intake.sequence(message, self._host.now())
@@ -131,35 +142,47 @@ class DecodeWorker:
         task = Task(router, sequence, message.prefill, received_us=self._host.wall_us())
         self._tasks[task.key] = task
 
+    def _is_known(self, key: HandoffKey) -> bool:
+        """Whether this attempt is or was here, as far as we remember."""
+        was_here = self._ended.error_of(key) is not None or self._receiver.is_known(key)
+        return key in self._tasks or was_here
+
     def _abort(self, key: HandoffKey) -> None:
-        """Its router no longer wants it; what arrived stays cached, in case of a next attempt."""
-        task = self._tasks.pop(key, None)
+        """Its router no longer wants it."""
+        task = self._tasks.get(key)
         if task is None:
-            self._host.count("stale_messages")
+            self._host.count(Count.STALE_MESSAGES)
             return
-        self._scheduler.publish_arrived(task.sequence, self._receiver.arrived(key))
         self._end(task)
-        self._carry_out(self._receiver.abort(key))
 
     def _handle_prefill(self, incarnation: str, message: ControlMessage) -> None:
         match message:
             case HandoffToken():
-                self._take_first_token(message)
+                self._take_first_token(incarnation, message)
             case KvClosed():
                 self._carry_out(self._receiver.closed(message, self._host.now()))
+                task = self._tasks.get(key_of(message))
+                if task is not None and task.waits_for_token_of(incarnation):
+                    reason = message.error or "the prefill worker closed without a first token"
+                    self._give_up(task, reason, retryable=True)
             case _:
-                self._host.count("unexpected_messages")
+                self._host.count(Count.UNEXPECTED_MESSAGES)
                 log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
 
-    def _take_first_token(self, message: HandoffToken) -> None:
+    def _despair_of_tokens(self, incarnation: str, reason: str) -> None:
+        """A first token that has not come from this prefill worker will not come any more."""
+        for task in list(self._tasks.values()):
+            if task.waits_for_token_of(incarnation):
+                self._give_up(task, reason, retryable=True)
+
+    def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
         task = self._tasks.get(key_of(message))
-        if task is None or task.sequence.state is not SequenceState.RECEIVING:
-            self._host.count("stale_messages")
+        if task is None or not task.waits_for_token_of(incarnation):
+            self._host.count(Count.STALE_MESSAGES)
             return
         vocab_size = self._engine.limits.vocab_size
         if message.index != task.sequence.num_output or not 0 <= message.token_id < vocab_size:
             self._give_up(task, "the prefill worker sent an impossible token", retryable=True)
-            self._carry_out(self._receiver.abort(task.key))
             return
         task.token = message
         task.first_token_us = self._host.wall_us()
@@ -172,10 +195,9 @@ class DecodeWorker:
         try:
             written = wire.decode_notification(event.payload)
         except ProtocolError as error:
-            self._host.count("frames_refused")
+            self._host.count(Count.FRAMES_REFUSED)
             log.warning("notification of agent %s: %s", event.agent, error)
             return
-        self._host.count("blocks_received", written.num_blocks)
         self._carry_out(self._receiver.written(written))
 
     # -- schedule ---------------------------------------------------------------------------
@@ -186,7 +208,6 @@ class DecodeWorker:
             task = self._tasks.get(HandoffKey(*sequence.key))
             if task is not None:
                 self._give_up(task, "its deadline passed", retryable=False)
-                self._carry_out(self._receiver.abort(task.key))
         for sequence in batch.received:
             task = self._tasks[HandoffKey(*sequence.key)]
             self._mark_admitted(task)
@@ -201,7 +222,7 @@ class DecodeWorker:
     def _mark_admitted(self, task: Task) -> None:
         if not task.admitted_us:
             task.admitted_us = self._host.wall_us()
-            self._host.count("cached_tokens", task.sequence.num_cached)
+            self._host.count(Count.CACHED_TOKENS, task.sequence.num_cached)
 
     def _grant(self, task: Task) -> None:
         """Offer the prefill worker the blocks that are lacking; there may be none."""
@@ -221,7 +242,7 @@ class DecodeWorker:
         if task.token is None or not task.blocks_arrived_us:
             return
         produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._host.now())
-        self._host.count("handoffs")
+        self._host.count(Count.HANDOFFS)
         self._emit(task, produced, task.token.logprobs)
 
     # -- deliver ----------------------------------------------------------------------------
@@ -231,19 +252,20 @@ class DecodeWorker:
             started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
             task = self._tasks[HandoffKey(*chunk.sequence.key)]
             task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
-            self._host.count("prefill_tokens", chunk.num_tokens)
+            self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             task = self._tasks[HandoffKey(*produced.sequence.key)]
             task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
             self._emit(task, produced, logprobs)
+        self._fail(result.failed, "the model gave no finite logits")
 
     def _emit(self, task: Task, produced: Produced, logprobs: TokenLogprobs | None) -> None:
         """Queue a token for its router; with the last one the task ends."""
         trace = None
         if produced.finish is not None:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
-            del self._tasks[task.key]
-        self._host.count("decode_tokens")
+            self._forget(task)
+        self._host.count(Count.DECODE_TOKENS)
         self._outbox[task.router].append(
             task.tokens(produced.index, produced.token_id, logprobs, produced.finish, trace)
         )
@@ -254,15 +276,32 @@ class DecodeWorker:
             self._host.send(router, StepTokens(sequences=sequences))
         self._outbox.clear()
 
+    def _publish(self) -> None:
+        self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
+        self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+        self._host.publish(self._receiver.num_open, self._receiver.ignored)
+
+    def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
+        """A step failed, or some of its rows: their attempts end, the worker goes on."""
+        for sequence in sequences:
+            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable)
+
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
         """The attempt ends without its last token, and the router hears why."""
-        del self._tasks[task.key]
         self._end(task)
+        self._flush()  # its tokens come before its end
         self._host.send(task.router, self._host.failure(task.key, reason, retryable))
 
     def _end(self, task: Task) -> None:
-        """Leave the scheduler; blocks that a peer may still write to stay until Unfence."""
+        """Leave the scheduler; blocks that a peer may still write to stay until Unfence.
+
+        What arrived stays cached, so that a next attempt need not fetch it again.
+        """
+        self._forget(task)
         sequence = task.sequence
+        self._scheduler.publish_arrived(sequence, self._receiver.arrived(task.key))
+        if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
+            self._scheduler.publish_arrived(sequence, range(len(sequence.block_table)))
         granted = bool(task.granted_blocks) and self._receiver.is_open(task.key)
         if sequence.state is not SequenceState.FINISHED:
             self._scheduler.finish(sequence, release=not granted)
@@ -270,6 +309,11 @@ class DecodeWorker:
             self._scheduler.release_blocks(sequence)
         if granted:
             self._fenced[task.key] = sequence
+            self._carry_out(self._receiver.abort(task.key))
+
+    def _forget(self, task: Task) -> None:
+        del self._tasks[task.key]
+        self._ended.remember(task.key, "")
 
     # -- what the receiver decides ------------------------------------------------------------
 
@@ -301,7 +345,7 @@ class DecodeWorker:
             self._try_join(task)
 
     def _handoff_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
-        """What arrived stays cached, so that the next attempt need not send it again."""
+        """The attempt is over, except for what arrived."""
         task = self._tasks.get(key)
         if task is not None:
             self._scheduler.publish_arrived(task.sequence, arrived)

@@ -33,6 +33,7 @@ class BlockManager:
         self._block_of: dict[bytes, int] = {}
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._num_cached_free = 0
 
     @property
     def num_free(self) -> int:
@@ -48,6 +49,11 @@ class BlockManager:
     def num_cached(self) -> int:
         """Blocks with a hash that others can find, pinned or free."""
         return len(self._block_of)
+
+    @property
+    def num_cached_free(self) -> int:
+        """Blocks with a hash that nobody uses: they can be found, and can be evicted."""
+        return self._num_cached_free
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest known prefix of the chain `hashes`; pins nothing."""
@@ -68,6 +74,7 @@ class BlockManager:
         for block in blocks:
             if self._pins[block] == 0:
                 del self._free[block]
+                self._num_cached_free -= self._hash_of[block] is not None
             self._pins[block] += 1
 
     def allocate(self, count: int) -> list[int]:
@@ -89,6 +96,14 @@ class BlockManager:
                 self._free[block] = None
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
+                else:
+                    self._num_cached_free += 1
+
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Forget the hashes of pinned blocks: what they hold is not to be trusted."""
+        for block in blocks:
+            assert self._pins[block] > 0, f"block {block} withdrawn while free"
+            self._forget(block)
 
     def publish(self, block: int, digest: bytes) -> None:
         """Offer a pinned block, complete by now, under its hash; the first of equals stays."""
@@ -127,12 +142,16 @@ class BlockManager:
         for digest, block in self._block_of.items():
             assert self._hash_of[block] == digest
         assert sum(h is not None for h in self._hash_of) == len(self._block_of)
+        assert self._num_cached_free == sum(
+            self._hash_of[block] is not None for block in self._free
+        )
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of[block]
         if digest is None:
             return
         self._hash_of[block] = None
+        self._num_cached_free -= self._pins[block] == 0
         del self._block_of[digest]
         if digest in self._stored:
             del self._stored[digest]

@@ -7,25 +7,31 @@ roles nor networks; its owner adds sequences and carries results away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from engine.runner import ModelRunner
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Produced, Scheduler
 from engine.sequence import Sequence
+from protocol.errors import GenerationFailed
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step that ran: its batch, the tokens it produced, and its two clock readings (s)."""
+    """A step that ran: its batch, the tokens it produced, and its two clock readings (s).
+
+    `failed` are sequences whose logits were not finite. They are not part of `batch`, nothing of
+    theirs was committed, their blocks are offered to nobody, and their owner has to end them.
+    """
 
     batch: Batch
     produced: list[Produced]
     logprobs: list[TokenLogprobs | None]
     started: float
     ended: float
+    failed: list[Sequence] = field(default_factory=list)
 
 
 class Engine:
@@ -55,17 +61,28 @@ class Engine:
         if batch.is_empty:
             return StepResult(batch, [], [], started, started)
         cost = batch.cost
-        sampled = self._runner.run(batch)
+        rows = self._runner.run(batch)
         ended = self._clock()
         self.scheduler.model.observe(cost, ended - started)
+        failed = [s for s, row in zip(batch.sampled, rows, strict=True) if row is None]
+        for sequence in failed:
+            self.scheduler.blocks.withdraw(sequence.block_table)
+        batch = _without(batch, failed) if failed else batch
+        sampled = [row for row in rows if row is not None]
         produced = self.scheduler.commit(batch, [s.token_id for s in sampled], ended)
-        return StepResult(batch, produced, [_wire_logprobs(s) for s in sampled], started, ended)
+        logprobs = [_wire_logprobs(s) for s in sampled]
+        return StepResult(batch, produced, logprobs, started, ended, failed)
 
     def warm_up(self) -> None:
-        """Run a prompt and a few decodes, so that the first request meets a warm engine."""
+        """Run a prompt and a few decodes, so that the first request meets a warm engine.
+
+        Raises GenerationFailed if the model's logits are not finite.
+        """
         blocks = self.scheduler.blocks
         size = self.layout.block_size
         room = min(blocks.num_blocks * size, self.limits.max_context)
+        if room < 2:
+            return
         prompt = min(self.scheduler.config.chunk_max_tokens, room - 1)
         num_decodes = min(4, room - prompt)
         sequence = Sequence(
@@ -81,7 +98,8 @@ class Engine:
         )
         self.scheduler.add(sequence)
         while self.scheduler.has_work:
-            self.run(self.plan())
+            if self.run(self.plan()).failed:
+                raise GenerationFailed("the model's logits are not finite: check its weights")
         blocks.clear_cache()
         blocks.drain_events()
 
@@ -92,6 +110,16 @@ class EngineLimits:
 
     vocab_size: int
     max_context: int
+
+
+def _without(batch: Batch, sequences: list[Sequence]) -> Batch:
+    """The step as if these had not been part of it."""
+    left_out = {sequence.key for sequence in sequences}
+    return replace(
+        batch,
+        decodes=[sequence for sequence in batch.decodes if sequence.key not in left_out],
+        chunks=[chunk for chunk in batch.chunks if chunk.sequence.key not in left_out],
+    )
 
 
 def _wire_logprobs(sampled: SampledToken) -> TokenLogprobs | None:

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, Segment
 from engine.model import DecoderModel
-from engine.sampler import SampledToken, Sampler, SampleRow
+from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 
@@ -23,8 +23,11 @@ class ModelRunner:
         self._attention = attention
         self._sampler = sampler
 
-    def run(self, batch: Batch) -> list[SampledToken]:
-        """Compute the batch's tokens; one sampled token for each of `batch.sampled`, in order."""
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        """Compute the batch's tokens; one sampled token for each of `batch.sampled`, in order.
+
+        None where the model gave no finite logits: that fails its sequence, not its neighbours.
+        """
         segments: list[Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -45,7 +48,19 @@ class ModelRunner:
         )
         if not logits_rows:
             return []
-        return self._sampler.sample(logits, [_sample_row(s) for s in batch.sampled])
+        return self._sample(logits, [_sample_row(s) for s in batch.sampled])
+
+    def _sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken | None]:
+        """A token per row of `logits` [R, vocab_size], fp32; None for rows that have none."""
+        try:
+            return [*self._sampler.sample(logits, rows)]
+        except InvalidLogits as error:
+            invalid = set(error.rows)
+        valid = [row for row in range(len(rows)) if row not in invalid]
+        where = torch.tensor(valid, dtype=torch.long, device=logits.device)
+        tokens = self._sampler.sample(logits[where], [rows[row] for row in valid])
+        by_row = dict(zip(valid, tokens, strict=True))
+        return [by_row.get(row) for row in range(len(rows))]
 
 
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:

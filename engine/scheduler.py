@@ -266,16 +266,23 @@ class Scheduler:
     def _admit(self, step: _Step, now: float) -> None:
         """Admit in order of age and priority, each with all its blocks, until one does not fit.
 
-        A local one that finds no budget left does not hold up a remote one, which needs none.
+        A local one that finds no budget left does not hold up a remote one, which needs none; but
+        no local one overtakes it: workers that admit in one order cannot wait for each other.
         """
+        if self.num_running >= self.config.max_batch_size:
+            return
+        budget_left = True
         for sequence in sorted(self._waiting.values(), key=lambda s: self._urgency(s, now)):
             if self.num_running >= self.config.max_batch_size:
                 break
+            if not sequence.remote and not budget_left:
+                continue
             cached = self._usable_prefix(sequence)
             size = 0
             if not sequence.remote:
                 size = self._chunk_tokens(step, sequence, len(cached) * self.config.block_size)
                 if size == 0:
+                    budget_left = False
                     continue
             if not self._try_take_blocks(sequence, cached):
                 break

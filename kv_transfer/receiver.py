@@ -152,11 +152,13 @@ class _Handoff:
 
 
 class HandoffReceiver:
-    """All handoffs of a decode worker. `ignored` counts what arrived for none of them."""
+    """All handoffs of a decode worker. `ignored` counts what arrived for none of them,
+    `blocks_received` the blocks that did arrive, each once."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
         """Grants name our `agent` and live `ttl_s`; a posted write lands within `landing_s`."""
         self.ignored = 0
+        self.blocks_received = 0
         self._agent = agent
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._interval_s = ttl_s / 3
@@ -178,6 +180,10 @@ class HandoffReceiver:
     def is_open(self, key: HandoffKey) -> bool:
         """Whether the handoff's blocks are still behind their fence."""
         return key in self._handoffs
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether the handoff was offered before: it cannot be offered again."""
+        return key in self._handoffs or self._ended.error_of(key) is not None
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
         """Prompt indices of the granted blocks of an open handoff that hold their data by now.
@@ -268,8 +274,10 @@ class HandoffReceiver:
             or len(written.digests) != num_digests
         ):
             return self._distrust(key, handoff)
+        before = len(handoff.digests)
         for i, index in enumerate(range(written.first_block, end)):
             handoff.digests.setdefault(index, written.digests[i] if self._checksum else b"")
+        self.blocks_received += len(handoff.digests) - before
         return self._finish(key, handoff) if handoff.is_complete else []
 
     def closed(self, closed: KvClosed, now: float) -> list[ReceiverAction]:

@@ -156,6 +156,10 @@ class HandoffSender:
         """Whether the handoff has not closed (it may be draining)."""
         return key in self._handoffs
 
+    def error_of(self, key: HandoffKey) -> str:
+        """Why a closed handoff failed; empty if it did not, or is not remembered."""
+        return self._closed.error_of(key) or ""
+
     def agent_of(self, key: HandoffKey) -> str | None:
         """The agent of the decode worker that granted an open handoff, once it has."""
         handoff = self._handoffs.get(key)

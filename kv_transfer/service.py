@@ -93,6 +93,7 @@ class TransferService:
         self._events: list[TransferEvent] = []
         self._ended: str | None = "the transfer service is not started"
         self._thread: threading.Thread | None = None
+        self._is_expecting = False
         self.transport_name = ""
         self.agent = ""
 
@@ -148,7 +149,9 @@ class TransferService:
 
     def expect(self, data: bool) -> None:
         """Say whether peers are about to write here: poll eagerly meanwhile."""
-        self._submit(_Expect(data))
+        if data != self._is_expecting:
+            self._is_expecting = data
+            self._submit(_Expect(data))
 
     def hold(self, until: Callable[[], float]) -> None:
         """From now on post nothing at or after `until()`, asked just before each write."""

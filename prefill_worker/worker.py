@@ -8,12 +8,11 @@ its own. Owner of the jobs, and of their sequences' blocks until the handoff rel
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
 
 from engine.engine import StepResult
 from engine.scheduler import Batch
 from engine.sequence import Sequence, SequenceState
-from kv_transfer.handoff import HandoffKey, key_of
+from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.sender import Close, HandoffSender, PostWrite, Release, SenderAction
 from kv_transfer.transfer_loop import NotificationArrived, PeerFailed, TransferEvent, WriteFinished
 from prefill_worker.job import Job
@@ -34,9 +33,12 @@ from protocol.messages import (
     WriteSpan,
 )
 from runtime.control import Peer
+from runtime.counters import Count
 from runtime.worker_host import WorkerHost
 
 log = logging.getLogger(__name__)
+
+_REMEMBERED = 8192
 
 
 class PrefillWorker:
@@ -50,22 +52,26 @@ class PrefillWorker:
         self._jobs: dict[HandoffKey, Job] = {}
         self._writes: dict[int, PostWrite] = {}
         self._decoders: dict[str, Peer] = {}  # by the name of their transfer agent
+        self._ended = ClosedHandoffs(_REMEMBERED)
 
     def run(self) -> None:
         """Serve until the process is told to stop and nothing is left to do."""
         while not self._host.is_finished(num_jobs=len(self._jobs)):
-            self._receive()
-            batch = self._engine.plan()
-            self._begin(batch)
-            outcome = self._host.run_step(batch)
-            for result in outcome.results:
-                self._deliver(result)
-            for sequence in outcome.failed:
-                self._fail(sequence, outcome.reason, retryable=not outcome.is_their_fault)
-            self._host.publish(num_handoffs=self._sender.num_open)
-        for job in self._jobs.values():
+            self.turn()
+        for job in [job for job in self._jobs.values() if not job.unwanted]:
             failed = self._host.failure(job.key, "the worker stopped", retryable=True)
             self._host.send(job.router, failed)
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        self._receive()
+        batch = self._engine.plan()
+        self._begin(batch)
+        outcome = self._host.run_step(batch)
+        for result in outcome.results:
+            self._deliver(result)
+        self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
+        self._host.publish(self._sender.num_open, self._sender.ignored)
 
     # -- receive ----------------------------------------------------------------------------
 
@@ -85,38 +91,66 @@ class PrefillWorker:
         self._carry_out(self._sender.sweep(self._host.now()))
 
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
-        now = self._host.now()
         match message:
             case Prefill() if peer.role is Role.ROUTER:
                 self._start(peer, message)
             case Abort() if peer.role is Role.ROUTER:
                 self._abort(key_of(message))
-            case Abort() if peer.role is Role.DECODE:
-                agent = self._agent_of(peer)
-                self._carry_out(self._sender.abort(key_of(message), agent=agent))
             case PeerDescriptor() if peer.role is Role.DECODE:
                 if self._host.try_add_transfer_peer(message):
                     self._decoders[message.agent] = peer
-            case KvGrant() if self._decoders.get(message.agent) == peer:
-                job = self._jobs.get(key_of(message))
-                if job is not None:
-                    self._grant_to(job, peer)
-                self._carry_out(self._sender.grant(message, now))
-            case KvRenew() if peer.role is Role.DECODE:
-                self._carry_out(self._sender.renew(message, self._agent_of(peer) or "", now))
+            case KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
+                agent = self._agent_of(peer)
+                if agent is None:
+                    self._turn_away(peer, key_of(message))
+                else:
+                    self._handle_handoff(peer, agent, message)
             case _:
                 self._host.answer_common(peer, message)
 
+    def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
+        """What a decode worker says of a handoff; `agent` is its transfer agent."""
+        now, key = self._host.now(), key_of(message)
+        match message:
+            case KvGrant() if message.agent != agent:
+                self._host.answer_common(peer, message)
+            case KvGrant():
+                self._host.restore_transfer_peer(agent)
+                job = self._jobs.get(key)
+                if job is not None:
+                    self._grant_to(job, peer)
+                self._carry_out(self._sender.grant(message, now))
+            case KvRenew():
+                self._carry_out(self._sender.renew(message, agent, now))
+            case Abort():
+                self._carry_out(self._sender.abort(key, agent=agent))
+                job = self._jobs.get(key)
+                if job is not None:  # writes are outstanding; there is nothing to add to them
+                    self._stop_computing(job)
+
+    def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
+        """A decode worker whose pool we cannot write to must not wait for us, nor keep its blocks
+        behind their fence."""
+        self._host.count(Count.STALE_MESSAGES)
+        if not self._sender.is_open(key):
+            request_id, attempt = key
+            reason = "the pool of the decode worker is not known here"
+            closed = KvClosed(request_id=request_id, attempt=attempt, error=reason)
+            self._host.send(peer, closed)
+
     def _start(self, router: Peer, message: Prefill) -> None:
-        """A new attempt; an older one of the same request ends."""
-        if key_of(message) in self._jobs:
-            self._host.count("stale_messages")
+        """A new attempt; an older one of the same request ends. One that was here before is not
+        begun again."""
+        key = key_of(message)
+        others = [other for other in self._jobs if other.request_id == key.request_id]
+        was_here = key in self._jobs or self._ended.error_of(key) is not None
+        if was_here or any(other.attempt > key.attempt for other in others):
+            self._host.count(Count.STALE_MESSAGES)
             return
-        for key in [key for key in self._jobs if key.request_id == message.request_id]:
-            self._abort(key)
+        for other in others:
+            self._abort(other)
         if self._host.is_draining or self._host.has_lapsed:
-            failed = self._host.failure(message, "the worker is leaving", retryable=True)
-            self._host.send(router, failed)
+            self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
         now = self._host.now()
         try:
@@ -142,7 +176,7 @@ class PrefillWorker:
         """The router no longer wants it: stop computing and writing."""
         job = self._jobs.get(key)
         if job is None:
-            self._host.count("stale_messages")
+            self._host.count(Count.STALE_MESSAGES)
             return
         job.unwanted = True
         self._stop_computing(job)
@@ -155,8 +189,7 @@ class PrefillWorker:
         agent = self._agent_of(peer)
         if agent is not None:
             del self._decoders[agent]
-            self._host.transfers.remove_peer(agent)
-            self._host.forget_transfer_peer(agent)
+            self._host.remove_transfer_peer(agent)
             self._carry_out(self._sender.peer_lost(agent))
 
     def _follow(self, event: TransferEvent) -> None:
@@ -165,10 +198,10 @@ class PrefillWorker:
                 self._finish_write(write_id, event)
             case PeerFailed():
                 log.warning("decode worker's agent %s: %s", event.agent, event.reason)
-                self._host.forget_transfer_peer(event.agent)
+                self._host.note_dropped_transfer_peer(event.agent)
                 self._carry_out(self._sender.peer_lost(event.agent))
             case NotificationArrived():
-                self._host.count("stale_messages")
+                self._host.count(Count.STALE_MESSAGES)
             case _:
                 self._host.follow_common(event)
 
@@ -178,7 +211,7 @@ class PrefillWorker:
         if job is not None and event.error is None:
             num_blocks = len(write.source_blocks)
             job.writes.append(WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk))
-            self._host.count("blocks_sent", num_blocks)
+            self._host.count(Count.BLOCKS_SENT, num_blocks)
         self._carry_out(self._sender.write_finished(write_id, event.error))
 
     # -- schedule ---------------------------------------------------------------------------
@@ -194,7 +227,7 @@ class PrefillWorker:
             job = self._jobs.get(HandoffKey(*chunk.sequence.key))
             if job is not None and not job.scheduled_us:
                 job.scheduled_us = self._host.wall_us()
-                self._host.count("cached_tokens", chunk.start)
+                self._host.count(Count.CACHED_TOKENS, chunk.start)
                 self._offer(job, chunk.start // self._engine.layout.block_size, chunk=-1)
 
     # -- deliver ----------------------------------------------------------------------------
@@ -211,7 +244,7 @@ class PrefillWorker:
                 chunk.num_tokens,
             )
             job.chunks.append(span)
-            self._host.count("prefill_tokens", chunk.num_tokens)
+            self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
             num_tokens = chunk.start + chunk.num_tokens
             whole = num_tokens // self._engine.layout.block_size
             num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
@@ -223,21 +256,23 @@ class PrefillWorker:
                 self._host.send(job.router, job.first_token(job.token, self._trace(job)))
                 self._send_token(job)
                 self._carry_out(self._sender.finish(job.key, self._host.now()))
+        self._fail(result.failed, "the model gave no finite logits")
 
-    def _fail(self, sequence: Sequence, reason: str, retryable: bool) -> None:
-        """The step raised: the attempt ends, the worker goes on."""
-        job = self._jobs.get(HandoffKey(*sequence.key))
-        if job is not None:
-            job.error = reason
-            job.is_hopeless = not retryable
-            self._stop_computing(job)
-            self._carry_out(self._sender.abort(job.key, reason))
+    def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
+        """A step failed, or some of its rows: their attempts end, the worker goes on."""
+        for sequence in sequences:
+            job = self._jobs.get(HandoffKey(*sequence.key))
+            if job is not None:
+                job.error = reason
+                job.is_hopeless = not retryable
+                self._stop_computing(job)
+                self._carry_out(self._sender.abort(job.key, reason))
 
     def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
         """Hand the sender the blocks that have become ready."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
-            blocks: Seq[int] = job.sequence.block_table[first:num_ready]
+            blocks = job.sequence.block_table[first:num_ready]
             self._carry_out(
                 self._sender.blocks_ready(job.key, first, blocks, chunk, self._host.now())
             )
@@ -289,14 +324,16 @@ class PrefillWorker:
         job = self._jobs.pop(key, None)
         if job is None:
             return
+        self._ended.remember(key, "")
         self._stop_computing(job)
         self._scheduler.release_blocks(job.sequence)
         if job.unwanted:
             return
         if job.token is None or not job.answered or job.error:
-            reason = job.error or "the decode worker gave up"
-            failed = self._host.failure(job.key, reason, retryable=not job.is_hopeless)
-            self._host.send(job.router, failed)
+            reason = job.error or self._sender.error_of(key) or "the decode worker gave up"
+            in_time = self._host.now() < job.sequence.deadline
+            retryable = in_time and not job.is_hopeless
+            self._host.send(job.router, self._host.failure(key, reason, retryable))
         else:
             request_id, attempt = key
             done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(job))

@@ -13,11 +13,12 @@ import msgspec
 from engine.engine import Engine
 from protocol.messages import CacheDump, CacheEvents, WorkerStats
 from runtime.clock import wall_us
+from runtime.counters import Count
 from runtime.events import EventPublisher
 
 
 class Reporter:
-    """One worker's voice on the event plane. `counters` only grow and are part of every report.
+    """One worker's voice on the event plane. `counters` has every `Count`, in every report.
 
     Load is published when it changed, at most every `interval_s`, and at least every `idle_s`.
     """
@@ -31,7 +32,7 @@ class Reporter:
         interval_s: float,
         idle_s: float = 1.0,
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[Count] = Counter(dict.fromkeys(Count, 0))
         self._engine = engine
         self._publisher = publisher
         self._worker_id = worker_id
@@ -69,12 +70,12 @@ class Reporter:
             queued_tokens=scheduler.queued_tokens,
             blocks_total=blocks.num_blocks,
             blocks_used=blocks.num_pinned,
-            blocks_cached=blocks.num_cached,
+            blocks_cached=blocks.num_cached_free,
             num_handoffs=num_handoffs,
             step_fixed_us=fixed * 1e6,
             step_per_token_us=per_token * 1e6,
             step_per_attended_us=per_attended * 1e6,
-            counters=dict(self.counters),
+            counters={name.value: number for name, number in self.counters.items()},
         )
 
     def dump(self) -> CacheDump:

@@ -11,6 +11,8 @@ import hashlib
 import logging
 import time
 import uuid
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -37,6 +39,7 @@ from protocol.messages import (
 )
 from runtime.clock import wall_us
 from runtime.control import ControlServer, Peer
+from runtime.counters import Count
 from runtime.intake import Intake
 from runtime.lifecycle import StopSignal
 from runtime.reporter import Reporter
@@ -55,9 +58,6 @@ class Membership(Protocol):
     has_lapsed: bool
     is_replaced: bool
     is_asked_to_drain: bool
-
-    def update(self, state: WorkerState) -> None:
-        """Announce another state."""
 
     def register_anew(self, incarnation: str) -> None:
         """Come back after a lapse."""
@@ -89,6 +89,7 @@ class WorkerParts:
     intake: Intake
     wakeup: Wakeup
     stop: StopSignal
+    announce: Callable[[WorkerState], None]
 
 
 class WorkerHost:
@@ -106,7 +107,10 @@ class WorkerHost:
         self._reporter = parts.reporter
         self._wakeup = parts.wakeup
         self._stop = parts.stop
-        self._transfer_peers: set[str] = set()
+        self._announce = parts.announce
+        self._descriptors: dict[str, PeerDescriptor] = {}  # verified ones, by agent
+        self._transfer_peers: set[str] = set()  # agents that the transport knows
+        self._totals: Counter[str] = Counter()
         self._is_busy = False
         self._membership: Membership | None = None
         self._is_draining = False
@@ -122,7 +126,7 @@ class WorkerHost:
     def is_finished(self, num_jobs: int) -> bool:
         """Whether the loop may end: told to stop, and no jobs left or their grace over.
 
-        The first thing that a stopping worker does is to tell the fleet.
+        The fleet hears of it first: from then on routers send nothing new here.
         """
         member = self._membership
         if member is not None and (member.is_asked_to_drain or member.is_replaced):
@@ -131,15 +135,14 @@ class WorkerHost:
             return False
         if not self._is_draining:
             self._is_draining = True
-            log.info("draining: %d requests are left", num_jobs)
-            if member is not None:
-                member.update(WorkerState.DRAINING)
+            self._announce(WorkerState.DRAINING)
+            log.info("%s is to stop: %d requests to finish", self.worker_id, num_jobs)
         grace_over = self.now() - self._stop.since >= self.settings.drain_grace_s
         return num_jobs == 0 or grace_over
 
     @property
     def is_draining(self) -> bool:
-        """Whether new work is to be refused, because this worker is about to end."""
+        """Whether the worker is to stop, and takes nothing new."""
         return self._is_draining
 
     @property
@@ -154,7 +157,7 @@ class WorkerHost:
         self.server.reincarnate(incarnation)
         self._reporter.reincarnate(incarnation)
         self._membership.register_anew(incarnation)
-        self.count("lapses")
+        self.count(Count.LAPSES)
         log.warning("registered anew as incarnation %s", incarnation)
 
     def wait(self) -> None:
@@ -166,7 +169,7 @@ class WorkerHost:
         """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
         alone. If all of them fail, or there was just one, the worker may be to blame."""
         self._is_busy = not batch.is_empty
-        self.count("preemptions", len(batch.preempted))
+        self.count(Count.PREEMPTIONS, len(batch.preempted))
         result, reason = self._try_run(batch)
         if result is not None:
             return StepOutcome([result])
@@ -185,17 +188,18 @@ class WorkerHost:
             result = self.engine.run(batch)
         except Exception as error:  # the top of a task: what the engine raises ends no worker
             log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
-            self.count("failed_steps")
+            self.count(Count.FAILED_STEPS)
             return None, f"its step failed on the worker: {type(error).__name__}"
         if not batch.is_empty:
-            self.count("steps")
+            self.count(Count.STEPS)
+            self.count(Count.FAILED_ROWS, len(result.failed))
         return result, ""
 
-    def publish(self, num_handoffs: int) -> None:
-        """Report load and cache, as far as it is due."""
-        refused = sum(self.server.refused.values())
-        if refused:
-            self._reporter.counters["frames_refused"] = refused
+    def publish(self, num_handoffs: int, num_ignored: int) -> None:
+        """Report load and cache, as far as it is due; `num_ignored` messages so far were about
+        handoffs that are none."""
+        self.count_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
+        self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
         self._reporter.publish(self.now(), num_handoffs)
 
     # -- for the role's handlers ------------------------------------------------------------
@@ -209,14 +213,19 @@ class WorkerHost:
         ago_s = 0.0 if monotonic_s is None else self.now() - monotonic_s
         return wall_us() - round(ago_s * 1e6)
 
-    def count(self, name: str, number: int = 1) -> None:
+    def count(self, name: Count, number: int = 1) -> None:
         """Add to one of the counters that load reports carry."""
         self._reporter.counters[name] += number
+
+    def count_up_to(self, name: Count, source: str, total: int) -> None:
+        """Add what a total that `source` keeps has grown by since the last call."""
+        self.count(name, total - self._totals[source])
+        self._totals[source] = total
 
     def send(self, peer: Peer, message: Message) -> None:
         """Send, or count as undeliverable: `server.lost` names the peer soon."""
         if not self.server.send(peer, message):
-            self.count("undeliverable_messages")
+            self.count(Count.UNDELIVERABLE_MESSAGES)
 
     def failure(self, attempt: Named, reason: str, retryable: bool) -> AttemptFailed:
         """The message that ends an attempt."""
@@ -233,7 +242,7 @@ class WorkerHost:
         if isinstance(message, CacheDumpRequest):
             self.send(peer, self._reporter.dump())
             return
-        self.count("unexpected_messages")
+        self.count(Count.UNEXPECTED_MESSAGES)
         log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)
 
     def follow_common(self, event: TransferEvent) -> None:
@@ -256,16 +265,28 @@ class WorkerHost:
             )
         except ProtocolError as error:
             log.warning("refused the pool of agent %s: %s", message.agent, error)
-            self.count("descriptors_refused")
+            self.count(Count.DESCRIPTORS_REFUSED)
             return False
-        if message.agent not in self._transfer_peers:
-            self._transfer_peers.add(message.agent)
-            self.transfers.add_peer(message.agent, message.descriptor, message.num_blocks)
+        self._descriptors[message.agent] = message
+        self.restore_transfer_peer(message.agent)
         return True
 
-    def forget_transfer_peer(self, agent: str) -> None:
-        """The transport dropped this peer: its next descriptor adds it anew."""
+    def restore_transfer_peer(self, agent: str) -> None:
+        """Add a peer that the transport dropped since its pool was verified."""
+        if agent not in self._transfer_peers:
+            message = self._descriptors[agent]
+            self._transfer_peers.add(agent)
+            self.transfers.add_peer(agent, message.descriptor, message.num_blocks)
+
+    def note_dropped_transfer_peer(self, agent: str) -> None:
+        """The transport dropped this peer after a failure; `restore_transfer_peer` may follow."""
         self._transfer_peers.discard(agent)
+
+    def remove_transfer_peer(self, agent: str) -> None:
+        """This peer is gone: outstanding writes to it fail, its next descriptor adds it anew."""
+        self._descriptors.pop(agent, None)
+        self._transfer_peers.discard(agent)
+        self.transfers.remove_peer(agent)
 
     def block_digests(self, blocks: Seq[int]) -> list[bytes]:
         """A digest per pool block with `kv_checksum` on, else nothing."""

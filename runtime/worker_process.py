@@ -1,7 +1,8 @@
 """A worker process from its settings to its exit status: assemble, register, run, leave.
 
-What is opened is closed in the opposite order, whatever happens in between. A worker leaves the
-fleet before it finishes what it still has, and is gone from it before its sockets close.
+What is opened is closed in the opposite order, whatever happens in between. A worker that is to
+stop says so to the fleet before it finishes what it still has, and has left it before its sockets
+close.
 """
 
 from __future__ import annotations
@@ -123,14 +124,21 @@ def _serve(
         loaded.engine, publisher, worker_id, incarnation, settings.stats_interval_ms / 1e3
     )
     intake = Intake(loaded.engine.limits, layout, settings.hash_seed, settings.request_deadline_s)
-    host = WorkerHost(
-        settings,
-        worker_id,
-        WorkerParts(loaded.engine, loaded.pool, transfers, server, reporter, intake, wakeup, stop),
-    )
     endpoints = (server.endpoint, publisher.endpoint)
     info = _info(settings, role, policy, loaded, endpoints, transfers.transport_name)
     lease = WorkerLease(settings.redis_url, settings.cluster, info, settings.lease_s)
+    parts = WorkerParts(
+        engine=loaded.engine,
+        pool=loaded.pool,
+        transfers=transfers,
+        server=server,
+        reporter=reporter,
+        intake=intake,
+        wakeup=wakeup,
+        stop=stop,
+        announce=lease.update,
+    )
+    host = WorkerHost(settings, worker_id, parts)
     hello = Hello(
         sender=worker_id,
         role=role,

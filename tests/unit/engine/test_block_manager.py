@@ -123,3 +123,30 @@ class BlockHistory(RuleBasedStateMachine):
 
 BlockHistory.TestCase.settings = settings(max_examples=200, deadline=None, derandomize=True)
 TestBlockHistory = BlockHistory.TestCase
+
+
+def test_cached_blocks_that_are_free_are_counted_apart() -> None:
+    manager = BlockManager(4)
+    blocks = manager.allocate(3)
+    manager.publish(blocks[0], b"a")
+    manager.publish(blocks[1], b"b")
+    assert (manager.num_cached, manager.num_cached_free) == (2, 0)
+    manager.release(blocks)
+    assert (manager.num_cached, manager.num_cached_free) == (2, 2)
+    manager.pin([blocks[0]])
+    assert manager.num_cached_free == 1
+    manager.allocate(3)
+    assert (manager.num_cached, manager.num_cached_free) == (1, 0)
+    manager.check()
+
+
+def test_what_was_withdrawn_is_found_no_more_and_said_to_be_gone() -> None:
+    manager = BlockManager(2)
+    (block,) = manager.allocate(1)
+    manager.publish(block, b"a")
+    assert manager.drain_events().stored == [b"a"]
+    manager.withdraw([block])
+    assert manager.match([b"a"]) == []
+    assert manager.drain_events().removed == [b"a"]
+    manager.release([block])
+    manager.check()

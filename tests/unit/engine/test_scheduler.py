@@ -327,3 +327,14 @@ def test_no_sequence_starves_under_constant_pressure_of_higher_priority() -> Non
         if low.state is SequenceState.FINISHED:
             break
     assert low.num_output == 8
+
+
+def test_no_local_prompt_overtakes_one_that_finds_no_budget() -> None:
+    scheduler = make_scheduler(chunk_max_tokens=16)
+    scheduler.add(make_sequence("first", list(range(14))))
+    scheduler.add(make_sequence("long", list(range(100, 120))))
+    scheduler.add(make_sequence("short", [1]))  # would fit into the two tokens that are left
+    scheduler.add(make_sequence("remote", [2, 3], remote=True))
+    batch = scheduler.schedule(0.0)
+    assert [chunk.sequence.request_id for chunk in batch.chunks] == ["first"]
+    assert [sequence.request_id for sequence in batch.received] == ["remote"]

@@ -1,0 +1,63 @@
+"""Pools that hold little more than one long request, and many requests at once.
+
+Prompts queue on both sides, handoffs wait for blocks, running sequences are preempted and
+recomputed; every request still gets its tokens, and the fleet comes back to rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cli.fleet import Fleet
+from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+
+LONGEST = 520
+NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK) + 1
+NUM_REQUESTS = 48
+SEED = 7
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("nixl", True), ("shm", False)],
+    ids=["nixl-checksum", "shm"],
+)
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    transport, kv_checksum = request.param
+    with running_fleet(
+        prefill=2,
+        decode=2,
+        transport=transport,
+        kv_checksum=kv_checksum,
+        num_blocks=NUM_BLOCKS,
+        chunk_max_tokens=64,
+        local_prefill_threshold_tokens=16,
+    ) as fleet:
+        yield fleet
+
+
+def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Reference]) -> None:
+    print(f"seed {SEED}")
+    fitting = [reference for reference in references if len(reference.prompt) <= LONGEST]
+    chosen = random.Random(SEED).choices(fitting, k=NUM_REQUESTS)
+
+    def run(reference: Reference) -> list[int]:
+        answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
+        return answer["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        outputs = list(pool.map(run, chosen))
+    wrong = [
+        len(reference.prompt)
+        for reference, output in zip(chosen, outputs, strict=True)
+        if output != list(reference.output)
+    ]
+    assert wrong == [], "prompt lengths whose tokens differ"
+    decoders = [counters(fleet, name) for name in ("decode-1", "decode-2")]
+    assert sum(each["preemptions"] for each in decoders) > 0, "the pools were meant to be too small"
+    assert sum(each["handoffs"] for each in decoders) > 0, "some prompts were meant to move"

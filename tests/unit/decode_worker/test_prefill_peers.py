@@ -1,0 +1,155 @@
+"""Links to prefill workers open when needed, introduce our pool, close when the peer is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import pytest
+import zmq
+
+from decode_worker.peers import PrefillPeers
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Hello,
+    KvClosed,
+    PeerDescriptor,
+    PrefillPeer,
+    Role,
+)
+from runtime.control import ControlServer, HelloPolicy, Peer
+from runtime.worker_process import Surroundings
+from tests.unit.worker_harness import Clock, DecodeBench
+
+SILENCE_S = 10.0
+NUMBERS = count()
+ABORT = Abort(request_id="r", attempt=1)
+
+
+class Pair:
+    """The links of a decode worker, and a prefill worker's server that they lead to."""
+
+    def __init__(self, model: str = "m") -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.endpoint = f"inproc://prefill-{next(NUMBERS)}"
+        self.clock = Clock()
+        policy = HelloPolicy("p", "p-i", model, "layout")
+        self.server = ControlServer(self.context, self.endpoint, policy, 1e9, self.clock)
+        bench = DecodeBench("d", self.clock)
+        bench.close()
+        hello = Hello(
+            sender="d",
+            role=Role.DECODE,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint="m",
+            layout_fingerprint="layout",
+        )
+        self.alive = True
+        around = Surroundings(
+            self.context, hello, bench.descriptor, lambda name, inc: self.alive, ExitStack()
+        )
+        self.poller = zmq.Poller()
+        self.peers = PrefillPeers(around, self.poller, SILENCE_S)
+        self.peer = PrefillPeer(worker_id="p", incarnation="p-i", control=self.endpoint)
+        self.heard: list[tuple[Peer, Any]] = []
+
+    def exchange(self, until: Callable[[], object]) -> None:
+        """Both sides' loops, until something has come about."""
+        for _ in range(10_000):
+            self.heard += self.server.receive()
+            if until():
+                return
+        raise AssertionError("it did not come about")
+
+    def close(self) -> None:
+        self.peers.close()
+        assert self.poller.sockets == []
+        self.server.close()
+        self.context.term()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def introduce(pair: Pair) -> None:
+    pair.peers.connect(pair.peer)
+    pair.peers.connect(pair.peer)  # is open already
+    assert pair.peers.num_links == 1
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+
+
+def test_our_pool_is_introduced_before_anything_else(pair: Pair) -> None:
+    pair.peers.connect(pair.peer)
+    pair.peers.send("p-i", ABORT)
+    pair.exchange(lambda: pair.peers.receive() or len(pair.heard) == 2)
+    assert [type(message) for _, message in pair.heard] == [PeerDescriptor, Abort]
+
+
+def test_what_a_peer_says_comes_with_its_incarnation(pair: Pair) -> None:
+    introduce(pair)
+    closed = KvClosed(request_id="r", attempt=1)
+    pair.server.send(pair.heard[0][0], closed)
+    received: list[Any] = []
+    pair.exchange(lambda: received.extend(pair.peers.receive()) or received)
+    assert received == [("p-i", closed)]
+
+
+def test_a_peer_that_forgot_us_gets_our_pool_again_and_is_reported(pair: Pair) -> None:
+    introduce(pair)
+    assert pair.peers.reset() == []
+    pair.server.lost(pair.clock.now + 1e10)  # it thinks that we are gone
+    pair.heard.clear()
+    pair.peers.send("p-i", ABORT)
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    assert isinstance(pair.heard[0][1], PeerDescriptor)
+    assert pair.peers.reset() == ["p-i"]
+    assert pair.peers.reset() == []
+
+
+def test_foreign_frames_are_counted(pair: Pair) -> None:
+    introduce(pair)
+    pair.server.socket.send_multipart([pair.heard[0][0].identity, b"junk"])
+    pair.exchange(lambda: pair.peers.receive() or pair.peers.refused)
+    assert pair.peers.refused == 1
+    pair.peers.receive()
+    assert pair.peers.refused == 1
+
+
+def test_silence_alone_is_not_death(pair: Pair) -> None:
+    introduce(pair)
+    far = 1e12  # links hear by the process's own clock
+    assert pair.peers.gone(far) == []
+    pair.alive = False
+    assert pair.peers.gone(far) == ["p-i"]
+    assert pair.peers.num_links == 0
+    pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
+
+
+def test_another_process_at_the_same_place_is_not_the_one_that_was_named(pair: Pair) -> None:
+    pair.peers.connect(PrefillPeer(worker_id="p", incarnation="before", control=pair.endpoint))
+    gone: list[str] = []
+    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.gone(0.0)) or gone)
+    assert gone == ["before"]
+
+
+def test_a_peer_with_another_model_is_gone_at_once() -> None:
+    pair = Pair(model="another")
+    pair.peers.connect(pair.peer)
+    gone: list[str] = []
+    pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.gone(0.0)) or gone)
+    assert gone == ["p-i"]
+    pair.close()
+
+
+def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
+    nowhere = PrefillPeer(worker_id="p", incarnation="x", control="carrier-pigeon://p")
+    pair.peers.connect(nowhere)
+    assert pair.peers.gone(0.0) == ["x"]
+    assert pair.peers.gone(0.0) == []

@@ -1,0 +1,196 @@
+"""A step is planned, run and committed; what fails in it fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.attention.base import Segment
+from engine.block_manager import BlockManager
+from engine.engine import Engine, EngineLimits
+from engine.runner import ModelRunner
+from engine.sampler import SampledToken, Sampler
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence, SequenceState
+from engine.step_model import StepModel
+from protocol.errors import GenerationFailed
+from protocol.layout import KvLayout
+from protocol.sampling import SamplingParams
+
+BLOCK, VOCAB = 4, 20
+
+
+class ScriptedRunner:
+    """Gives every sequence token 9, but those in `broken` none; tells the clock to go on."""
+
+    def __init__(self, advance: Callable[[], None]) -> None:
+        self.broken: set[str] = set()
+        self._advance = advance
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        self._advance()
+        return [
+            None if sequence.request_id in self.broken else SampledToken(9, -0.5, ((9, -0.5),))
+            for sequence in batch.sampled
+        ]
+
+
+class Rig:
+    """An engine on a clock on which every step takes 0.25 s."""
+
+    def __init__(self, num_blocks: int = 16, max_context: int = 64) -> None:
+        self.now = 0.0
+        self.runner = ScriptedRunner(self.advance)
+        config = SchedulerConfig(BLOCK, chunk_min_tokens=BLOCK, chunk_max_tokens=8, itl_target_s=99)
+        self.scheduler = Scheduler(config, BlockManager(num_blocks), StepModel())
+        layout = KvLayout(
+            model_fingerprint="m",
+            dtype="float32",
+            num_layers=1,
+            num_kv_heads=1,
+            block_size=BLOCK,
+            head_dim=1,
+        )
+        limits = EngineLimits(VOCAB, max_context)
+        self.engine = Engine(self.scheduler, self.runner, layout, limits, lambda: self.now)  # type: ignore[arg-type]
+
+    def advance(self) -> None:
+        self.now += 0.25
+
+    def add(self, name: str, first: int, length: int, logprobs: int | None = None) -> Sequence:
+        sequence = Sequence(
+            request_id=name,
+            attempt=0,
+            tokens=[first] * length,
+            num_prompt=length,
+            sampling=SamplingParams(max_tokens=3, seed=0, logprobs=logprobs),
+            root_hash=b"root",
+            block_size=BLOCK,
+            arrival=0.0,
+            deadline=1e9,
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+
+def test_a_step_commits_tokens_with_its_times_and_teaches_the_step_model() -> None:
+    rig = Rig()
+    sequence = rig.add("a", 1, 5, logprobs=1)
+    before = rig.scheduler.model.coefficients
+    result = rig.engine.run(rig.engine.plan())
+    assert (result.started, result.ended) == (0.0, 0.25)
+    assert [(p.index, p.token_id) for p in result.produced] == [(0, 9)]
+    assert result.logprobs[0] is not None
+    assert result.logprobs[0].logprob == -0.5
+    assert sequence.tokens[5:] == [9]
+    assert rig.scheduler.model.coefficients != before
+
+
+def test_an_empty_step_costs_and_teaches_nothing() -> None:
+    rig = Rig()
+    before = rig.scheduler.model.coefficients
+    result = rig.engine.run(rig.engine.plan())
+    assert (result.produced, rig.now) == ([], 0.0)
+    assert rig.scheduler.model.coefficients == before
+
+
+@pytest.mark.parametrize("when", ["prefill", "decode"])
+def test_a_row_without_finite_logits_is_not_committed_and_not_cached(when: str) -> None:
+    rig = Rig()
+    sick, healthy = rig.add("sick", 1, 5), rig.add("healthy", 2, 5)
+    rig.engine.run(rig.engine.plan())  # the first block of both, and all of the first prompt
+    rig.engine.run(rig.engine.plan())
+    rig.runner.broken = {"sick"}
+    if when == "prefill":
+        rig.scheduler.finish(sick)
+        rig.scheduler.blocks.clear_cache()
+        sick = rig.add("sick", 3, 5)
+    num_tokens, num_computed = sick.num_tokens, sick.num_computed
+    result = rig.engine.run(rig.engine.plan())
+    assert result.failed == [sick]
+    assert [p.sequence for p in result.produced] == [healthy]
+    assert len(result.logprobs) == 1
+    assert result.batch.sequences == [healthy]
+    assert (sick.num_tokens, sick.num_computed) == (num_tokens, num_computed)
+    assert sick.state is not SequenceState.FINISHED, "its owner ends it"
+    rig.scheduler.finish(sick)
+    assert not set(sick.hashes) & set(rig.scheduler.blocks.hashes())
+    rig.scheduler.blocks.check()
+
+
+@pytest.mark.parametrize(("num_blocks", "max_context"), [(16, 64), (1, 2), (1, 64), (16, 1)])
+def test_warming_up_leaves_no_trace_however_small_the_pool(
+    num_blocks: int, max_context: int
+) -> None:
+    rig = Rig(num_blocks, max_context)
+    rig.engine.warm_up()
+    blocks = rig.scheduler.blocks
+    assert (blocks.num_pinned, blocks.num_cached, blocks.num_cached_free) == (0, 0, 0)
+    assert not rig.scheduler.has_work
+    delta = blocks.drain_events()
+    assert (delta.stored, delta.removed) == ([], [])
+
+
+def test_weights_that_give_no_finite_logits_stop_the_start() -> None:
+    rig = Rig()
+    rig.runner.broken = {"warm-up"}
+    with pytest.raises(GenerationFailed, match="not finite"):
+        rig.engine.warm_up()
+
+
+class ScriptedModel:
+    """Logits that name the last token of each row; NaN for rows that end with token 13."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], list[int]]] = []
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: object, rows: torch.Tensor
+    ) -> torch.Tensor:
+        self.calls.append((tokens.tolist(), positions.tolist()))
+        last = tokens[rows]
+        logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float() * 10
+        logits[last == 13] = torch.nan
+        return logits
+
+
+class NotedAttention:
+    """Remembers what was planned."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+
+    def plan(self, segments: list[Segment]) -> None:
+        self.segments = segments
+
+
+def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_bad_row() -> None:
+    model, attention = ScriptedModel(), NotedAttention()
+    runner = ModelRunner(model, attention, Sampler(VOCAB))  # type: ignore[arg-type]
+    rig = Rig()
+    running = rig.add("running", 1, 3)
+    rig.engine.run(rig.engine.plan())
+    rig.add("sick", 13, 3)
+    rig.add("healthy", 5, 2)
+    rig.add("long", 6, 10)
+    batch = rig.engine.plan()
+    rows = runner.run(batch)
+    tokens, positions = model.calls[0]
+    assert tokens[0] == 9, "the decode comes first"
+    assert positions[0] == running.num_computed == 3
+    sizes = [1] + [chunk.num_tokens for chunk in batch.chunks]
+    assert [segment.query_len for segment in attention.segments] == sizes
+    expected = {"running": 10, "sick": None, "healthy": 6}
+    names = [sequence.request_id for sequence in batch.sampled]
+    assert dict(zip(names, [row and row.token_id for row in rows], strict=True)) == expected
+
+
+def test_a_step_that_samples_nothing_gives_no_tokens() -> None:
+    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB))  # type: ignore[arg-type]
+    rig = Rig()
+    rig.add("long", 6, 30)
+    assert runner.run(rig.engine.plan()) == []

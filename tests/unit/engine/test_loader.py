@@ -1,0 +1,68 @@
+"""From the demo model's folder to an engine: pool size, limits, device, and a warm first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.loader import EngineConfig, load_engine, pick_device
+from engine.scheduler import SchedulerConfig
+from protocol.errors import ConfigError, ModelLoadError
+
+DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
+SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
+
+
+def config(**fields: Any) -> EngineConfig:
+    return EngineConfig(**{"folder": DEMO_MODEL, "scheduler": SCHEDULER, "device": "cpu", **fields})
+
+
+def test_blocks_that_are_asked_for_bound_the_context() -> None:
+    loaded = load_engine(config(num_blocks=3, dtype="float32"), lambda: 0.0)
+    assert loaded.pool.num_blocks == loaded.engine.scheduler.blocks.num_blocks == 3
+    assert loaded.engine.limits.max_context == 48
+    assert loaded.pool.tensor.dtype == torch.float32
+    loaded.engine.warm_up()
+    assert loaded.engine.scheduler.blocks.num_pinned == 0
+
+
+def test_without_a_number_the_pool_holds_a_full_batch_at_full_context() -> None:
+    loaded = load_engine(config(max_context=160, memory_fraction=None), lambda: 0.0)
+    assert loaded.pool.num_blocks == 2 * 10
+    assert loaded.engine.limits.max_context == 160
+
+
+def test_a_context_beyond_the_models_is_the_models() -> None:
+    loaded = load_engine(config(max_context=10**6, num_blocks=1000), lambda: 0.0)
+    assert loaded.engine.limits.max_context == loaded.config.max_position_embeddings
+
+
+def test_the_pool_lives_in_memory_that_the_transport_gives() -> None:
+    buffers: list[bytearray] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        buffers.append(bytearray(num_bytes))
+        return memoryview(buffers[0])
+
+    loaded = load_engine(config(num_blocks=2), lambda: 0.0, allocate)
+    assert len(buffers[0]) == 2 * loaded.pool.block_bytes
+    loaded.pool.tensor.fill_(1)
+    assert any(buffers[0])
+
+
+def test_devices_that_are_not_there_are_a_wrong_setting() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    if torch.cuda.is_available():
+        assert pick_device("auto").type == "cuda"
+    else:
+        assert pick_device("auto").type == "cpu"
+        with pytest.raises(ConfigError, match="cuda"):
+            pick_device("cuda:0")
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load_engine(config(folder=tmp_path), lambda: 0.0)

@@ -1,0 +1,224 @@
+"""A prefill worker streams its blocks out, answers everybody, and keeps no block too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_transfer.transfer_loop import PeerFailed
+from protocol.messages import (
+    Abort,
+    AttemptFailed,
+    FirstToken,
+    HandoffToken,
+    KvClosed,
+    KvGrant,
+    KvRenew,
+    Prefill,
+    PrefillDone,
+    WorkerState,
+)
+from runtime.counters import Count
+from tests.unit.worker_harness import (
+    ROUTER,
+    Clock,
+    DecodeBench,
+    PrefillBench,
+    continuation,
+    finish,
+    greedy,
+)
+
+PROMPT = list(range(18))
+PREFILL = Prefill(
+    request_id="r", attempt=1, token_ids=PROMPT, num_output=0, sampling=greedy(4), deadline_ms=9000
+)
+
+
+@pytest.fixture
+def d() -> Iterator[DecodeBench]:
+    bench = DecodeBench("d", Clock())
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def p() -> Iterator[PrefillBench]:
+    bench = PrefillBench("p", Clock())
+    yield bench
+    assert bench.scheduler.sequences == []
+    assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
+    assert bench.sender.num_open == bench.sender.num_outstanding == 0
+    bench.scheduler.blocks.check()
+    bench.close()
+
+
+def grant(d: DecodeBench, num_blocks: int = 5, **changes: Any) -> KvGrant:
+    message = KvGrant(
+        request_id="r",
+        attempt=1,
+        agent=d.transfers.agent,
+        first_block=0,
+        block_ids=list(range(num_blocks)),
+        ttl_ms=3000,
+    )
+    return msgspec.structs.replace(message, **changes)
+
+
+def say(p: PrefillBench, *messages: Any, turns: int = 1) -> list[Any]:
+    p.server.inbox += [(ROUTER, message) for message in messages]
+    for _ in range(turns):
+        p.worker.turn()
+    return p.take_sent()
+
+
+def say_of_d(p: PrefillBench, d: DecodeBench, *messages: Any, turns: int = 1) -> list[Any]:
+    p.server.inbox += [(d.as_peer, message) for message in messages]
+    return say(p, turns=turns)
+
+
+def finish_writes(p: PrefillBench) -> None:
+    for write in list(p.transfers.writes):
+        finish(write, p)
+
+
+def types(messages: list[Any]) -> list[type]:
+    return [type(message) for message in messages]
+
+
+def test_blocks_leave_before_the_prompt_is_through(p: PrefillBench, d: DecodeBench) -> None:
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, grant(d))
+    assert [write.source_blocks for write in p.transfers.writes] == [(0, 1), (2, 3)]
+    sent = say(p)
+    assert types(sent) == [FirstToken, HandoffToken]
+    assert sent[0].token_id == continuation(PROMPT, 1)[0]
+    finish_writes(p)
+    assert types(say(p)) == [KvClosed, PrefillDone]
+    assert p.counter(Count.BLOCKS_SENT) == 5
+
+
+def test_the_next_grant_adds_a_peer_again_that_the_transport_dropped(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, grant(d))
+    p.transfers.remove_peer(d.transfers.agent)  # as the transfer loop does when a write fails
+    p.transfers.events.append(PeerFailed(d.transfers.agent, "a write failed"))
+    sent = say(p)
+    assert AttemptFailed in types(sent)
+    say(p, msgspec.structs.replace(PREFILL, attempt=2), turns=3)
+    say_of_d(p, d, grant(d, attempt=2))
+    assert d.transfers.agent in p.transfers.peers
+    assert len(p.transfers.writes) == 3
+    finish_writes(p)
+    assert PrefillDone in types(say(p))
+
+
+def test_a_decode_worker_that_was_lost_can_come_back(p: PrefillBench, d: DecodeBench) -> None:
+    say_of_d(p, d, d.descriptor)
+    p.server.gone.append(d.as_peer)
+    say(p)
+    assert p.transfers.peers == set()
+    say_of_d(p, d, d.descriptor)
+    assert p.transfers.peers == {d.transfers.agent}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        KvRenew(request_id="r", attempt=1, ttl_ms=3000),
+        Abort(request_id="r", attempt=1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_decode_worker_whose_pool_was_refused_is_answered(
+    p: PrefillBench, d: DecodeBench, message: Any
+) -> None:
+    forged = msgspec.structs.replace(d.descriptor, digest=b"wrong")
+    (closed,) = say_of_d(p, d, forged, message)
+    assert isinstance(closed, KvClosed)
+    assert closed.error
+    assert p.counter(Count.DESCRIPTORS_REFUSED) == 1
+    (closed,) = say_of_d(p, d, grant(d))
+    assert closed.error
+
+
+def test_a_grant_for_another_workers_pool_is_not_followed(p: PrefillBench, d: DecodeBench) -> None:
+    assert say_of_d(p, d, d.descriptor, grant(d, agent="somebody else's")) == []
+    assert p.counter(Count.UNEXPECTED_MESSAGES) == 1
+
+
+@pytest.mark.parametrize("how", ["done", "aborted"])
+def test_an_attempt_that_was_here_is_not_begun_again(
+    p: PrefillBench, d: DecodeBench, how: str
+) -> None:
+    say(p, PREFILL)
+    if how == "aborted":
+        say(p, Abort(request_id="r", attempt=1))
+    else:
+        say_of_d(p, d, d.descriptor, grant(d), turns=3)
+        finish_writes(p)
+        say(p)
+    steps = p.counter(Count.STEPS)
+    assert say(p, PREFILL, turns=3) == []
+    assert p.counter(Count.STEPS) == steps
+    assert p.counter(Count.STALE_MESSAGES) == 1
+
+
+def test_a_newer_attempt_ends_the_older_one_and_not_the_other_way(p: PrefillBench) -> None:
+    newer = msgspec.structs.replace(PREFILL, attempt=2)
+    sent = say(p, PREFILL, newer, PREFILL, turns=4)
+    assert [(type(m), m.attempt) for m in sent] == [(FirstToken, 2)]
+    say(p, Abort(request_id="r", attempt=2))
+
+
+def test_nothing_is_computed_for_a_decode_worker_that_gave_up(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, grant(d))
+    steps = p.counter(Count.STEPS)
+    say_of_d(p, d, Abort(request_id="r", attempt=1), turns=3)
+    assert p.counter(Count.STEPS) == steps, "only its writes are waited for"
+    finish_writes(p)
+    assert types(say(p)) == [KvClosed, AttemptFailed]
+
+
+@pytest.mark.parametrize("how", ["step raises", "row fails"])
+def test_a_failed_step_ends_the_handoff_too(p: PrefillBench, d: DecodeBench, how: str) -> None:
+    say_of_d(p, d, d.descriptor)
+    p.model.explodes = how == "step raises"
+    p.model.broken = {"r"} if how == "row fails" else set()
+    say_of_d(p, d, grant(d))
+    sent = say(p, PREFILL, turns=3)
+    finish_writes(p)
+    sent += say(p)
+    assert types(sent) == [KvClosed, AttemptFailed]
+    assert sent[0].error == sent[1].reason
+    assert sent[1].retryable
+
+
+def test_a_passed_deadline_is_final(p: PrefillBench) -> None:
+    p.clock.now += 1
+    say(p, msgspec.structs.replace(PREFILL, token_ids=[1] * 60))
+    p.clock.now += 9.0
+    (failed,) = say(p)
+    assert not failed.retryable
+
+
+def test_a_stopping_worker_takes_nothing_new(p: PrefillBench, d: DecodeBench) -> None:
+    say(p, PREFILL)
+    p.stop.since = p.clock.now
+    assert not p.host.is_finished(num_jobs=1)
+    assert p.announced == [WorkerState.DRAINING]
+    sent = say(p, msgspec.structs.replace(PREFILL, request_id="late"))
+    (failed,) = [m for m in sent if isinstance(m, AttemptFailed)]
+    assert (failed.request_id, failed.retryable) == ("late", True)
+    say_of_d(p, d, d.descriptor, grant(d), turns=3)
+    finish_writes(p)
+    assert PrefillDone in types(say(p))
+    p.worker.run()

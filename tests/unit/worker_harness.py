@@ -1,0 +1,375 @@
+"""Both roles of worker without processes, sockets or a model, for tests.
+
+Real are the workers, their host, the reporter, intake, engine, scheduler and block manager, and
+both handoff machines. Fake are the clock, the sockets, the transport and the model: the model
+writes what it computes into the pool's memory and chooses tokens by what it reads there, so that
+a block with wrong contents gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from decode_worker.worker import DecodeWorker
+from engine.block_manager import BlockManager
+from engine.engine import Engine, EngineLimits
+from engine.sampler import SampledToken
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.step_model import StepModel
+from kv_transfer.authentication import authenticate_descriptor
+from kv_transfer.receiver import HandoffReceiver
+from kv_transfer.sender import HandoffSender
+from kv_transfer.transfer_loop import (
+    NotificationArrived,
+    PeerAdded,
+    TransferEvent,
+    WriteFinished,
+)
+from prefill_worker.worker import PrefillWorker
+from protocol.layout import KvLayout
+from protocol.messages import (
+    Generate,
+    Message,
+    PeerDescriptor,
+    Prefill,
+    PrefillPeer,
+    Role,
+    WorkerState,
+)
+from protocol.sampling import SamplingParams
+from runtime.control import Peer
+from runtime.counters import Count
+from runtime.intake import Intake
+from runtime.reporter import Reporter
+from runtime.wakeup import Wakeup
+from runtime.worker_host import WorkerHost, WorkerParts
+
+BLOCK = 4
+VOCAB = 50
+SECRET = "a secret of sixteen"
+TTL_S, LANDING_S, MARGIN_S = 3.0, 1.0, 0.25
+LAYOUT = KvLayout(
+    model_fingerprint="m",
+    dtype="float32",
+    num_layers=1,
+    num_kv_heads=1,
+    block_size=BLOCK,
+    head_dim=1,
+)
+Key = tuple[str, int]
+ROUTER = Peer(b"router", "router-1", Role.ROUTER)
+
+
+def next_token(context: Seq[int]) -> int:
+    """What the fake model continues a text with."""
+    return zlib.crc32(repr(list(context)).encode()) % VOCAB
+
+
+def continuation(prompt: Seq[int], num_tokens: int) -> list[int]:
+    """The output that every path must give."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeModel:
+    """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
+    are not finite; `explodes` makes the next step raise."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self.broken: set[str] = set()
+        self.explodes = False
+
+    def run(self, batch: Batch) -> list[SampledToken | None]:
+        if self.explodes:
+            self.explodes = False
+            raise RuntimeError("the device is on fire")
+        spans = [(s, s.num_computed, 1) for s in batch.decodes]
+        spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
+        for sequence, start, size in spans:
+            for position in range(start, start + size):
+                block = sequence.block_table[position // BLOCK]
+                self._memory[block, position % BLOCK] = sequence.tokens[position]
+        rows: list[SampledToken | None] = []
+        for sequence in batch.sampled:
+            context = self._memory[sequence.block_table].flatten()[: sequence.num_tokens].tolist()
+            token = SampledToken(next_token(context))
+            rows.append(None if sequence.request_id in self.broken else token)
+        return rows
+
+
+class FakeServer:
+    """A control server: a test puts messages in, and reads what was sent."""
+
+    def __init__(self, fileno: int) -> None:
+        self.socket = fileno
+        self.refused: dict[str, int] = {}
+        self.inbox: list[tuple[Peer, Any]] = []
+        self.sent: list[tuple[Peer, Message]] = []
+        self.gone: list[Peer] = []
+
+    def receive(self) -> list[tuple[Peer, Any]]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def lost(self, now: float) -> list[Peer]:
+        gone, self.gone = self.gone, []
+        return gone
+
+
+@dataclass
+class Write:
+    """A write that was posted and has not finished."""
+
+    key: int
+    agent: str
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+    notification: bytes
+
+
+class FakeTransfers:
+    """A transfer service: a test lets writes land or fail."""
+
+    transport_name = "fake"
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+        self.peers: set[str] = set()
+        self.writes: list[Write] = []
+        self.events: list[TransferEvent] = []
+
+    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        self.peers.add(agent)
+        self.events.append(PeerAdded(agent))
+
+    def remove_peer(self, agent: str) -> None:
+        self.peers.discard(agent)
+        for write in [write for write in self.writes if write.agent == agent]:
+            self.fail(write, "the peer was removed")
+
+    def write(
+        self, key: int, agent: str, source: Seq[int], target: Seq[int], notification: bytes
+    ) -> None:
+        write = Write(key, agent, tuple(source), tuple(target), notification)
+        self.writes.append(write)
+        if agent not in self.peers:
+            self.fail(write, "the peer is not known")
+
+    def fail(self, write: Write, reason: str) -> None:
+        self.writes.remove(write)
+        self.events.append(WriteFinished(write.key, reason, 1, 2))
+
+    def expect(self, data: bool) -> None:
+        pass
+
+    def drain(self) -> list[TransferEvent]:
+        events, self.events = self.events, []
+        return events
+
+
+class FakePeers:
+    """A decode worker's links to prefill workers: a test carries the messages."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.connected: list[str] = []
+        self.sent: list[tuple[str, Message]] = []
+        self.inbox: list[tuple[str, Any]] = []
+        self.dead: list[str] = []
+        self.forgotten: list[str] = []
+
+    def connect(self, peer: PrefillPeer) -> None:
+        if peer.incarnation not in self.connected:
+            self.connected.append(peer.incarnation)
+
+    def send(self, incarnation: str, message: Message) -> None:
+        self.sent.append((incarnation, message))
+
+    def receive(self) -> list[tuple[str, Any]]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def gone(self, now: float) -> list[str]:
+        dead, self.dead = self.dead, []
+        return dead
+
+    def reset(self) -> list[str]:
+        forgotten, self.forgotten = self.forgotten, []
+        return forgotten
+
+
+class PatientHost(WorkerHost):
+    """A host with a test's clock, which waits for nothing."""
+
+    def __init__(self, clock: Clock, settings: Any, worker_id: str, parts: WorkerParts) -> None:
+        super().__init__(settings, worker_id, parts)
+        self._clock = clock
+
+    def wait(self) -> None:
+        self._wakeup.clear()
+
+    def now(self) -> float:
+        return self._clock.now
+
+
+@dataclass
+class Bench:
+    """One worker's surroundings."""
+
+    name: str
+    clock: Clock
+    num_blocks: int = 16
+    kv_checksum: bool = False
+    scheduler_fields: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory = torch.full((self.num_blocks, BLOCK), -1, dtype=torch.int64)
+        self.model = FakeModel(self.memory)
+        fields = {"block_size": BLOCK, "chunk_min_tokens": BLOCK, "chunk_max_tokens": 2 * BLOCK}
+        self.scheduler = Scheduler(
+            SchedulerConfig(**(fields | self.scheduler_fields)),
+            BlockManager(self.num_blocks),
+            StepModel(),
+        )
+        limits = EngineLimits(VOCAB, self.num_blocks * BLOCK)
+        self.engine = Engine(self.scheduler, self.model, LAYOUT, limits, self.clock)  # type: ignore[arg-type]
+        self.wakeup = Wakeup()
+        self.server = FakeServer(self.wakeup.fileno())
+        self.transfers = FakeTransfers(f"agent of {self.name}")
+        self.published: list[Any] = []
+        publisher: Any = SimpleNamespace(publish=self.published.append)
+        self.reporter = Reporter(self.engine, publisher, self.name, f"{self.name}-i", 0.1)
+        self.stop: Any = SimpleNamespace(since=None)
+        self.announced: list[WorkerState] = []
+        settings = SimpleNamespace(
+            cluster_secret=SECRET, kv_checksum=self.kv_checksum, drain_grace_s=5.0
+        )
+        parts = WorkerParts(
+            engine=self.engine,
+            pool=SimpleNamespace(tensor=self.memory),  # type: ignore[arg-type]
+            transfers=self.transfers,  # type: ignore[arg-type]
+            server=self.server,  # type: ignore[arg-type]
+            reporter=self.reporter,
+            intake=Intake(limits, LAYOUT, "seed", 60.0),
+            wakeup=self.wakeup,
+            stop=self.stop,
+            announce=self.announced.append,
+        )
+        self.host = PatientHost(self.clock, settings, self.name, parts)
+
+    def counter(self, name: Count) -> int:
+        """A counter's value."""
+        return self.reporter.counters[name]
+
+    def take_sent(self) -> list[Message]:
+        """What was sent to peers since the last call, without their names."""
+        sent = [message for _, message in self.server.sent]
+        self.server.sent.clear()
+        return sent
+
+    def close(self) -> None:
+        """Let go of the pipe."""
+        self.wakeup.close()
+
+
+class PrefillBench(Bench):
+    """A prefill worker."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
+        self.worker = PrefillWorker(self.host, self.sender)
+
+
+class DecodeBench(Bench):
+    """A decode worker."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.receiver = HandoffReceiver(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
+        self.peers = FakePeers()
+        self.worker = DecodeWorker(self.host, self.receiver, self.peers)  # type: ignore[arg-type]
+        self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
+
+    @property
+    def descriptor(self) -> PeerDescriptor:
+        """What prefill workers get to know."""
+        agent, descriptor = self.transfers.agent, b"here"
+        digest = authenticate_descriptor(SECRET.encode(), agent, descriptor, self.num_blocks)
+        return PeerDescriptor(
+            transport="fake",
+            agent=agent,
+            descriptor=descriptor,
+            digest=digest,
+            num_blocks=self.num_blocks,
+        )
+
+
+def land(write: Write, source: PrefillBench, target: DecodeBench) -> None:
+    """The data and the notification arrive."""
+    for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
+        target.memory[to_block] = source.memory[from_block]
+    target.transfers.events.append(NotificationArrived(source.transfers.agent, write.notification))
+
+
+def finish(write: Write, source: PrefillBench) -> None:
+    """The writer learns that its write has landed."""
+    source.transfers.writes.remove(write)
+    source.transfers.events.append(WriteFinished(write.key, None, 1, 2))
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """So many tokens."""
+    return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
+
+
+@dataclass
+class Asked:
+    """One attempt, as its router sees it."""
+
+    prompt: list[int]
+    num_output: int
+    max_tokens: int
+    peer: PrefillPeer | None
+    is_given_up: bool = False
+    was_cut_off: bool = False  # perhaps before its messages arrived
+    tokens: dict[int, int] = field(default_factory=dict)
+    ends: Counter[str] = field(default_factory=Counter)  # by worker
+
+    def legs(self, key: Key) -> list[Generate | Prefill]:
+        """What its router sends."""
+        fields: dict[str, Any] = {
+            "request_id": key[0],
+            "attempt": key[1],
+            "token_ids": self.prompt + continuation(self.prompt, self.num_output),
+            "num_output": self.num_output,
+            "sampling": greedy(self.max_tokens),
+            "deadline_ms": 60_000,
+        }
+        if self.peer is None:
+            return [Generate(**fields)]
+        return [Generate(**fields, prefill=self.peer), Prefill(**fields)]
