@@ -155,8 +155,13 @@ class WorkerPair(RuleBasedStateMachine):
         waiting = [write for write in self.p.transfers.writes if write not in self.landed]
         if waiting:
             write = waiting[choice % len(waiting)]
-            land(write, self.p, self.d)
+            self.land(write, self.p)
             self.landed.append(write)
+
+    def land(self, write: Write, source: PrefillBench) -> None:
+        manager = self.d.scheduler.blocks
+        assert all(manager._pins[block] for block in write.target_blocks), "into a free block"
+        land(write, source, self.d)
 
     @rule(choice=st.integers(0, 9))
     def write_is_finished(self, choice: int) -> None:
@@ -292,7 +297,7 @@ class WorkerPair(RuleBasedStateMachine):
             if due <= until:
                 self.clock.now = max(self.clock.now, due)
                 self.late.remove((due, source, write))
-                land(write, source, self.d)
+                self.land(write, source)
                 self.turn_d()
         self.clock.now = until
 
