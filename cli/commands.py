@@ -66,6 +66,12 @@ COMMANDS = {
             "cli.status:main",
             "cli.status:StatusSettings",
         ),
+        Command(
+            "drain",
+            "take a worker out of its fleet: it finishes what it has, and ends",
+            "cli.drain:main",
+            "cli.drain:DrainSettings",
+        ),
     )
 }
 

@@ -27,6 +27,7 @@ class _Link:
     control: ControlLink
     worker_id: str
     process: WatchedProcess | None  # if it runs on our machine
+    next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
 
@@ -48,7 +49,6 @@ class PrefillPeers:
         self._silence_s = silence_s
         self._links: dict[str, _Link] = {}
         self._unreachable: list[str] = []
-        self._next_look = 0.0
         self._reset: list[str] = []
         self.refused = 0
         """Frames from prefill workers that were foreign or corrupt."""
@@ -101,9 +101,6 @@ class PrefillPeers:
     def gone(self, now: float) -> list[str]:
         """Incarnations that are gone since the last call; their links are closed."""
         gone, self._unreachable = self._unreachable, []
-        if now < self._next_look:
-            return gone
-        self._next_look = now + _LOOK_S
         for incarnation, link in list(self._links.items()):
             link.control.tick(now)
             reason = self._reason_to_close(incarnation, link, now)
@@ -125,6 +122,9 @@ class PrefillPeers:
         if accepted is not None and accepted.incarnation != incarnation:
             return f"{link.control.endpoint} is another worker now"
         if link.process is not None:
+            if now < link.next_look:
+                return None
+            link.next_look = now + _LOOK_S
             return "its process has ended" if link.process.has_ended() else None
         silent = link.control.silent_s(now) >= self._silence_s
         if silent and not self._around.is_alive(link.worker_id, incarnation):

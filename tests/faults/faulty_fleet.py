@@ -87,10 +87,12 @@ class FaultyFleet:
         """Let a held worker go on."""
         (self._folder / f"{name}.{point}").unlink()
 
-    def disarm(self) -> None:
-        """Nothing is held, nothing armed."""
+    def release_all(self) -> None:
+        """Nothing is armed, held or stopped."""
         for path in self._folder.iterdir():
-            path.unlink()
+            path.unlink(missing_ok=True)
+        for name in self.fleet.processes:
+            self.signal(name, signal.SIGCONT)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a worker."""
@@ -105,7 +107,7 @@ class FaultyFleet:
 
     def revive(self) -> None:
         """Start anew whatever has ended, and wait until the router uses everybody."""
-        self.disarm()
+        self.release_all()
         children = [c for c in self.fleet.processes.values() if c.role is not Role.ROUTER]
         for child in children:
             if not child.is_running():
@@ -151,7 +153,10 @@ def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
         env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
         with Fleet(known, FaultyChildren(known, environ=env)) as fleet:
             faulty = FaultyFleet(fleet, Path(folder))
-            yield faulty
+            try:
+                yield faulty
+            finally:
+                faulty.release_all()
             faulty.revive()
             assert_idle(fleet)
             fleet.stop()

@@ -55,14 +55,13 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     """Held just before it posts a write, stopped, and continued when its blocks are not its own
     to write any more: they stay fenced until it has said that it closed."""
     reference = long_prompts[2 if point == "chunk" else 3]
-    fleet.arm(fleet.names(Role.PREFILL), point, 2)
+    fleet.arm(fleet.names(Role.PREFILL), point)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held(point)
     stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
-    assert attempts[-1]["decode"]["worker_id"] == attempts[0]["placement"]["decode"]["worker_id"]
     decoder = attempts[-1]["decode"]["worker_id"]
     assert workers(fleet.fleet)[decoder]["num_handoffs"] == 1, "its blocks are fenced"
     sent = workers(fleet.fleet)[decoder]["counters"]["blocks_received"]
