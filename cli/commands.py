@@ -72,6 +72,12 @@ COMMANDS = {
             "cli.keys:main",
             "cli.keys:KeysSettings",
         ),
+        Command(
+            "drain",
+            "take a worker out of its fleet: it finishes what it has, and ends",
+            "cli.drain:main",
+            "cli.drain:DrainSettings",
+        ),
     )
 }
 

@@ -58,6 +58,7 @@ class Fleet:
         self._log_dir: Path | None = None
         self._revive_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
+        self._drained: set[str] = set()
 
     # -- what runs --------------------------------------------------------------------------
 
@@ -204,7 +205,9 @@ class Fleet:
     # -- supervise --------------------------------------------------------------------------
 
     def check(self) -> list[str]:
-        """What ended unexpectedly since the last call, and what was started anew, in words.
+        """What ended since the last call, and what was started anew, in words.
+
+        A worker that ended with status 0 was told to, and is not started anew.
 
         To be called again and again by the thread that called `start`.
         """
@@ -213,7 +216,11 @@ class Fleet:
         for child in self.processes.values():
             if child.is_running():
                 continue
-            if child.name not in self._revive_at:
+            if child.exit_status() == 0:
+                if child.name not in self._drained:
+                    self._drained.add(child.name)
+                    news.append(f"{child.name} was drained and has ended")
+            elif child.name not in self._revive_at:
                 news.append(self._note_death(child, now))
             elif self.settings.restart and now >= self._revive_at[child.name]:
                 self._start_child(child)

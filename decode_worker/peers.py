@@ -14,15 +14,20 @@ import zmq
 from protocol.errors import ProtocolError
 from protocol.messages import ControlMessage, Message, PrefillPeer
 from runtime.control import ControlLink
+from runtime.process_watch import WatchedProcess
 from runtime.worker_process import Surroundings
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
 
 
 @dataclass
 class _Link:
     control: ControlLink
     worker_id: str
+    process: WatchedProcess | None  # if it runs on our machine
+    next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
 
@@ -30,9 +35,11 @@ class _Link:
 class PrefillPeers:
     """Prefill workers by incarnation.
 
-    A peer that is silent for `silence_s` and whose lease has ended is gone. One that refuses us, or
-    turns out to be another process than the one that was named, is gone at once: it never held a
-    grant of ours.
+    A peer on our machine is gone as soon as its process has ended, and not before: one that is
+    stopped may go on in the middle of a write. One elsewhere is gone when it is silent for
+    `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
+    refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
+    ours, or has let go of all.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -61,7 +68,7 @@ class PrefillPeers:
             log.warning("prefill worker %s: %s", peer.worker_id, error)
             self._unreachable.append(peer.incarnation)
             return
-        self._links[peer.incarnation] = _Link(control, peer.worker_id)
+        self._links[peer.incarnation] = _Link(control, peer.worker_id, self._process_of(peer))
         self._poller.register(control.socket, zmq.POLLIN)
         control.send(self._around.descriptor)
 
@@ -114,10 +121,20 @@ class PrefillPeers:
             return f"its {refused.what} is {refused.ours}, ours is {refused.theirs}"
         if accepted is not None and accepted.incarnation != incarnation:
             return f"{link.control.endpoint} is another worker now"
+        if link.process is not None:
+            if now < link.next_look:
+                return None
+            link.next_look = now + _LOOK_S
+            return "its process has ended" if link.process.has_ended() else None
         silent = link.control.silent_s(now) >= self._silence_s
         if silent and not self._around.is_alive(link.worker_id, incarnation):
             return "it is silent and its lease has ended"
         return None
+
+    def _process_of(self, peer: PrefillPeer) -> WatchedProcess | None:
+        info = self._around.find(peer.worker_id, peer.incarnation)
+        is_near = info is not None and info.machine and info.machine == self._around.machine
+        return WatchedProcess(info.pid) if info is not None and is_near else None
 
     def _close(self, incarnation: str) -> None:
         link = self._links.pop(incarnation)

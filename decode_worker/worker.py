@@ -79,11 +79,10 @@ class DecodeWorker:
         self._receive()
         batch = self._engine.plan()
         self._begin(batch)
-        result = self._host.run_step(batch)
-        if result is not None:
+        outcome = self._host.run_step(batch)
+        for result in outcome.results:
             self._deliver(result)
-        else:
-            self._fail(batch.sequences, "the step failed on its worker")
+        self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
         self._flush()
         self._publish()
 
@@ -91,6 +90,10 @@ class DecodeWorker:
 
     def _receive(self) -> None:
         self._host.wait()
+        if self._host.has_lapsed:
+            for key in list(self._tasks):
+                self._abort(key)
+            self._host.reincarnate()
         for router, message in self._host.server.receive():
             self._handle(router, message)
         for router in self._host.server.lost(self._host.now()):
@@ -276,10 +279,10 @@ class DecodeWorker:
         self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
         self._host.publish(self._receiver.num_open, self._receiver.ignored)
 
-    def _fail(self, sequences: list[Sequence], reason: str) -> None:
+    def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""
         for sequence in sequences:
-            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable=True)
+            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable)
 
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
         """The attempt ends without its last token, and the router hears why."""

@@ -69,6 +69,11 @@ class Batch:
         """Sequences that the step computes something of."""
         return self.decodes + [chunk.sequence for chunk in self.chunks]
 
+    def split(self) -> list[Batch]:
+        """The same computation in a batch for each sequence."""
+        decodes = [Batch(decodes=[sequence]) for sequence in self.decodes]
+        return decodes + [Batch(chunks=[chunk]) for chunk in self.chunks]
+
     @property
     def sampled(self) -> list[Sequence]:
         """Sequences that get a token from this step, in the order of their logits."""

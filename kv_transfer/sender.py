@@ -62,7 +62,8 @@ def transition(state: SenderState, event: SenderEvent) -> SenderState:
 class PostWrite:
     """Write these blocks; `write_finished(write_id, ...)` must follow.
 
-    `chunk` is the prefill chunk that completed the last of them (-1: cached before).
+    `chunk` is the prefill chunk that completed the last of them (-1: cached before). The write
+    may be posted before `post_before`, when the grant has just its margin left, and never later.
     """
 
     write_id: int
@@ -72,6 +73,7 @@ class PostWrite:
     target_blocks: tuple[int, ...]
     first_block: int
     chunk: int
+    post_before: float
 
     def notification(self, digests: Sequence[bytes] = ()) -> KvWritten:
         """What goes with the data; one digest per block if they are checked."""
@@ -338,6 +340,7 @@ class HandoffSender:
             target_blocks=tuple(handoff.target_blocks[first - offset : upto - offset]),
             first_block=first,
             chunk=handoff.chunks[upto - 1],
+            post_before=handoff.expires - self._margin_s,
         )
         self._next_write_id += 1
         self._writes[write.write_id] = key

@@ -9,6 +9,7 @@ error, that is an event, everything outstanding fails, and so does whatever is a
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -66,7 +67,12 @@ class _Close:
     pass
 
 
-_Command = WriteCommand | _AddPeer | _RemovePeer | _Expect | _Call[Any] | _Close
+@dataclass(frozen=True)
+class _Hold:
+    until: Callable[[], float]
+
+
+_Command = WriteCommand | _Hold | _AddPeer | _RemovePeer | _Expect | _Call[Any] | _Close
 
 
 class TransferService:
@@ -131,15 +137,25 @@ class TransferService:
         source_blocks: Sequence[int],
         target_blocks: Sequence[int],
         notification: bytes,
+        post_before: float = math.inf,
     ) -> None:
-        """Copy own blocks into the agent's: WriteFinished with this key follows."""
-        self._submit(WriteCommand(key, agent, source_blocks, target_blocks, notification))
+        """Copy own blocks into the agent's: WriteFinished with this key follows.
+
+        What is not posted before `post_before`, seconds of `time.monotonic`, fails.
+        """
+        self._submit(
+            WriteCommand(key, agent, source_blocks, target_blocks, notification, post_before)
+        )
 
     def expect(self, data: bool) -> None:
         """Say whether peers are about to write here: poll eagerly meanwhile."""
         if data != self._is_expecting:
             self._is_expecting = data
             self._submit(_Expect(data))
+
+    def hold(self, until: Callable[[], float]) -> None:
+        """From now on post nothing at or after `until()`, asked just before each write."""
+        self._submit(_Hold(until))
 
     def drain(self) -> list[TransferEvent]:
         """Everything that happened since the last call."""
@@ -241,6 +257,8 @@ def _carry_out(command: _Command, loop: TransferLoop, events: list[TransferEvent
                 loop.add_peer(agent, descriptor, num_blocks)
             case _RemovePeer(agent):
                 loop.remove_peer(agent)
+            case _Hold(until):
+                loop.holds_until = until
             case _Call():
                 _answer(command, loop.transport)
     except Exception as error:

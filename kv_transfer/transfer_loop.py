@@ -8,6 +8,7 @@ writes fail, and the owner adds it anew. It knows no threads and no queue; the c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -61,13 +62,18 @@ TransferEvent = PeerAdded | PeerFailed | WriteFinished | NotificationArrived | S
 
 @dataclass(frozen=True)
 class WriteCommand:
-    """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished."""
+    """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished.
+
+    It is posted before `post_before` (of the loop's clock) or not at all: the right to write may
+    have ended while the command waited, or while this process stood still.
+    """
 
     key: Hashable
     agent: str
     source_blocks: Sequence[int]
     target_blocks: Sequence[int]
     notification: bytes
+    post_before: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,10 @@ class _Outstanding:
 
 
 class TransferLoop:
-    """Commands in, events out, for one transport. Called by one thread."""
+    """Commands in, events out, for one transport. Called by one thread.
+
+    `holds_until` says, just before each write, until when this process may write at all.
+    """
 
     def __init__(
         self,
@@ -92,6 +101,7 @@ class TransferLoop:
         self._emit = emit
         self._write_timeout_s = write_timeout_s
         self._clock = clock
+        self.holds_until: Callable[[], float] = lambda: math.inf
         self._peers: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
 
@@ -119,6 +129,11 @@ class TransferLoop:
     def write(self, command: WriteCommand) -> None:
         """Post a write: WriteFinished follows, now or from `poll`."""
         posted_us = now_us()
+        now = self._clock()
+        if now >= command.post_before or now >= self.holds_until():
+            ended = "grant" if now >= command.post_before else "lease"
+            self._emit(WriteFinished(command.key, f"our {ended} ended before it was posted", 0, 0))
+            return
         try:
             handle = self.transport.post_write(
                 command.agent,

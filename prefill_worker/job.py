@@ -24,7 +24,7 @@ class Job:
 
     `decoder` is known once the grant has come, `token` once the last chunk has run. `answered`
     means that the decode worker was told of the handoff's end, `error` why if it failed;
-    `unwanted` that the router asked to forget it.
+    `unwanted` that the router asked to forget it, `is_hopeless` that no other worker need try.
     """
 
     router: Peer
@@ -35,6 +35,7 @@ class Job:
     token_sent: bool = False
     answered: bool = False
     unwanted: bool = False
+    is_hopeless: bool = False
     error: str = ""
     scheduled_us: int = 0
     num_ready: int = 0

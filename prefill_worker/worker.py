@@ -67,17 +67,21 @@ class PrefillWorker:
         self._receive()
         batch = self._engine.plan()
         self._begin(batch)
-        result = self._host.run_step(batch)
-        if result is not None:
+        outcome = self._host.run_step(batch)
+        for result in outcome.results:
             self._deliver(result)
-        else:
-            self._fail(batch.sequences, "the step failed on its worker")
+        self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
         self._host.publish(self._sender.num_open, self._sender.ignored)
 
     # -- receive ----------------------------------------------------------------------------
 
     def _receive(self) -> None:
         self._host.wait()
+        if self._host.has_lapsed:
+            for key in list(self._jobs):
+                self._abort(key)
+            if self._sender.num_open == 0:
+                self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
         for peer in self._host.server.lost(self._host.now()):
@@ -145,7 +149,7 @@ class PrefillWorker:
             return
         for other in others:
             self._abort(other)
-        if self._host.is_draining:
+        if self._host.is_draining or self._host.has_lapsed:
             self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
         now = self._host.now()
@@ -254,12 +258,13 @@ class PrefillWorker:
                 self._carry_out(self._sender.finish(job.key, self._host.now()))
         self._fail(result.failed, "the model gave no finite logits")
 
-    def _fail(self, sequences: list[Sequence], reason: str) -> None:
+    def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""
         for sequence in sequences:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
                 job.error = reason
+                job.is_hopeless = not retryable
                 self._stop_computing(job)
                 self._carry_out(self._sender.abort(job.key, reason))
 
@@ -295,7 +300,12 @@ class PrefillWorker:
         digests = self._host.block_digests(write.source_blocks)
         notification = wire.encode(write.notification(digests))
         self._host.transfers.write(
-            write.write_id, write.agent, write.source_blocks, write.target_blocks, notification
+            write.write_id,
+            write.agent,
+            write.source_blocks,
+            write.target_blocks,
+            notification,
+            write.post_before,
         )
 
     def _close(self, action: Close) -> None:
@@ -322,7 +332,8 @@ class PrefillWorker:
         if job.token is None or not job.answered or job.error:
             reason = job.error or self._sender.error_of(key) or "the decode worker gave up"
             in_time = self._host.now() < job.sequence.deadline
-            self._host.send(job.router, self._host.failure(key, reason, retryable=in_time))
+            retryable = in_time and not job.is_hopeless
+            self._host.send(job.router, self._host.failure(key, reason, retryable))
         else:
             request_id, attempt = key
             done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(job))

@@ -51,7 +51,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker registers under its lease, for everyone to read.
 
     `incarnation` is new for every process, so a restarted worker is another worker.
-    `control` and `events` are ZeroMQ endpoints (ROUTER and PUB).
+    `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
+    `machine` see each other by `pid`; "" is nobody's.
     """
 
     worker_id: str
@@ -70,6 +71,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_context: int
+    machine: str = ""
 
 
 # -- connection set-up ----------------------------------------------------------------------

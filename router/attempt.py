@@ -71,7 +71,11 @@ class Attempt:
 
 @dataclass
 class Generation:
-    """A request on its way to its last token. `failed` holds incarnations of workers."""
+    """A request on its way to its last token. `failed` holds incarnations of workers.
+
+    `num_failures` and `num_deaths` count attempts that failed, and workers that were lost under
+    it, since the last new token: a request that gets on is not to blame for what dies around it.
+    """
 
     request: GenerationRequest
     deadline: float
@@ -80,6 +84,8 @@ class Generation:
     events: asyncio.Queue[TokenDelta | Failure] = field(default_factory=asyncio.Queue)
     attempt: Attempt | None = None
     num_attempts: int = 0
+    num_failures: int = 0
+    num_deaths: int = 0
     cached_tokens: int = 0
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
@@ -98,6 +104,7 @@ class Generation:
         way between them is at fault: the first time the decode worker keeps the request, with
         whatever blocks arrived, and only the prefill worker is avoided.
         """
+        self.num_deaths += is_lost
         self.prefer_decode = None
         incarnation = worker.info.incarnation
         in_handoff = not attempt.decode_runs and not is_lost

@@ -44,6 +44,9 @@ from router.worker import Worker
 
 log = logging.getLogger(__name__)
 
+MAX_DEATHS = 2
+"""A request that was lost with so many workers in a row, and got no token on, is suspected."""
+
 
 class Dispatcher:
     """Implements `router.generation.Generator` over a fleet of workers."""
@@ -161,13 +164,19 @@ class Dispatcher:
         if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
             generation.events.put_nowait(TokenDelta([], finish=FinishReason.LENGTH))
             return
-        if generation.num_attempts >= self._settings.max_attempts:
+        if generation.num_deaths >= MAX_DEATHS:
+            raise GenerationFailed(
+                f"request {name} is not tried again: {generation.num_deaths} workers died over it; "
+                f"the last: {failure.reason}"
+            )
+        generation.num_failures += 1
+        if generation.num_failures >= self._settings.max_attempts:
             raise GenerationFailed(
                 f"request {name} failed after {generation.num_attempts} attempts; "
                 f"the last: {failure.reason}"
             )
         log.info("request %s is tried again: %s", name, failure.reason)
-        backoff_ms = self._settings.retry_backoff_ms * 2 ** (generation.num_attempts - 1)
+        backoff_ms = self._settings.retry_backoff_ms * 2 ** (generation.num_failures - 1)
         backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
         await asyncio.sleep(backoff_ms / 1000 * self._rng.uniform(0.5, 1.0))
         try:
@@ -254,6 +263,8 @@ class Dispatcher:
         except ProtocolError as error:
             self._fail(generation, worker, f"{worker.worker_id}: {error}")
             return
+        if fresh:
+            generation.num_failures = generation.num_deaths = 0
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
             logprobs = None if each.logprobs is None else list(each.logprobs)

@@ -128,7 +128,10 @@ class RouterSettings:
         600.0, help="longest that a generation may take", unit="s", minimum=0.1
     )
     max_attempts: int = setting(
-        4, help="attempts at a generation before it fails", unit="attempts", minimum=1
+        4,
+        help="attempts at a generation without a new token before it fails",
+        unit="attempts",
+        minimum=1,
     )
     retry_backoff_ms: float = setting(
         20.0, help="wait before the second attempt; doubles with each", unit="ms", minimum=0

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 
@@ -150,6 +150,13 @@ class ControlServer:
                     gone.append(self._peers[identity])
                     self._forget(identity)
         return gone
+
+    def reincarnate(self, incarnation: str) -> None:
+        """Be another worker from now on: whoever was connected is lost and has to greet anew."""
+        self._policy = replace(self._policy, incarnation=incarnation)
+        self._unreachable += self._peers.values()
+        self._peers.clear()
+        self._last_heard.clear()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; what is queued has `linger_ms` to leave."""

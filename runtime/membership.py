@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,20 +34,26 @@ from runtime.registry import (
 log = logging.getLogger(__name__)
 
 Members = Mapping[str, WorkerInfo]
+_DRAIN_REQUEST_S = 60
 
 
 class WorkerLease:
     """Keeps a worker registered from a thread of its own, however long the worker's steps are.
 
-    `lapses` counts how often the registration was found gone while we lived (a suspended process,
-    a store that lost its memory). `is_replaced` is set, and renewal ends, when another process
-    took our id over. Owns its connection and thread.
+    `lapses` counts how often the registration was found gone while we lived. A store that lost
+    its memory gets it back. Otherwise our lease ended, because this process stood still: others
+    may have taken us for dead, so `has_lapsed` is set and nothing registered until the owner has
+    dropped what it did for them, and calls `register_anew`. `is_replaced` is set, and renewal
+    ends, when another process took our id over; `is_asked_to_drain` when somebody wants us to
+    stop. Owns its connection and thread.
     """
 
     def __init__(self, redis_url: str, cluster: str, info: WorkerInfo, lease_s: float) -> None:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self.lapses = 0
+        self.has_lapsed = False
         self.is_replaced = False
+        self.is_asked_to_drain = False
         self._where = redacted(redis_url)
         self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
         self._registry = Registry(cluster)
@@ -54,6 +61,7 @@ class WorkerLease:
         self._info = info
         self._view = FleetView()
         self._is_reachable: bool | None = None
+        self._renewed_at = -math.inf
         self._is_registered = False
         self._is_stopping = False
         self._is_changed = False
@@ -71,6 +79,14 @@ class WorkerLease:
             self._is_changed = True
             self._condition.notify_all()
 
+    def register_anew(self, incarnation: str) -> None:
+        """Come back after a lapse as what is another worker to everybody else."""
+        with self._condition:
+            self._info = msgspec.structs.replace(self._info, incarnation=incarnation)
+            self.has_lapsed = self._is_registered = False
+            self._is_changed = True
+            self._condition.notify_all()
+
     def wait_registered(self, timeout_s: float) -> bool:
         """Whether we are registered, after waiting for it at most `timeout_s`."""
         with self._condition:
@@ -81,10 +97,19 @@ class WorkerLease:
 
         While the store is away this is always True: then nothing shows that somebody is gone.
         """
-        if not self._is_reachable:
-            return True
+        return not self._is_reachable or self.find(worker_id, incarnation) is not None
+
+    def find(self, worker_id: str, incarnation: str) -> WorkerInfo | None:
+        """Another worker's registration in the last view of the fleet. Never blocks."""
         info = self._view.members.get(worker_id)
-        return info is not None and info.incarnation == incarnation
+        return info if info is not None and info.incarnation == incarnation else None
+
+    def holds_until(self) -> float:
+        """Until when nobody can take us for dead because our lease ended; by `time.monotonic`.
+
+        Without end while the store is known to be away: then nobody's lease ends for others.
+        """
+        return self._renewed_at + self._lease_s if self._is_reachable else math.inf
 
     def close(self) -> None:
         """Leave the fleet at once and announce it; returns when the thread has ended."""
@@ -99,7 +124,8 @@ class WorkerLease:
         backoff = BACKOFF_S
         while not self.is_replaced:
             try:
-                self._renew()
+                if not self.has_lapsed:
+                    self._renew()
                 pause, backoff = self._lease_s / 3, BACKOFF_S
             except (RedisError, OSError) as error:
                 self._note_away(error)
@@ -113,25 +139,40 @@ class WorkerLease:
 
     def _renew(self) -> None:
         with self._condition:
-            info = self._info
+            info, takes_over = self._info, not self._is_registered
+        asked_at = time.monotonic()
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.eval(*self._registry.renew(info, self._lease_s, not self._is_registered))
+        pipeline.eval(*self._registry.renew(info, self._lease_s, takes_over))
         pipeline.eval(*self._registry.read())
-        (former, is_ours), fleet = pipeline.execute()
+        pipeline.get(self._registry.drain_key(info.worker_id))
+        (former, is_ours), fleet, asked_to_drain = pipeline.execute()
         self._view.take(fleet, time.monotonic())
-        if not is_ours:
-            self.is_replaced = True
-            log.error("another process registered as %s; give each its own id", info.worker_id)
-            return
+        if is_ours or self._can_mend(info, former):
+            self._renewed_at = asked_at
         if self._is_reachable is False:
             log.info("%s is back", self._where)
         self._is_reachable = True
-        if self._is_registered and former is None:
-            self.lapses += 1
-            log.warning("the lease of %s had ended; registered it anew", info.worker_id)
+        if asked_to_drain == info.incarnation.encode():
+            self.is_asked_to_drain = True
         with self._condition:
             self._is_registered = True
             self._condition.notify_all()
+
+    def _can_mend(self, info: WorkerInfo, former: bytes | None) -> bool:
+        """Our registration is gone: put it back if the store forgot it, but not if another
+        process took the id, or if we lapsed."""
+        if former is not None:
+            self.is_replaced = True
+            log.error("another process registered as %s; give each its own id", info.worker_id)
+            return False
+        self.lapses += 1
+        if self._view.is_settled(time.monotonic()):
+            self.has_lapsed = True
+            log.error("the lease of %s ended while this process stood still", info.worker_id)
+            return False
+        log.warning("the store forgot %s; registering it again", info.worker_id)
+        self._client.eval(*self._registry.renew(info, self._lease_s, takes_over=True))
+        return True
 
     def _note_away(self, error: Exception) -> None:
         self._view.interrupted()
@@ -237,6 +278,26 @@ def _check_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def request_drain(
+    redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
+) -> WorkerInfo | None:
+    """Ask a worker to drain; its registration, or None if there is none.
+
+    It sees that at its next renewal. Raises ConfigError, or ServiceError if the store fails.
+    """
+    info = read_fleet(redis_url, cluster, timeout_s).get(worker_id)
+    if info is None:
+        return None
+    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    try:
+        client.set(Registry(cluster).drain_key(worker_id), info.incarnation, ex=_DRAIN_REQUEST_S)
+    except (RedisError, OSError) as error:
+        raise ServiceError(f"cannot ask {worker_id} to drain: {error}") from error
+    finally:
+        client.close()
+    return info
 
 
 def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:

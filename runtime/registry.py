@@ -1,9 +1,10 @@
 """How the fleet lies in Redis or Valkey, and how a reader makes sense of what it finds there.
 
 Under `baton:CLUSTER:` there are `worker:ID` (JSON of WorkerInfo, expires with its lease),
-`workers` (the set of ids), `epoch` (random, as old as the store's memory) and the channel
-`membership` (announces changes). A store that lost its memory, or could not be reached, says
-nothing about its workers: for a while after it is back, readers keep whom they knew.
+`workers` (the set of ids), `epoch` (random, as old as the store's memory), `drain:ID` (the
+incarnation that is asked to drain) and the channel `membership` (announces changes). A store
+that lost its memory, or could not be reached, says nothing about its workers: for a while after
+it is back, readers keep whom they knew.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ BACKOFF_S = 0.1
 BACKOFF_MAX_S = 1.0
 
 # KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, "1" if it may take the
-# id over, channel. Answers the former registration, and 1 if ours is in place now.
+# id, also from another one, channel. Answers the former registration, and 1 if ours is in place.
 RENEW = """
 local former = redis.call('GET', KEYS[1])
-if former and ARGV[5] ~= '1' then
+if ARGV[5] ~= '1' then
+  if not former then
+    return {false, 0}
+  end
   local ok, info = pcall(cjson.decode, former)
   if ok and type(info) == 'table' and info.incarnation ~= ARGV[4] then
     return {former, 0}
@@ -103,6 +107,10 @@ class Registry:
         """The registration of one worker."""
         return f"baton:{self.cluster}:worker:{worker_id}"
 
+    def drain_key(self, worker_id: str) -> str:
+        """Who is asked to drain: the text is its incarnation."""
+        return f"baton:{self.cluster}:drain:{worker_id}"
+
     def renew(self, info: WorkerInfo, lease_s: float, takes_over: bool) -> tuple[Any, ...]:
         """Arguments of `eval` that write a registration; see RENEW."""
         return (
@@ -147,6 +155,10 @@ class FleetView:
     def interrupted(self) -> None:
         """The store could not be reached: leases may have ended only because of that."""
         self._is_interrupted = True
+
+    def is_settled(self, now: float) -> bool:
+        """Whether the store's word counts: it has neither been away nor forgotten all lately."""
+        return now >= self._settled_at and not self._is_interrupted
 
     def take(self, reply: Sequence[bytes], now: float) -> bool:
         """Take an answer to `Registry.read`; True if members changed. `now` is monotonic."""

@@ -43,6 +43,10 @@ class Reporter:
         self._last = self.stats(num_handoffs=0)
         self._last_at = float("-inf")
 
+    def reincarnate(self, incarnation: str) -> None:
+        """Report as another worker from now on."""
+        self._incarnation = incarnation
+
     def publish(self, now: float, num_handoffs: int) -> None:
         """Publish what is due."""
         self._publish_cache_events()

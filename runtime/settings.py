@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
-SECTIONS = ("up", "router", "prefill", "decode", "status", "keys", "demo")
+SECTIONS = ("up", "router", "prefill", "decode", "status", "drain", "keys", "demo")
 S = TypeVar("S")
 
 _others: ContextVar[tuple[type, ...]] = ContextVar("baton_other_settings", default=())

@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import zmq
@@ -20,6 +23,7 @@ import zmq
 from engine.engine import Engine, StepResult
 from engine.kv_pool import KvPool
 from engine.scheduler import Batch
+from engine.sequence import Sequence
 from kv_transfer.authentication import verify_descriptor
 from kv_transfer.handoff import Named
 from kv_transfer.service import TransferService
@@ -46,6 +50,31 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 20
 _DIGEST_BYTES = 16
+
+
+class Membership(Protocol):
+    """Our place in the fleet, as `runtime.membership.WorkerLease` keeps it."""
+
+    has_lapsed: bool
+    is_replaced: bool
+    is_asked_to_drain: bool
+
+    def register_anew(self, incarnation: str) -> None:
+        """Come back after a lapse."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of a planned batch: results, and sequences whose step raised.
+
+    `reason` is for those; `is_their_fault` says that others ran in the same step, so that the
+    failed ones would fail anywhere.
+    """
+
+    results: list[StepResult]
+    failed: list[Sequence] = field(default_factory=list)
+    is_their_fault: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,9 +112,14 @@ class WorkerHost:
         self._transfer_peers: set[str] = set()  # agents that the transport knows
         self._totals: Counter[str] = Counter()
         self._is_busy = False
+        self._membership: Membership | None = None
         self._is_draining = False
         self.poller.register(self.server.socket, zmq.POLLIN)
         self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
+
+    def join(self, membership: Membership) -> None:
+        """From now on follow what becomes of our registration; before, we have none."""
+        self._membership = membership
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -94,6 +128,9 @@ class WorkerHost:
 
         The fleet hears of it first: from then on routers send nothing new here.
         """
+        member = self._membership
+        if member is not None and (member.is_asked_to_drain or member.is_replaced):
+            self._stop.request()
         if self._stop.since is None:
             return False
         if not self._is_draining:
@@ -108,26 +145,55 @@ class WorkerHost:
         """Whether the worker is to stop, and takes nothing new."""
         return self._is_draining
 
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether others may take us for dead: drop what was for them, then `reincarnate`."""
+        return self._membership is not None and self._membership.has_lapsed
+
+    def reincarnate(self) -> None:
+        """Come back to the fleet as another worker; nothing of the former life is left."""
+        assert self._membership is not None
+        incarnation = uuid.uuid4().hex
+        self.server.reincarnate(incarnation)
+        self._reporter.reincarnate(incarnation)
+        self._membership.register_anew(incarnation)
+        self.count(Count.LAPSES)
+        log.warning("registered anew as incarnation %s", incarnation)
+
     def wait(self) -> None:
         """Until something can be received; not at all after a step that computed something."""
         self.poller.poll(0 if self._is_busy else IDLE_WAIT_MS)
         self._wakeup.clear()
 
-    def run_step(self, batch: Batch) -> StepResult | None:
-        """Run a planned batch; None if it raised, which is logged and ends its attempts only."""
+    def run_step(self, batch: Batch) -> StepOutcome:
+        """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
+        alone. If all of them fail, or there was just one, the worker may be to blame."""
         self._is_busy = not batch.is_empty
         self.count(Count.PREEMPTIONS, len(batch.preempted))
+        result, reason = self._try_run(batch)
+        if result is not None:
+            return StepOutcome([result])
+        members = batch.split()
+        if len(members) == 1:
+            return StepOutcome([], batch.sequences, reason=reason)
+        outcomes = [(member, *self._try_run(member)) for member in members]
+        results = [result for _, result, _ in outcomes if result is not None]
+        failed = [member.sequences[0] for member, result, _ in outcomes if result is None]
+        reason = next((reason for _, _, reason in outcomes if reason), "")
+        return StepOutcome(results, failed, is_their_fault=bool(results), reason=reason)
+
+    def _try_run(self, batch: Batch) -> tuple[StepResult | None, str]:
+        """The result, or None and why: it is logged."""
         try:
             result = self.engine.run(batch)
-        except Exception:  # the top of a task: whatever the engine raises fails its batch only
-            names = [sequence.key for sequence in batch.sequences]
-            log.exception("a step failed, its attempts end: %s", names)
+        except Exception as error:  # the top of a task: what the engine raises ends no worker
+            log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
             self.count(Count.FAILED_STEPS)
-            return None
-        if self._is_busy:
+            return None, f"its step failed on the worker: {type(error).__name__}"
+        if not batch.is_empty:
             self.count(Count.STEPS)
             self.count(Count.FAILED_ROWS, len(result.failed))
-        return result
+        return result, ""
 
     def publish(self, num_handoffs: int, num_ignored: int) -> None:
         """Report load and cache, as far as it is due; `num_ignored` messages so far were about
@@ -223,7 +289,7 @@ class WorkerHost:
         self._transfer_peers.discard(agent)
         self.transfers.remove_peer(agent)
 
-    def block_digests(self, blocks: Sequence[int]) -> list[bytes]:
+    def block_digests(self, blocks: Seq[int]) -> list[bytes]:
         """A digest per pool block with `kv_checksum` on, else nothing."""
         if not self.settings.kv_checksum:
             return []

@@ -44,6 +44,7 @@ from runtime.membership import WorkerLease
 from runtime.metrics import process_registry, start_metrics_server
 from runtime.model_source import model_name, resolve_model
 from runtime.network import Network
+from runtime.process_watch import machine_name
 from runtime.reporter import Reporter
 from runtime.sockets import tcp_endpoint
 from runtime.wakeup import Wakeup
@@ -71,6 +72,8 @@ class Surroundings:
     hello: Hello
     descriptor: PeerDescriptor
     is_alive: Callable[[str, str], bool]
+    find: Callable[[str, str], WorkerInfo | None]
+    machine: str
     stack: ExitStack
 
 
@@ -146,8 +149,13 @@ def _serve(
         model_fingerprint=layout.model_fingerprint,
         layout_fingerprint=layout.fingerprint,
     )
-    loop = build(host, Surroundings(network, hello, descriptor, lease.is_alive, stack))
+    around = Surroundings(
+        network, hello, descriptor, lease.is_alive, lease.find, info.machine, stack
+    )
+    loop = build(host, around)
+    transfers.hold(lease.holds_until)
     stack.callback(lease.close)
+    host.join(lease)
     lease.start()
     log.info(
         "%s ready: %s, %d KV blocks of %d tokens, transport %s, device %s",
@@ -159,6 +167,8 @@ def _serve(
         loaded.pool.device,
     )
     loop.run()
+    if lease.is_replaced:
+        raise ConfigError(f"another process registered as {worker_id}; give each its own id")
     log.info("%s stopped", worker_id)
 
 
@@ -265,4 +275,5 @@ def _info(
         block_size=loaded.engine.layout.block_size,
         num_blocks=loaded.pool.num_blocks,
         max_context=loaded.engine.limits.max_context,
+        machine=machine_name(),
     )

@@ -20,7 +20,7 @@ from protocol import wire
 from protocol.errors import ServiceError
 from protocol.messages import Role, WorkerInfo, WorkerState
 from runtime.embedded import EmbeddedValkey
-from runtime.membership import FleetWatcher, WorkerLease, read_fleet
+from runtime.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
 from runtime.registry import Registry
 
 LEASE_S = 0.9
@@ -138,13 +138,35 @@ def test_a_new_state_is_announced(valkey, cluster, leases) -> None:
     until(lambda: read_fleet(valkey.url, cluster) == {"a": draining})
 
 
-def test_a_lapse_is_noticed_and_mended(valkey, cluster, leases) -> None:
+def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
+    valkey, cluster, leases
+) -> None:
     lease = leases(worker("a"))
     assert lease.wait_registered(WAIT_S)
+    assert time.monotonic() < lease.holds_until() <= time.monotonic() + LEASE_S
     with redis.Redis.from_url(valkey.url) as client:
         client.delete(Registry(cluster).worker_key("a"))
-    until(lambda: lease.lapses == 1)
-    assert read_fleet(valkey.url, cluster) == {"a": worker("a")}
+    until(lambda: lease.has_lapsed)
+    held_until = lease.holds_until()
+    assert read_fleet(valkey.url, cluster) == {}
+    assert lease.holds_until() == held_until, "nothing is renewed meanwhile"
+    lease.register_anew("life-2")
+    until(lambda: read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")})
+    assert (lease.lapses, lease.has_lapsed, lease.is_replaced) == (1, False, False)
+
+
+def test_a_request_to_drain_reaches_the_incarnation_that_it_was_meant_for(
+    valkey, cluster, leases
+) -> None:
+    assert request_drain(valkey.url, cluster, "a") is None
+    former = leases(worker("a"))
+    assert former.wait_registered(WAIT_S)
+    assert request_drain(valkey.url, cluster, "a") == worker("a")
+    until(lambda: former.is_asked_to_drain)
+    former.close()
+    successor = leases(worker("a", "life-2"))
+    assert successor.wait_registered(WAIT_S)
+    assert not successor.is_asked_to_drain
 
 
 def test_a_newcomer_takes_an_id_over_and_the_former_owner_yields(valkey, cluster, leases) -> None:

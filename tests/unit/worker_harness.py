@@ -173,7 +173,13 @@ class FakeTransfers:
             self.fail(write, "the peer was removed")
 
     def write(
-        self, key: int, agent: str, source: Seq[int], target: Seq[int], notification: bytes
+        self,
+        key: int,
+        agent: str,
+        source: Seq[int],
+        target: Seq[int],
+        notification: bytes,
+        post_before: float,
     ) -> None:
         write = Write(key, agent, tuple(source), tuple(target), notification)
         self.writes.append(write)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +55,15 @@ class Pair:
             layout_fingerprint="layout",
         )
         self.alive = True
+        self.info: Any = None
         around = Surroundings(
-            self.network, hello, bench.descriptor, lambda name, inc: self.alive, ExitStack()
+            network=self.network,
+            hello=hello,
+            descriptor=bench.descriptor,
+            is_alive=lambda name, inc: self.alive,
+            find=lambda name, inc: self.info,
+            machine="here",
+            stack=ExitStack(),
         )
         self.poller = zmq.Poller()
         self.peers = PrefillPeers(around, self.poller, SILENCE_S)
@@ -156,3 +167,23 @@ def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
     pair.peers.connect(nowhere)
     assert pair.peers.gone(0.0) == ["x"]
     assert pair.peers.gone(0.0) == []
+
+
+def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pair) -> None:
+    """It may be stopped in the middle of a write; neither silence nor its lease says more."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        pair.info = SimpleNamespace(machine="here", pid=process.pid)
+        pair.peers.connect(pair.peer)
+        pair.alive = False
+        process.send_signal(signal.SIGSTOP)
+        assert pair.peers.gone(1e9) == []
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet
+        assert pair.peers.gone(2e9) == ["p-i"]
+
+
+def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
+    pair.info = SimpleNamespace(machine="elsewhere", pid=os.getpid())
+    pair.peers.connect(pair.peer)
+    pair.alive = False
+    assert pair.peers.gone(1e9) == ["p-i"]

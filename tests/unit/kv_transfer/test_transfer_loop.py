@@ -125,3 +125,25 @@ def test_closing_fails_what_is_outstanding(rig: Rig) -> None:
     rig.loop.close()
     assert rig.transport.is_closed
     assert rig.events() == [("a", "the transfer service was closed")]
+
+
+def test_what_waited_too_long_is_not_posted_and_costs_nothing_else(rig: Rig) -> None:
+    rig.now = 3.0
+    rig.loop.write(WriteCommand("a", "peer", (1,), (1,), b"note", post_before=3.0))
+    assert rig.events() == [("a", "our grant ended before it was posted")]
+    rig.loop.write(WriteCommand("b", "peer", (1,), (1,), b"note", post_before=3.1))
+    assert rig.loop.has_writes_under_way
+    assert rig.events() == []
+
+
+def test_without_a_lease_that_lives_nothing_is_posted(rig: Rig) -> None:
+    lease_end = 2.0
+    rig.loop.holds_until = lambda: lease_end
+    rig.now = 1.9
+    rig.write("a")
+    rig.now = 2.0
+    rig.write("b")
+    assert rig.events() == [("b", "our lease ended before it was posted")]
+    lease_end = 4.0
+    rig.write("c")
+    assert rig.events() == []

@@ -1,0 +1,64 @@
+"""`baton drain WORKER`: a worker gets nothing new, finishes what it has, and ends.
+
+The request goes through the fleet's Redis, where the worker finds it at its next renewal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import ConfigError, ServiceError
+from runtime.membership import read_fleet, request_drain
+from runtime.settings import setting, settings_or_exit
+from runtime.worker_settings import NAME_PATTERN
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainSettings:
+    """Settings of `baton drain`."""
+
+    redis_url: str = setting(
+        help="Redis or Valkey that holds the fleet",
+        pattern=r"(rediss?|unix)://.+",
+        secret=True,
+    )
+    cluster: str = setting(
+        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
+    )
+    wait_s: float = setting(
+        60.0, help="how long to wait until the worker has left; 0: not at all", unit="s", minimum=0
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask a worker to drain and wait until it has left; 1 if it is unknown or still there."""
+    names = [each for each in argv if not each.startswith("-")]
+    settings = settings_or_exit(
+        DrainSettings,
+        [each for each in argv if each.startswith("-")],
+        prog="baton drain WORKER",
+        description="Take a worker out of its fleet: it finishes what it has, and ends.",
+        section="drain",
+    )
+    if len(names) != 1:
+        raise ConfigError("name one worker, and give settings as --name=value; see baton status")
+    info = request_drain(settings.redis_url, settings.cluster, names[0])
+    if info is None:
+        raise ServiceError(f"no worker {names[0]} is registered")
+    print(f"{names[0]} is asked to drain")
+    deadline = time.monotonic() + settings.wait_s
+    while time.monotonic() < deadline:
+        found = read_fleet(settings.redis_url, settings.cluster).get(names[0])
+        if found is None or found.incarnation != info.incarnation:
+            print(f"{names[0]} has left")
+            return 0
+        time.sleep(_POLL_S)
+    if settings.wait_s:
+        print(f"{names[0]} is still there after {settings.wait_s:g} s", file=sys.stderr)
+        return 1
+    return 0

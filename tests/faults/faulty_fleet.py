@@ -1,0 +1,228 @@
+"""Fleets whose workers a test can hold at exact points, stop, kill and revive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from cli.child import Child, baton_environment
+from cli.child_settings import ChildSettings
+from cli.fleet import Fleet
+from cli.up_settings import UpSettings
+from protocol.messages import Role
+from tests.faults.faulty_worker import FAULTS_DIR
+from tests.integration import fleets
+from tests.integration.fleets import assert_idle, wait_for, workers
+from tests.integration.reference import DEMO_MODEL
+
+ROOT = Path(__file__).parents[2]
+
+
+class FaultyChildren(ChildSettings):
+    """Makes workers of `tests.faults.faulty_worker`; the router is the real one."""
+
+    def _child(
+        self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
+    ) -> Child:
+        real = super()._child(role, name, own, secrets, log_dir)
+        if role is Role.ROUTER:
+            return real
+        start = [sys.executable, "-P", "-m", "tests.faults.faulty_worker"]
+        command = start + real._command[real._command.index(role.value) :]
+        return Child(name, role, command, baton_environment(real._env), real.log_path)
+
+
+class FaultyFleet:
+    """A running fleet and the folder that arms its fault points."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self.fleet = fleet
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        """The router's."""
+        return self.fleet.url
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes in their present lives."""
+        return {name: child.pid for name, child in self.fleet.processes.items()}
+
+    def names(self, role: Role) -> list[str]:
+        """The workers of a role that run."""
+        children = self.fleet.processes.values()
+        return [each.name for each in children if each.role is role and each.is_running()]
+
+    def arm(self, names: list[str], point: str, passes: int = 1) -> None:
+        """The named workers are held when they pass the point for the `passes`th time."""
+        for name in names:
+            temporary = self._folder / f".{name}"
+            temporary.write_text(str(passes))
+            temporary.rename(self._folder / f"{name}.{point}")
+
+    def held(self, point: str) -> str:
+        """Wait until a worker is held at a point, and disarm the others: its name."""
+        reached = wait_for(
+            f"a worker to reach {point}", lambda: list(self._folder.glob(f"*.{point}.reached"))
+        )
+        name = reached[0].name.removesuffix(f".{point}.reached")
+        for armed in self._folder.glob(f"*.{point}"):
+            if armed.name != f"{name}.{point}":
+                armed.unlink()
+        return name
+
+    def release(self, name: str, point: str) -> None:
+        """Let a held worker go on."""
+        (self._folder / f"{name}.{point}").unlink()
+
+    def release_all(self) -> None:
+        """Nothing is armed, held or stopped."""
+        for path in self._folder.iterdir():
+            path.unlink(missing_ok=True)
+        for name in self.fleet.processes:
+            self.signal(name, signal.SIGCONT)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a worker."""
+        self.fleet.processes[name].signal(number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, wait until it has ended, and disarm it."""
+        self.signal(name, signal.SIGKILL)
+        assert self.fleet.processes[name].wait(10)
+        for path in self._folder.glob(f"{name}.*"):
+            path.unlink()
+
+    def revive(self) -> None:
+        """Start anew whatever has ended, and wait until the router uses everybody."""
+        self.release_all()
+        children = [c for c in self.fleet.processes.values() if c.role is not Role.ROUTER]
+        for child in children:
+            if not child.is_running():
+                child.start()
+        for child in children:
+            wait_for(f"{child.name} to serve", lambda child=child: self.serves(child), 60)
+
+    def serves(self, child: Child) -> bool:
+        """Whether the router uses this life of a worker."""
+        shown = workers(self.fleet).get(child.name)
+        ready = shown is not None and shown["pid"] == child.pid and shown["connected"]
+        return ready and shown["state"] == "ready"
+
+    def is_known(self, name: str) -> bool:
+        """Whether the router lists a worker."""
+        return name in workers(self.fleet)
+
+    def attempts(self, request_id: str) -> list[dict[str, Any]]:
+        """Of a finished request, from its trace."""
+        url = f"{self.url}/requests/{request_id}/trace"
+        attempts: list[dict[str, Any]] = httpx.get(url).raise_for_status().json()["attempts"]
+        return attempts
+
+
+@contextmanager
+def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
+    """As `running_fleet`; whatever was killed must have been revived at the end."""
+    defaults: dict[str, Any] = {
+        "model": str(DEMO_MODEL),
+        "port": 0,
+        "dtype": "float32",
+        "num_blocks": 2048,
+        "torch_threads": 1,
+        "device": "cpu",
+        "restart": False,
+        "chunk_max_tokens": 64,
+        "local_prefill_threshold_tokens": 0,
+        "startup_timeout_s": 120.0,
+    }
+    before, segments = fleets._our_processes(), fleets._segments()
+    with tempfile.TemporaryDirectory() as folder:
+        known = UpSettings(**(defaults | settings))
+        env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
+        with Fleet(known, FaultyChildren(known, environ=env)) as fleet:
+            faulty = FaultyFleet(fleet, Path(folder))
+            try:
+                yield faulty
+            finally:
+                faulty.release_all()
+            faulty.revive()
+            assert_idle(fleet)
+            fleet.stop()
+            exits = {name: child.exit_status() for name, child in fleet.processes.items()}
+            assert exits == dict.fromkeys(exits, 0), "a process did not stop in order"
+    assert fleets._our_processes() == before, "a process was left behind"
+    assert fleets._segments() == segments, "shared memory was left behind"
+
+
+class Stream:
+    """A client that reads a streamed completion in a thread of its own."""
+
+    def __init__(self, url: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        self.tokens: list[int] = []
+        self.events = 0
+        self.request_id = ""
+        self.error: str | None = None
+        self.finish: str | None = None
+        body = {
+            "model": DEMO_MODEL.name,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            **fields,
+        }
+        self._thread = threading.Thread(target=self._read, args=(url, body), daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float = 60.0) -> Stream:
+        """Until the stream has ended."""
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"the stream hangs after {len(self.tokens)} tokens"
+        return self
+
+    def wait_tokens(self, number: int) -> None:
+        """Until so many tokens have come."""
+        wait_for(f"{number} tokens", lambda: len(self.tokens) >= number or self.error)
+        assert self.error is None
+
+    def _read(self, url: str, body: dict[str, Any]) -> None:
+        try:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    self.error = f"{answer.status_code} {answer.text}"
+                    return
+                for line in answer.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        self._take(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            self.error = repr(error)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        self.events += 1
+        self.request_id = event["id"]
+        for choice in event["choices"]:
+            self.tokens += choice["token_ids"]
+            self.finish = choice["finish_reason"] or self.finish
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still after SIGSTOP."""
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED

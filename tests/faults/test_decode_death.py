@@ -1,0 +1,69 @@
+"""A decode worker dies in mid-stream: the stream goes on elsewhere, or when another is there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import trace_of, wait_for
+from tests.integration.reference import NUM_TOKENS, Reference
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=1, decode=2) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_the_stream_goes_on_where_it_broke_off(
+    fleet: FaultyFleet, long_prompts: list[Reference], steps: int
+) -> None:
+    fleet.revive()
+    reference = long_prompts[steps % 2]
+    fleet.arm(fleet.names(Role.DECODE), "decode", steps)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    killed = fleet.held("decode")
+    stream.wait_tokens(steps)  # the first comes from the prefill worker, that of this step is held
+    before = list(stream.tokens)
+    fleet.kill(killed)
+    stream.wait()
+    assert before == list(reference.output[: len(before)])
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
+    assert [each["decode"] is None for each in attempts] == [True, False]
+
+
+def test_without_another_decode_worker_the_stream_waits_for_one(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    fleet.kill("decode-2")
+    wait_for("the router to notice", lambda: not fleet.is_known("decode-2"))
+    reference = long_prompts[2]
+    fleet.arm(["decode-1"], "decode", 5)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    assert fleet.held("decode") == "decode-1"
+    stream.wait_tokens(5)
+    fleet.kill("decode-1")
+    fleet.revive()
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+
+
+def test_both_legs_of_a_request_may_die_at_once(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    reference = long_prompts[3]
+    fleet.arm(["prefill-1"], "chunk", 2)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    fleet.held("chunk")
+    for name in ("prefill-1", "decode-1"):
+        fleet.signal(name, signal.SIGKILL)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))

@@ -1,0 +1,78 @@
+"""Requests that make workers raise or die, and workers that are told to go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from cli.child import baton_command
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.faults.faulty_worker import DEADLY, POISON
+from tests.integration.fleets import trace_of, wait_for, workers
+from tests.integration.reference import NUM_TOKENS, Reference
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=0, decode=3) as fleet:
+        yield fleet
+
+
+def test_a_poisonous_request_fails_alone_and_carries_its_id(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    """Others run in the very step that raises, on every worker."""
+    good = [long_prompts[i % 3] for i in range(6)]
+    fleet.arm(fleet.names(Role.DECODE), "decode", 3)
+    streams = [Stream(fleet.url, list(each.prompt), NUM_TOKENS) for each in good]
+    fleet.held("decode")
+    poison = Stream(fleet.url, POISON * 20, 8)
+    fleet.release_all()
+    poison.wait()
+    for stream, reference in zip(streams, good, strict=True):
+        stream.wait()
+        assert (stream.error, stream.tokens) == (None, list(reference.output))
+    assert poison.error is not None
+    assert poison.error.startswith("500 ")
+    assert "cmpl-" in poison.error
+    assert poison.tokens == []
+
+
+def test_a_request_that_killed_two_workers_is_not_tried_on_a_third(fleet: FaultyFleet) -> None:
+    fleet.revive()
+    pids = fleet.pids
+    deadly = Stream(fleet.url, DEADLY * 20, 8).wait()
+    assert deadly.error is not None
+    assert "2 workers died over it" in deadly.error
+    assert len(fleet.names(Role.DECODE)) == 1
+    fleet.revive()
+    assert sum(pids[name] != pid for name, pid in fleet.pids.items()) == 2
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "baton drain"])
+def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
+    fleet: FaultyFleet, long_prompts: list[Reference], how: str
+) -> None:
+    fleet.revive()
+    reference = long_prompts[3]
+    fleet.arm(fleet.names(Role.DECODE), "decode", 2)
+    running = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    drained = fleet.held("decode")
+    if how == "SIGTERM":
+        fleet.signal(drained, signal.SIGTERM)
+        fleet.release(drained, "decode")
+    else:
+        fleet.release(drained, "decode")
+        url = f"--redis-url={fleet.fleet.redis_url}"
+        subprocess.run(baton_command("drain", drained, url), check=True, timeout=30)
+    child = fleet.fleet.processes[drained]
+    assert child.wait(30)
+    assert child.exit_status() == 0
+    running.wait()
+    assert (running.error, running.tokens) == (None, list(reference.output))
+    assert len(trace_of(fleet.fleet, running.request_id)["attempts"]) == 1
+    wait_for("it to leave", lambda: drained not in workers(fleet.fleet))

@@ -1,0 +1,85 @@
+"""A prefill worker dies: what arrived stays, only the rest is computed and sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import counters, trace_of, wait_for, workers
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+
+MOMENTS = {
+    "before the grant": ("grant", 1),
+    "before any block": ("write", 1),
+    "between chunks": ("chunk", 3),
+    "before the last blocks, after the first token": ("post", 3),
+}
+
+
+@pytest.fixture(scope="module", params=["nixl", "shm"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=2, decode=1, transport=request.param) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_another_prefill_worker_sends_only_what_is_missing(
+    fleet: FaultyFleet, long_prompts: list[Reference], moment: str
+) -> None:
+    fleet.revive()
+    point, passes = MOMENTS[moment]
+    reference = long_prompts[list(MOMENTS).index(moment)]
+    num_tokens = len(reference.prompt) + (point == "post")  # of the retry's prompt
+    num_blocks = -(-num_tokens // BLOCK)
+    before = counters(fleet.fleet, "decode-1")["blocks_received"]
+    fleet.arm(fleet.names(Role.PREFILL), point, passes)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    killed = fleet.held(point)
+    if point == "post":
+        stream.wait_tokens(1)
+    arrived = received_when_settled(fleet) - before
+    fleet.kill(killed)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    _, retry = trace_of(fleet.fleet, stream.request_id)["attempts"]
+    assert retry["prefill"]["worker_id"] != killed
+    assert retry["decode"]["granted_blocks"] == num_blocks - arrived
+    assert counters(fleet.fleet, "decode-1")["blocks_received"] - before == num_blocks
+
+
+def test_without_another_prefill_worker_the_decode_worker_prefills(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    fleet.kill("prefill-2")
+    reference = long_prompts[len(MOMENTS)]
+    before = counters(fleet.fleet, "decode-1")
+    fleet.arm(["prefill-1"], "chunk", 3)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    assert fleet.held("chunk") == "prefill-1"
+    arrived = received_when_settled(fleet) - before["blocks_received"]
+    assert arrived > 0
+    fleet.kill("prefill-1")
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    assert trace_of(fleet.fleet, stream.request_id)["attempts"][-1]["mode"] == "local"
+    computed = counters(fleet.fleet, "decode-1")["prefill_tokens"] - before["prefill_tokens"]
+    assert computed == len(reference.prompt) - arrived * BLOCK
+
+
+def received_when_settled(fleet: FaultyFleet) -> int:
+    """`blocks_received` of the decode worker, once two reports in turn say the same."""
+    seen: list[tuple[int, int]] = []
+
+    def is_settled() -> bool:
+        shown = workers(fleet.fleet)["decode-1"]
+        report = (shown["reported_us"], shown["counters"].get("blocks_received", 0))
+        if not seen or report[0] > seen[-1][0]:
+            seen.append(report)
+        return len(seen) > 1 and seen[-1][1] == seen[-2][1]
+
+    wait_for("posted writes to land", is_settled)
+    return seen[-1][1]
