@@ -22,8 +22,7 @@ from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from protocol.messages import Role
 from tests.faults.faulty_worker import FAULTS_DIR
-from tests.integration import fleets
-from tests.integration.fleets import assert_idle, wait_for, workers
+from tests.integration.fleets import assert_idle, our_processes, segments_of, wait_for, workers
 from tests.integration.reference import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +146,7 @@ def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
         "local_prefill_threshold_tokens": 0,
         "startup_timeout_s": 120.0,
     }
-    before, segments = fleets._our_processes(), fleets._segments()
+    before = our_processes()
     with tempfile.TemporaryDirectory() as folder:
         known = UpSettings(**(defaults | settings))
         env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
@@ -159,11 +158,12 @@ def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
                 faulty.release_all()
             faulty.revive()
             assert_idle(fleet)
+            segments = segments_of(fleet)
             fleet.stop()
             exits = {name: child.exit_status() for name, child in fleet.processes.items()}
             assert exits == dict.fromkeys(exits, 0), "a process did not stop in order"
-    assert fleets._our_processes() == before, "a process was left behind"
-    assert fleets._segments() == segments, "shared memory was left behind"
+    assert our_processes() == before, "a process was left behind"
+    assert not [path for path in segments if path.exists()], "shared memory was left behind"
 
 
 class Stream:

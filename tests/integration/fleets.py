@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from cli.up_settings import UpSettings
 from tests.integration.reference import DEMO_MODEL
 
 SHARED_MEMORY = Path("/dev/shm")
+POLL_S = 0.02  # between two looks over HTTP, which would else keep a core busy
+PAUSE = threading.Event()
 T = TypeVar("T")
 
 
@@ -30,7 +33,7 @@ def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 15.0) 
         if result:
             return result
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
-        os.sched_yield()
+        PAUSE.wait(POLL_S)
 
 
 @contextmanager
@@ -49,7 +52,7 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
         "restart": False,
         "startup_timeout_s": 120.0,
     }
-    before = _our_processes()
+    before = our_processes()
     chosen = UpSettings(**(defaults | settings))
     children = None
     if environment is not None:
@@ -58,14 +61,14 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     with Fleet(chosen, children) as fleet:
         yield fleet
         assert_idle(fleet)
-        segments = _segments(fleet)
+        segments = segments_of(fleet)
         assert segments or settings.get("transport") != "shm", "the pools lie in shared memory"
         exits = fleet.processes
         fleet.stop()
         assert {name: child.exit_status() for name, child in exits.items()} == dict.fromkeys(
             exits, 0
         ), "a process did not stop in order"
-    assert _our_processes() == before, "a process was left behind"
+    assert our_processes() == before, "a process was left behind"
     left = [path for path in segments if path.exists()]
     assert not left, "shared memory was left behind"
 
@@ -105,7 +108,7 @@ def assert_idle(fleet: Fleet) -> None:
     deadline = time.monotonic() + 15.0
     while left := _under_way(fleet, called_us):
         assert time.monotonic() < deadline, f"still under way: {left}"
-        os.sched_yield()
+        PAUSE.wait(POLL_S)
 
 
 def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
@@ -154,11 +157,12 @@ def complete(fleet: Fleet, prompt: list[int], **fields: Any) -> dict[str, Any]:
     return answer.json()
 
 
-def _our_processes() -> set[int]:
+def our_processes() -> set[int]:
+    """Processes that this one has started, directly or not, and that run."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def _segments(fleet: Fleet) -> set[Path]:
+def segments_of(fleet: Fleet) -> set[Path]:
     """Files in shared memory that the fleet's processes have mapped."""
     maps = [
         m for child in fleet.processes.values() for m in psutil.Process(child.pid).memory_maps()
