@@ -2,8 +2,9 @@
 
 Lets in clients that prove to hold the one expected key, and counts every handshake that fails,
 for whatever reason, on the sockets it watches. A thread, because peers connect while a worker
-computes a long step. Invariant: a watched socket's monitor is read until monitoring has ended,
-since libzmq's I/O thread waits for it.
+computes a long step. Invariant: a watched socket's monitor is connected from before its bind until
+monitoring has ended, and its queue has no limit: otherwise libzmq's I/O thread would wait for us
+to read, and ending the monitoring, which pyzmq does under the interpreter's lock, for that thread.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Gatekeeper:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._client_key = z85.decode(client_key)
         self._watched: list[zmq.Socket[Any]] = []
-        self._to_open: deque[str] = deque()
+        self._to_read: deque[zmq.Socket[bytes]] = deque()
         self._signal = self._context.socket(zmq.PAIR)
         self._signal.bind(f"inproc://baton-gatekeeper-{id(self)}")
         self._poller = zmq.Poller()
@@ -54,8 +55,11 @@ class Gatekeeper:
         """Count the failed handshakes of a socket that is about to be bound."""
         endpoint = f"inproc://baton-monitor-{id(self)}-{len(self._watched)}"
         socket.monitor(endpoint, HANDSHAKE_FAILURES | zmq.EVENT_MONITOR_STOPPED)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)
+        monitor.connect(endpoint)
         self._watched.append(socket)
-        self._to_open.append(endpoint)
+        self._to_read.append(monitor)
         self._signal.send(b"")
 
     def close(self) -> None:
@@ -87,16 +91,14 @@ class Gatekeeper:
             if ready is commands:
                 if commands.recv():
                     return False
-                self._open_monitor(self._to_open.popleft())
+                self._read_from(self._to_read.popleft())
             elif ready is self._handler:
                 self._handler.send_multipart(self._judge(self._handler.recv_multipart()))
             else:
                 self._take_event(ready)
         return True
 
-    def _open_monitor(self, endpoint: str) -> None:
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.connect(endpoint)
+    def _read_from(self, monitor: zmq.Socket[bytes]) -> None:
         self._monitors.add(monitor)
         self._poller.register(monitor, zmq.POLLIN)
 

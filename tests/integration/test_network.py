@@ -173,6 +173,14 @@ def test_many_strangers_while_nobody_looks_do_not_stop_the_server(networks) -> N
     assert router.closed
 
 
+def test_a_network_may_end_before_its_gatekeeper_has_run() -> None:
+    for _ in range(100):
+        network = Network(SECRET)
+        router, _ = network.listening(zmq.ROUTER, ANY_PORT)
+        network.close()
+        assert router.closed
+
+
 def test_keys_depend_on_the_secret_and_on_the_side_alone() -> None:
     keys, same = ClusterKeys.derive(SECRET), ClusterKeys.derive(SECRET)
     other = ClusterKeys.derive(SECRET + "!")
