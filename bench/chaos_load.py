@@ -21,6 +21,10 @@ from tokenizers import Tokenizer
 
 MIN_MARGIN = 1e-3
 """Answers with a closer choice than this may differ by rounding, and are not used."""
+ABORTED = 0.3
+"""Part of the requests whose client goes away."""
+UNCACHED = 0.7
+"""Part of the requests of which nothing is cached anywhere, so that their blocks must move."""
 _TIMEOUT_S = 90.0
 
 
@@ -89,7 +93,7 @@ class Load:
     async def _client(self, client: httpx.AsyncClient, until: Callable[[], bool]) -> None:
         while not until():
             known = self._rng.choice(self._known)
-            if self._rng.random() < 0.3:  # nothing of it is cached: another first block
+            if self._rng.random() < ABORTED:
                 await self._ask(client, known, abort_after=self._rng.randrange(1, 20))
             else:
                 await self._ask(client, known)
@@ -130,6 +134,8 @@ class Load:
     ) -> AsyncIterator[list[int]]:
         """New tokens, event by event; notes the longest pause. Raises _Refused, HTTPError."""
         body = self._body(known.prompt, len(known.output)) | {"stream": True}
+        if self._rng.random() < UNCACHED:
+            body["cache_salt"] = f"{self._rng.getrandbits(64):x}"
         longest, last = 0.0, time.monotonic()
         async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
             if answer.status_code != 200:
