@@ -231,14 +231,16 @@ class WorkerPair(RuleBasedStateMachine):
             self.give_up(key, politely=True)
             asked.was_cut_off = True
 
-    @rule(rounds=st.integers(1, 5))
-    def everything_goes_on(self, rounds: int) -> None:
-        """Without a fault, and without delay."""
+    @rule(rounds=st.integers(1, 5), writes_land=st.booleans())
+    def everything_goes_on(self, rounds: int, writes_land: bool = True) -> None:
+        """Without a fault, and without delay but that of writes."""
         for _ in range(rounds):
             for channel in CHANNELS:
                 self.deliver(channel, 99)
             self.turn_p()
             self.turn_d()
+            if not writes_land:
+                continue
             while any(write not in self.landed for write in self.p.transfers.writes):
                 self.write_lands(0)
             while self.p.transfers.writes:
