@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from cli.child import baton_command
+from cli.child import baton_command, baton_environment
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.faults.faulty_worker import DEADLY, POISON
@@ -68,7 +69,8 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
     else:
         fleet.release(drained, "decode")
         url = f"--redis-url={fleet.fleet.redis_url}"
-        subprocess.run(baton_command("drain", drained, url), check=True, timeout=30)
+        command = baton_command("drain", drained, url)
+        subprocess.run(command, check=True, timeout=30, env=baton_environment(os.environ))
     child = fleet.fleet.processes[drained]
     assert child.wait(30)
     assert child.exit_status() == 0

@@ -1,0 +1,181 @@
+"""Faults at random under steady load; every stream must be what it would have been without them.
+
+    python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
+
+Two routers, two prefill and two decode workers as real processes. Faults: a worker or router is
+killed, a worker stopped until it counts as dead and continued, a worker drained, the store
+killed and started anew, empty. One at a time; whatever ended is started anew before the next.
+Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.chaos_fleet import ChaosConfig, ChaosFleet
+from bench.chaos_load import Load, Tally
+
+PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
+NUM_TOKENS = 48
+STOPPED_S = 4.0
+_LEFT = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
+
+
+class Chaos:
+    """Injects faults into a fleet, one after the other."""
+
+    def __init__(self, fleet: ChaosFleet, load: Load, rng: random.Random) -> None:
+        self.faults: Counter[str] = Counter()
+        self._fleet = fleet
+        self._load = load
+        self._rng = rng
+        self._kinds: dict[str, Callable[[], None]] = {
+            "prefill worker killed": lambda: self._kill("prefill"),
+            "decode worker killed": lambda: self._kill("decode"),
+            "prefill worker stopped": lambda: self._stop("prefill"),
+            "decode worker stopped": lambda: self._stop("decode"),
+            "worker drained": self._drain,
+            "store killed": self._kill_store,
+            "router killed": lambda: self._kill("router"),
+        }
+
+    def routers(self) -> dict[str, str]:
+        """The URLs of routers that should serve."""
+        names = [each for each in self._fleet.names("router") if each not in self._load.doomed]
+        return {name: self._fleet.url(name) for name in names}
+
+    def run(self, until: float) -> None:
+        """Fault after fault until a time of `time.monotonic`; the fleet is whole at the end."""
+        order: list[str] = []
+        while time.monotonic() < until:
+            if not order:
+                order = self._rng.sample(list(self._kinds), len(self._kinds))
+            kind = order.pop()
+            time.sleep(self._rng.uniform(0.2, 1.5))
+            self._kinds[kind]()
+            self.faults[kind] += 1
+            self._fleet.wait_ready()
+            self._load.doomed.clear()
+
+    def _kill(self, role: str) -> None:
+        victim = self._rng.choice(self._fleet.names(role))
+        if role == "router":
+            self._load.doomed.add(victim)
+        self._fleet.signal(victim, signal.SIGKILL)
+        self._fleet.wait_end(victim, 10)
+        self._fleet.start(victim)
+
+    def _stop(self, role: str) -> None:
+        victim = self._rng.choice(self._fleet.names(role))
+        self._fleet.signal(victim, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        self._fleet.signal(victim, signal.SIGCONT)
+
+    def _drain(self) -> None:
+        victim = self._rng.choice(self._fleet.names("prefill") + self._fleet.names("decode"))
+        self._fleet.signal(victim, signal.SIGTERM)
+        if self._fleet.wait_end(victim, 60) != 0:
+            raise RuntimeError(f"{victim} did not drain in order")
+        self._fleet.start(victim)
+
+    def _kill_store(self) -> None:
+        os.kill(self._fleet.valkey.pid, signal.SIGKILL)
+        time.sleep(self._rng.uniform(0.5, 3.0))
+        self._fleet.valkey.restart()
+
+
+async def run(arguments: argparse.Namespace, fleet: ChaosFleet) -> tuple[Chaos, Tally, int]:
+    """Load and faults side by side: what was done, what was seen, what is left over."""
+    rng = random.Random(arguments.seed)
+    chaos: Chaos
+    load = Load(arguments.model, lambda: chaos.routers(), arguments.seed)
+    chaos = Chaos(fleet, load, rng)
+    await load.learn(PROMPT_LENGTHS, NUM_TOKENS)
+    until = time.monotonic() + 60 * arguments.minutes
+    injecting = asyncio.create_task(asyncio.to_thread(chaos.run, until))
+    await load.run(arguments.clients, injecting.done)
+    await injecting
+    return chaos, load.tally, await asyncio.to_thread(left_over, fleet)
+
+
+def left_over(fleet: ChaosFleet, patience_s: float = 20.0) -> int:
+    """What is still under way on workers when nothing should be; 0 once nothing is."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        shown = fleet.workers(fleet.names("router")[0])
+        left = sum(worker[gauge] for worker in shown.values() for gauge in _LEFT)
+        if (shown and not left) or time.monotonic() > deadline:
+            return left if shown else -1
+        time.sleep(0.2)
+
+
+def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
+    """The figures as a table."""
+    table = Table(title=f"chaos, seed {seed}")
+    table.add_column("what")
+    table.add_column("count", justify="right")
+    rows: list[tuple[str, Any]] = [
+        ("requests", tally.requests),
+        ("  finished / aborted by the client", f"{tally.finished} / {tally.aborted}"),
+        ("faults", chaos.faults.total()),
+        *((f"  {kind}", count) for kind, count in sorted(chaos.faults.items())),
+        ("tokens", tally.tokens),
+        ("mismatches", tally.mismatches),
+        ("duplicates", tally.duplicates),
+        ("losses", tally.losses),
+        ("errors seen by clients", len(tally.errors)),
+        ("streams cut with their router", tally.cut),
+        ("longest pause of a stream, ms, p50 / p99", _percentiles(tally.pauses_ms)),
+        ("requests, blocks, handoffs left at the end", left),
+    ]
+    for what, count in rows:
+        table.add_row(what, str(count))
+    return table
+
+
+def is_clean(tally: Tally, left: int) -> bool:
+    """Whether nothing went wrong."""
+    wrong = (tally.mismatches, tally.duplicates, tally.losses, len(tally.errors), left)
+    return tally.finished > 0 and not any(wrong)
+
+
+def main(argv: list[str]) -> int:
+    """Run, print the table; 0 if nothing went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
+    parser.add_argument("--model", default=str(Path(__file__).parents[1] / "demo_model"))
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=8)
+    arguments = parser.parse_args(argv)
+    with ChaosFleet(ChaosConfig(arguments.model)) as fleet:
+        chaos, tally, left = asyncio.run(run(arguments, fleet))
+    console = Console(soft_wrap=True)
+    console.print(report(chaos, tally, left, arguments.seed))
+    for error in tally.errors[:10]:
+        console.print(f"error: {error}", markup=False)
+    return 0 if is_clean(tally, left) else 1
+
+
+def _percentiles(values: list[float]) -> str:
+    if len(values) < 2:
+        return "-"
+    cuts = statistics.quantiles(values, n=100)
+    return f"{cuts[49]:.0f} / {cuts[98]:.0f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

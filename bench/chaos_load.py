@@ -1,0 +1,189 @@
+"""Steady load for the chaos bench: streams whose every token is compared with a known answer.
+
+Knows a router by its URL and nothing else of the fleet. A client whose router dies under it
+counts as cut, and tries its request anew on another router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pydoc_data.topics
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+MIN_MARGIN = 1e-3
+"""Answers with a closer choice than this may differ by rounding, and are not used."""
+ABORTED = 0.3
+"""Part of the requests whose client goes away."""
+UNCACHED = 0.7
+"""Part of the requests of which nothing is cached anywhere, so that their blocks must move."""
+_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """A prompt and the tokens that follow it greedily."""
+
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass
+class Tally:
+    """What the clients saw. Pauses are the longest gap between two events of each stream, ms."""
+
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    cut: int = 0
+    tokens: int = 0
+    mismatches: int = 0
+    duplicates: int = 0
+    losses: int = 0
+    errors: list[str] = field(default_factory=list)
+    pauses_ms: list[float] = field(default_factory=list)
+
+    def judge(self, known: Known, tokens: list[int]) -> None:
+        """Compare a finished stream with the answer that it should be."""
+        self.finished += 1
+        self.losses += max(0, len(known.output) - len(tokens))
+        self.duplicates += max(0, len(tokens) - len(known.output))
+        self.mismatches += tokens != known.output
+
+
+class Load:
+    """Clients that send known prompts for as long as `run` is told to."""
+
+    def __init__(self, model: str, routers: Callable[[], dict[str, str]], seed: int) -> None:
+        """`routers` gives the URLs of the routers that should serve now, by name."""
+        self.tally = Tally()
+        self.doomed: set[str] = set()
+        """Routers that are being killed: what breaks on them is no error."""
+        self._model = model
+        self._routers = routers
+        self._rng = random.Random(seed)
+        self._known: list[Known] = []
+
+    async def learn(self, lengths: list[int], num_tokens: int) -> None:
+        """Ask for the answers while nothing is wrong; raises if an undisturbed request fails."""
+        tokens = _corpus(self._model)
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+            for length in lengths:
+                found = None
+                while found is None:
+                    start = self._rng.randrange(len(tokens) - length)
+                    found = await self._try_learn(
+                        client, tokens[start : start + length], num_tokens
+                    )
+                self._known.append(found)
+
+    async def run(self, num_clients: int, until: Callable[[], bool]) -> None:
+        """Keep so many clients busy; returns when the last of their streams has ended."""
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+            await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
+
+    async def _client(self, client: httpx.AsyncClient, until: Callable[[], bool]) -> None:
+        while not until():
+            known = self._rng.choice(self._known)
+            if self._rng.random() < ABORTED:
+                await self._ask(client, known, abort_after=self._rng.randrange(1, 20))
+            else:
+                await self._ask(client, known)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, known: Known, abort_after: int | None = None
+    ) -> None:
+        """One request to its end; on another router, if its own is killed."""
+        self.tally.requests += 1
+        tokens: list[int] = []
+        while True:
+            name, url = self._rng.choice(list(self._routers().items()))
+            try:
+                async for fresh in self._events(client, url, known):
+                    tokens += fresh
+                    if abort_after is not None and len(tokens) >= abort_after:
+                        self.tally.aborted += 1
+                        return
+            except (httpx.HTTPError, OSError) as error:
+                if name not in self.doomed:
+                    self.tally.errors.append(f"{name}: {error!r}")
+                    return
+                self.tally.cut += 1
+                tokens.clear()
+                await asyncio.sleep(0.05)
+                continue
+            except _Refused as error:
+                if name not in self.doomed:
+                    self.tally.errors.append(f"{name}: {error}")
+                    return
+                tokens.clear()
+                continue
+            self.tally.judge(known, tokens)
+            return
+
+    async def _events(
+        self, client: httpx.AsyncClient, url: str, known: Known
+    ) -> AsyncIterator[list[int]]:
+        """New tokens, event by event; notes the longest pause. Raises _Refused, HTTPError."""
+        body = self._body(known.prompt, len(known.output)) | {"stream": True}
+        if self._rng.random() < UNCACHED:
+            body["cache_salt"] = f"{self._rng.getrandbits(64):x}"
+        longest, last = 0.0, time.monotonic()
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                raise _Refused(f"{answer.status_code} {answer.text}")
+            is_done = False
+            async for line in answer.aiter_lines():
+                is_done = is_done or line == "data: [DONE]"
+                if not line.startswith("data: {"):
+                    continue
+                event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise _Refused(event["error"]["message"])
+                fresh = [token for choice in event["choices"] for token in choice["token_ids"]]
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                self.tally.tokens += len(fresh)
+                yield fresh
+            if not is_done:
+                raise httpx.ReadError("the stream ended without [DONE]")
+        self.tally.pauses_ms.append(longest * 1e3)
+
+    async def _try_learn(
+        self, client: httpx.AsyncClient, prompt: list[int], num_tokens: int
+    ) -> Known | None:
+        _, url = self._rng.choice(list(self._routers().items()))
+        body = self._body(prompt, num_tokens) | {"logprobs": 2}
+        answer = (await client.post(f"{url}/v1/completions", json=body)).raise_for_status().json()
+        choice = answer["choices"][0]
+        ranked = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
+        margin = min((top[0] - top[1] for top in ranked if len(top) > 1), default=0.0)
+        return Known(prompt, choice["token_ids"]) if margin >= MIN_MARGIN else None
+
+    def _body(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:
+        return {
+            "model": Path(self._model).name,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+
+
+class _Refused(Exception):
+    """A router answered with an error."""
+
+
+def _corpus(model: str) -> list[int]:
+    text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+    ids: list[int] = Tokenizer.from_file(str(Path(model) / "tokenizer.json")).encode(text).ids
+    return ids

@@ -1,0 +1,13 @@
+"""A short run of the chaos bench, seeded: nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import chaos
+
+
+@pytest.mark.slow
+def test_streams_are_what_they_would_have_been(capsys: pytest.CaptureFixture[str]) -> None:
+    status = chaos.main(["--minutes", "0.4", "--seed", "7", "--clients", "4"])
+    assert status == 0, capsys.readouterr().out

@@ -1,0 +1,79 @@
+"""Requests under which workers die: who gets on is tried again and again, who does not is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protocol.errors import GenerationFailed
+from protocol.messages import AttemptFailed, FinishReason, Generate
+from tests.unit.router.fake_worker import FakeWorker
+from tests.unit.router.router_harness import Consumer, Harness, request, until
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness(max_attempts=2)
+    yield harness
+    assert harness.dispatcher.inflight == 0
+    await harness.close()
+
+
+async def taken_by(workers: list[FakeWorker]) -> tuple[FakeWorker, Generate]:
+    """The worker that the next attempt runs on, and what it was asked."""
+    await until(lambda: any(each.received.count(Generate) for each in workers))
+    worker = next(each for each in workers if each.received.count(Generate))
+    return worker, await worker.received.next(Generate)
+
+
+async def test_after_two_deaths_without_a_token_a_request_is_not_tried_on_a_third(
+    harness: Harness,
+) -> None:
+    workers = await harness.join("d1", "d2", "d3")
+    consumer = Consumer(harness.dispatcher, request())
+    for _ in range(2):
+        worker, _leg = await taken_by(workers)
+        workers.remove(worker)
+        await harness.kill(worker.info.worker_id)
+    with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
+        await consumer.end()
+    assert workers[0].received.count(Generate) == 0
+
+
+async def test_a_stream_that_gets_on_outlives_any_number_of_workers(harness: Harness) -> None:
+    workers = await harness.join("d1", "d2", "d3", "d4", "d5")
+    consumer = Consumer(harness.dispatcher, request())
+    for index in range(4):
+        worker, leg = await taken_by(workers)
+        assert leg.num_output == index
+        worker.tokens(leg, index, [1000 + index])
+        await consumer.received(index + 1)
+        workers.remove(worker)
+        await harness.kill(worker.info.worker_id)
+    worker, leg = await taken_by(workers)
+    worker.tokens(leg, 4, [1004], finish=FinishReason.STOP)
+    assert await consumer.end() == [1000, 1001, 1002, 1003, 1004]
+
+
+async def test_attempts_are_counted_since_the_last_new_token(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    for index in range(3):  # each of them would be one too many without the token
+        leg = await worker.received.next(Generate)
+        worker.tokens(leg, index, [1000 + index])
+        worker.send(failure(leg))
+    leg = await worker.received.next(Generate)
+    worker.send(failure(leg))
+    with pytest.raises(GenerationFailed, match="request r failed after 4 attempts"):
+        await consumer.end()
+
+
+def failure(leg: Generate) -> AttemptFailed:
+    return AttemptFailed(
+        request_id=leg.request_id,
+        attempt=leg.attempt,
+        worker_id="d1",
+        reason="out of luck",
+        retryable=True,
+    )
