@@ -3,7 +3,9 @@
 Owns the names and shapes that a configuration implies, and the fusing of q, k, v and of gate, up
 into single weights. Knows nothing of how the model uses them. Names and shapes are checked from
 the files' headers before a weight is read; files are memory-mapped and copied straight into their
-place, so that memory never holds a second copy of more than one tensor.
+place, so that memory never holds a second copy of more than one tensor. On a CPU the embedding
+stays a mapping of its file where the dtype allows: only the rows that are looked up take memory,
+and the file must not be overwritten in place while the model runs (replace it instead).
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total), as stored, after each tensor."""
 
-_FILE_DTYPES = ("F64", "F32", "F16", "BF16")
+_FILE_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_EMBED = "model.embed_tokens.weight"
 _IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$")
 
 
@@ -81,17 +89,23 @@ def load_weights(
     _check(folder, _places(config, _empty_weights(config, torch.device("meta"), dtype)), entries)
     weights = _empty_weights(config, torch.device(device), dtype)
     places = _places(config, weights)
+    map_embed = weights.embed.device.type == "cpu" and _FILE_DTYPES[entries[_EMBED].dtype] == dtype
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for file in sorted({entries[name].file for name in places}):
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in [name for name in places if entries[name].file == file]:
-                    places[name].copy_(tensors.get_tensor(name))
+                    if name == _EMBED and map_embed:
+                        weights.embed = tensors.get_tensor(name)
+                    else:
+                        places[name].copy_(tensors.get_tensor(name))
                     done += entries[name].num_bytes
                     if progress is not None:
                         progress(done, total)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {file}: {error}") from error
+    if config.tie_word_embeddings:
+        weights.lm_head = weights.embed
     return weights
 
 
@@ -153,7 +167,7 @@ def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
     """Where each tensor of the checkpoint goes: views into `weights` by Hugging Face's names."""
     places: dict[str, torch.Tensor | None] = {
-        "model.embed_tokens.weight": weights.embed,
+        _EMBED: weights.embed,
         "model.norm.weight": weights.final_norm,
     }
     if not config.tie_word_embeddings:
