@@ -1,6 +1,6 @@
 """Paged attention by our own C++ kernel, on the CPU, for fp32 and bf16 pools.
 
-Plans a batch into units of work (tiles of queries of one segment, one KV head, a range of keys);
+Plans a batch into units of work (tiles of queries of one segment, KV heads, a range of keys);
 `native/attention.h` computes them. Long contexts of few queries are split at fixed lengths, so
 that neither the batch nor the number of threads changes a row's result. Writes K and V to the
 pool on the way.
@@ -43,7 +43,7 @@ class _Call(ctypes.Structure):
 class _Plan:
     """The work of one batch on the layers of one window size."""
 
-    units: np.ndarray  # [U, 8] int32, as Unit in native/attention.h, the costly first
+    units: np.ndarray  # [U, 10] int32, as Unit in native/attention.h, the costly first
     merges: np.ndarray  # [M, 5] int32, as Merge there
     num_partials: int  # floats
 
@@ -156,28 +156,42 @@ class KernelAttention:
         rows = queries * self._group
         pieces = (end_key - 1) // self._split_keys - first_key // self._split_keys + 1
         splits = np.where(rows > _SPLIT_ROWS, 1, pieces)
-        # Units: of each tile every KV head, of each head every split
-        heads = self._call.num_kv_heads
-        of_tile, which = _spread(splits * heads)
-        head, split = np.divmod(which, splits[of_tile])
+        # Units: of each tile every group of KV heads, of each group every split
+        together = self._heads_together(int(splits.sum()), rows)
+        groups = self._call.num_kv_heads // together
+        of_tile, which = _spread(splits * groups)
+        group, split = np.divmod(which, splits[of_tile])
         piece = first_key[of_tile] // self._split_keys + split
         whole = splits[of_tile] == 1
         first = np.where(whole, first_key[of_tile], piece * self._split_keys)
         first = np.maximum(first, first_key[of_tile])
         end = np.where(whole, end_key[of_tile], (piece + 1) * self._split_keys)
         end = np.minimum(end, end_key[of_tile])
-        sizes = np.where(whole, 0, rows[of_tile] * self._partial_vectors())
-        partial = np.where(whole, -1, np.cumsum(sizes) - sizes)
-        token, table = first_tokens[segment] + offset, first_blocks[segment]
-        units = [token[of_tile], queries[of_tile], position[of_tile], head]
-        units += [first, end, table[of_tile], partial]
+        # Partial results lie by tile, head and split
+        sizes = np.where(splits == 1, 0, rows * self._partial_vectors())
+        of_heads = sizes * splits * self._call.num_kv_heads
+        partials = np.cumsum(of_heads) - of_heads
+        stride = (sizes * splits)[of_tile]
+        partial = partials[of_tile] + group * together * stride + split * sizes[of_tile]
+        units = [(first_tokens[segment] + offset)[of_tile], queries[of_tile], position[of_tile]]
+        units += [group * together, np.full_like(group, together), first, end]
+        units += [first_blocks[segment][of_tile], np.where(whole, -1, partial), stride]
         costly_first = np.argsort(-rows[of_tile] * (end - first), kind="stable")
-        starts = np.flatnonzero((split == 0) & ~whole)
-        merges = [token[of_tile], queries[of_tile], head, splits[of_tile], partial]
-        return _Plan(
-            _int32(units)[costly_first],
-            _int32([column[starts] for column in merges]),
-            int(sizes.sum()) * _LANES,
+        of_tile, head = _spread(np.where(splits == 1, 0, self._call.num_kv_heads))
+        merges = [(first_tokens[segment] + offset)[of_tile], queries[of_tile], head]
+        merges += [splits[of_tile], partials[of_tile] + head * (sizes * splits)[of_tile]]
+        return _Plan(_int32(units)[costly_first], _int32(merges), int(of_heads.sum()) * _LANES)
+
+    def _heads_together(self, num_units: int, rows: np.ndarray) -> int:
+        """KV heads of a unit: as many as leave work for every thread, one where rows are many."""
+        heads = self._call.num_kv_heads
+        if rows.max() * heads > _TILE_ROWS:
+            return 1
+        wanted = torch.get_num_threads()
+        return max(
+            n
+            for n in range(1, heads + 1)
+            if heads % n == 0 and (n == 1 or num_units * (heads // n) >= wanted)
         )
 
     def _partial_vectors(self) -> int:

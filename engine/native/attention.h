@@ -1,10 +1,11 @@
 // Paged, causal, grouped-query attention with an online softmax: one pass over the keys and
 // values, each read once for all query heads that share them.
 //
-// A unit of work is a tile of queries of one segment, one KV head, and a range of keys. Its keys
-// come in tiles of 64, packed on the way for the two products; what lies outside the range is
-// replaced by zeros and never read. Online softmax: Milakov and Gimelshein 2018
-// (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023, FlashAttention-2
+// A unit of work is a tile of queries of one segment, some neighbouring KV heads, and a range of
+// keys. Its keys come in tiles of 64, packed on the way for the two products; what lies outside the
+// range is replaced by zeros and never read. Neighbouring heads of a tile lie side by side in the
+// pool: read in turn, they are one stream to the memory. Online softmax: Milakov and Gimelshein,
+// 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023, FlashAttention-2
 // (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
 
 #pragma once
@@ -13,12 +14,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "simd.h"
+#include "packing.h"
 
 namespace baton {
-
-constexpr int kTileKeys = 64;
-constexpr int kTileColumns = kTileKeys / kLanes;
 
 // Mirrors `_Call` in cpu_backend.py. Strides count elements.
 struct AttentionCall {
@@ -28,7 +26,7 @@ struct AttentionCall {
   const void* v;
   void* out;                // [tokens, heads, head_dim]
   const int64_t* slots;     // [tokens, 2]: block, offset in it
-  const int32_t* units;     // [num_units, 8], see Unit
+  const int32_t* units;     // [num_units, 10], see Unit
   const int32_t* merges;    // [num_merges, 5], see Merge
   const int64_t* tables;    // blocks of all segments
   float* partials;          // of the units that are one of several splits
@@ -53,11 +51,13 @@ struct Unit {
   int32_t token;       // the first query's row in q
   int32_t num_queries;
   int32_t position;    // the first query's
-  int32_t kv_head;
+  int32_t kv_head;     // the first
+  int32_t num_kv_heads;
   int32_t first_key;   // of the range
   int32_t end_key;
   int32_t table;       // index into tables of the segment's first block
-  int32_t partial;     // where in `partials`, in 16 floats; -1: the only split
+  int32_t partial;     // where in `partials`, in 16 floats, for the first head; -1: the only split
+  int32_t partial_stride;  // from one head's to the next
 };
 
 struct Merge {
@@ -68,7 +68,8 @@ struct Merge {
   int32_t partial;     // of the first split, in 16 floats; the others follow
 };
 
-// Memory of one thread for one unit: all of it is written before it is read.
+// Memory of one thread for one unit: all of it is written before it is read. Rows are those of
+// all heads of the unit, one head after the other.
 template <class Word>
 struct Tile {
   typename Word::Type* q;  // [rows, words of a padded head]
@@ -78,7 +79,7 @@ struct Tile {
   float* scores;           // [rows, 64]
   float* sums;             // [rows, padded head]
   float* highest;          // [rows]
-  float* totals;           // [rows]
+  Vec* totals;             // [rows], summed at the end
   void* zeros;             // one head
 };
 
@@ -105,8 +106,9 @@ template <class Word>
 Tile<Word> carve(Arena& arena, int rows, int padded) {
   const size_t sizes[] = {
       (size_t)rows * padded / Word::kPerWord * 4, (size_t)rows * kTileKeys / Word::kPerWord * 4,
-      (size_t)padded / Word::kPerWord * kTileKeys * 4, (size_t)kTileKeys / Word::kPerWord * padded * 4,
-      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)rows * 4, (size_t)rows * 4,
+      (size_t)padded / Word::kPerWord * kTileKeys * 4,
+      (size_t)kTileKeys / Word::kPerWord * padded * 4,
+      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)rows * 4, (size_t)rows * 64,
       (size_t)padded * 4};
   size_t total = 0;
   for (size_t size : sizes) total += (size + 63) / 64 * 64;
@@ -120,84 +122,8 @@ Tile<Word> carve(Arena& arena, int rows, int padded) {
   using T = typename Word::Type;
   std::memset(parts[8], 0, sizes[8]);
   return {(T*)parts[0],     (T*)parts[1],     (Vec*)parts[2],   (Vec*)parts[3], (float*)parts[4],
-          (float*)parts[5], (float*)parts[6], (float*)parts[7], parts[8]};
+          (float*)parts[5], (float*)parts[6], (Vec*)parts[7],   parts[8]};
 }
-
-// Rows of q into words, zeros up to the padded head.
-template <class T>
-void pack_query(const T* from, int head_dim, int padded, float* to) {
-  for (int d = 0; d < head_dim; ++d) to[d] = to_float(from[d]);
-  for (int d = head_dim; d < padded; ++d) to[d] = 0;
-}
-
-// 64 keys, one per lane: word w of all keys is row w of `to`.
-template <class T>
-void pack_keys(const void* const* rows, int head_dim, float* to) {
-#if defined(__AVX512F__)
-  if (sizeof(T) == 4) {
-    for (int j = 0; j < kTileColumns; ++j)
-      for (int d = 0; d < head_dim; d += 16)
-        transpose_words(rows + j * kLanes, (size_t)d * 4, head_dim - d < 16 ? head_dim - d : 16,
-                        (Vec*)to + d * kTileColumns + j, kTileColumns);
-    return;
-  }
-#endif
-  for (int j = 0; j < kTileKeys; ++j)
-    for (int d = 0; d < head_dim; ++d) to[d * kTileKeys + j] = to_float(((const T*)rows[j])[d]);
-}
-
-template <class T>
-void pack_values(const void* const* rows, int head_dim, int padded, float* to) {
-  for (int j = 0; j < kTileKeys; ++j) {
-    const T* row = (const T*)rows[j];
-    int d = 0;
-    for (; d + kLanes <= head_dim; d += kLanes) store(to + j * padded + d, load(row + d));
-    if (d < head_dim) store(to + j * padded + d, load_some(row + d, head_dim - d));
-  }
-}
-
-inline void store_weights(float* to, int column, Vec weights) { store(to + column * kLanes, weights); }
-
-#if defined(__AVX512BF16__)
-template <class T>
-void pack_query(const T* from, int head_dim, int padded, int32_t* to) {
-  std::memcpy(to, from, (size_t)head_dim * 2);
-  std::memset((char*)to + head_dim * 2, 0, (size_t)(padded - head_dim) * 2);
-}
-
-template <class T>
-void pack_keys(const void* const* rows, int head_dim, int32_t* to) {
-  const int words = head_dim / 2;
-  for (int j = 0; j < kTileColumns; ++j)
-    for (int w = 0; w < words; w += 16)
-      transpose_words(rows + j * kLanes, (size_t)w * 4, words - w < 16 ? words - w : 16,
-                      (Vec*)to + w * kTileColumns + j, kTileColumns);
-}
-
-template <class T>
-void pack_values(const void* const* rows, int head_dim, int padded, int32_t* to) {
-  alignas(64) static constexpr uint16_t kLow[32] = {
-      0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i low = _mm512_load_si512(kLow);
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (int j = 0; j < kTileKeys; j += 2) {
-    int32_t* at = to + (j / 2) * padded;
-    for (int d = 0; d < padded; d += 32) {
-      const int count = head_dim - d;
-      const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
-      const __m512i even = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j] + d);
-      const __m512i odd = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j + 1] + d);
-      _mm512_store_si512(at + d, _mm512_permutex2var_epi16(even, low, odd));
-      if (d + 16 < padded) _mm512_store_si512(at + d + 16, _mm512_permutex2var_epi16(even, high, odd));
-    }
-  }
-}
-
-inline void store_weights(int32_t* to, int column, Vec weights) {
-  store((Bf16*)to + column * kLanes, weights);
-}
-#endif
 
 // Scores of one query row over a tile become weights; `sums` and `totals` follow the new maximum.
 // Key i of the tile is visible for i in [begin, end).
@@ -241,7 +167,7 @@ void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float sca
     tile.totals[row] *= shrink;
     tile.highest[row] = highest;
   }
-  tile.totals[row] += sum(total);
+  tile.totals[row] += total;
 }
 
 template <class T>
@@ -249,84 +175,112 @@ struct KeyRows {
   const void* k[kTileKeys];
   const void* v[kTileKeys];
 
-  // Where the keys from `first` lie; zeros from `end` on. Asks for the lines of what comes next.
-  void find(const AttentionCall& call, const Unit& unit, int first, int end, const void* zeros) {
-    const int64_t head = (int64_t)unit.kv_head * call.block_size * call.head_dim;
-    for (int j = 0; j < kTileKeys; ++j) {
-      const int key = first + j;
-      if (key >= end) {
-        k[j] = v[j] = zeros;
-        continue;
+  // Where a head's keys from `first` lie; zeros from the unit's end on.
+  void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
+    const int end = unit.end_key;
+    const T* pool = (const T*)call.pool +
+                    (int64_t)(unit.kv_head + head) * call.block_size * call.head_dim;
+    const int count = end - first < kTileKeys ? (end > first ? end - first : 0) : kTileKeys;
+    int64_t table = unit.table + first / call.block_size;
+    int offset = first % call.block_size;
+    for (int j = 0; j < count; ++table, offset = 0) {
+      const T* at = pool + call.tables[table] * call.block_stride + (int64_t)offset * call.head_dim;
+      const int here = call.block_size - offset < count - j ? call.block_size - offset : count - j;
+      for (const int stop = j + here; j < stop; ++j, at += call.head_dim) {
+        k[j] = at;
+        v[j] = at + call.value_offset;
       }
-      const int64_t block = call.tables[unit.table + key / call.block_size];
-      const T* at = (const T*)call.pool + block * call.block_stride + head +
-                    (int64_t)(key % call.block_size) * call.head_dim;
-      k[j] = at;
-      v[j] = at + call.value_offset;
     }
+    for (int j = count; j < kTileKeys; ++j) k[j] = v[j] = zeros;
   }
 
-  void prefetch(int head_dim) const {
-    const int bytes = head_dim * (int)sizeof(T);
-    for (int j = 0; j < kTileKeys; ++j)
-      for (int at = 0; at < bytes; at += 64) {
-        __builtin_prefetch((const char*)k[j] + at);
-        __builtin_prefetch((const char*)v[j] + at);
-      }
-  }
 };
 
+template <class T>
+T* row_of(T* tokens, const AttentionCall& call, int64_t stride, const Unit& unit, int head,
+          int row) {
+  const int group = call.num_heads / call.num_kv_heads;
+  return tokens + (unit.token + row / group) * stride +
+         ((unit.kv_head + head) * group + row % group) * call.head_dim;
+}
+
+// The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
+// be next.
 template <class T, class Word>
-void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
+                 const KeyRows<T>& at, const KeyRows<T>& later, int head, int first) {
+  using Words = typename Word::Type;
+  constexpr int kKeyWords = kTileKeys / Word::kPerWord;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   const int words = padded / Word::kPerWord;
-  Tile<Word> tile = carve<Word>(arena, rows, padded);
+  const size_t row0 = (size_t)head * rows;
+  pack_keys<T>(at.k, later.k, head_dim, (Words*)tile.keys);
+  pack_values<T>(at.v, later.v, head_dim, padded, (Words*)tile.values);
+  multiply<Word>(tile.q + row0 * words, words, tile.keys, kTileColumns,
+                 tile.scores + row0 * kTileKeys, kTileKeys, rows, words, false);
   for (int row = 0; row < rows; ++row) {
-    const T* from = (const T*)call.q + (unit.token + row / group) * call.q_stride +
-                    (unit.kv_head * group + row % group) * head_dim;
-    pack_query(from, head_dim, padded, tile.q + (size_t)row * words);
-    tile.highest[row] = -INFINITY;
-    tile.totals[row] = 0;
+    const int query = unit.position + row / group;
+    const int end = (query + 1 < unit.end_key ? query + 1 : unit.end_key) - first;
+    const int begin = call.window > 0 ? query - call.window + 1 - first : 0;
+    soften<Word>(tile, (int)row0 + row, begin, end < kTileKeys ? end : kTileKeys, padded,
+                 call.scale);
   }
-  std::memset(tile.sums, 0, (size_t)rows * padded * 4);
-  if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
+  multiply<Word>(tile.p + row0 * kKeyWords, kKeyWords, tile.values, padded / kLanes,
+                 tile.sums + row0 * padded, padded, rows, kKeyWords, true);
+}
 
-  KeyRows<T> at, next;
-  at.find(call, unit, unit.first_key, unit.end_key, tile.zeros);
-  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys) {
-    next.find(call, unit, first + kTileKeys, unit.end_key, tile.zeros);
-    next.prefetch(head_dim);
-    pack_keys<T>(at.k, head_dim, (typename Word::Type*)tile.keys);
-    pack_values<T>(at.v, head_dim, padded, (typename Word::Type*)tile.values);
-    multiply<Word>(tile.q, words, tile.keys, kTileColumns, tile.scores, kTileKeys, rows, words,
-                   false);
-    for (int row = 0; row < rows; ++row) {
-      const int query = unit.position + row / group;
-      const int end = (query + 1 < unit.end_key ? query + 1 : unit.end_key) - first;
-      const int begin = call.window > 0 ? query - call.window + 1 - first : 0;
-      soften<Word>(tile, row, begin, end < kTileKeys ? end : kTileKeys, padded, call.scale);
-    }
-    multiply<Word>(tile.p, kTileKeys / Word::kPerWord, tile.values, padded / kLanes, tile.sums,
-                   padded, rows, kTileKeys / Word::kPerWord, true);
-    at = next;
-  }
+// A head's rows of a finished unit: to `out`, or to `partials` where other splits follow.
+template <class T, class Word>
+void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& tile, int head) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
+  float* partial = call.partials +
+                   ((int64_t)unit.partial + (int64_t)head * unit.partial_stride) * kLanes;
   for (int row = 0; row < rows; ++row) {
-    const float* sums = tile.sums + (size_t)row * padded;
+    const int at = head * rows + row;
+    const float* sums = tile.sums + (size_t)at * padded;
     if (unit.partial >= 0) {
-      float* to = call.partials + (int64_t)unit.partial * kLanes + (int64_t)row * (padded + kLanes);
-      to[0] = tile.highest[row];
-      to[1] = tile.totals[row];
+      float* to = partial + (int64_t)row * (padded + kLanes);
+      to[0] = tile.highest[at];
+      to[1] = sum(tile.totals[at]);
       std::memcpy(to + kLanes, sums, (size_t)padded * 4);
       continue;
     }
-    T* to = (T*)call.out + ((int64_t)(unit.token + row / group) * call.num_heads +
-                            unit.kv_head * group + row % group) * head_dim;
-    const float share = 1.0f / tile.totals[row];
+    T* to = row_of((T*)call.out, call, (int64_t)call.num_heads * head_dim, unit, head, row);
+    const float share = 1.0f / sum(tile.totals[at]);
     int d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(sums + d) * share);
     if (d < head_dim) store_some(to + d, load(sums + d) * share, head_dim - d);
   }
+}
+
+template <class T, class Word>
+void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
+  const int words = padded / Word::kPerWord, all_rows = rows * unit.num_kv_heads;
+  Tile<Word> tile = carve<Word>(arena, all_rows, padded);
+  for (int at = 0; at < all_rows; ++at) {
+    const T* from = row_of((const T*)call.q, call, call.q_stride, unit, at / rows, at % rows);
+    pack_query(from, head_dim, padded, tile.q + (size_t)at * words);
+    tile.highest[at] = -INFINITY;
+    tile.totals[at] = Vec{};
+  }
+  std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
+  if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
+
+  KeyRows<T> found[2];
+  int turn = 0;
+  found[0].find(call, unit, 0, unit.first_key, tile.zeros);
+  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
+    for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
+      const bool last = head + 1 == unit.num_kv_heads;
+      KeyRows<T>& next = found[turn ^ 1];
+      next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
+      attend_tile<T, Word>(call, unit, tile, found[turn], next, head, first);
+    }
+  for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 
 // The splits of one tile of queries, weighed by their totals under the common maximum.

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "kernels.cpp"
-_HEADERS = ("simd.h", "attention.h", "elementwise.h")
+_HEADERS = ("simd.h", "packing.h", "attention.h", "elementwise.h")
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
