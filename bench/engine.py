@@ -175,7 +175,8 @@ def measure(runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None) 
     for work in WORKS:
         for turn in range(repeat + 1):
             for name, run in runs.items():
-                figure = run(work, random.Random(turn))
+                # Seeds of its own: a prompt that began like another would be found in the cache
+                figure = run(work, random.Random(f"{work.label}, {turn}"))
                 if turn > 0:  # the first turn warms up
                     figures[work][name].append(figure)
             if limits is not None:
