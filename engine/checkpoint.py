@@ -11,13 +11,14 @@ and the file must not be overwritten in place while the model runs (replace it i
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.config import ModelConfig
 from engine.device import torch_dtype
@@ -91,22 +92,39 @@ def load_weights(
     places = _places(config, weights)
     map_embed = weights.embed.device.type == "cpu" and _FILE_DTYPES[entries[_EMBED].dtype] == dtype
     done, total = 0, sum(entries[name].num_bytes for name in places)
-    for file in sorted({entries[name].file for name in places}):
-        try:
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in [name for name in places if entries[name].file == file]:
-                    if name == _EMBED and map_embed:
-                        weights.embed = tensors.get_tensor(name)
-                    else:
-                        places[name].copy_(tensors.get_tensor(name))
-                    done += entries[name].num_bytes
-                    if progress is not None:
-                        progress(done, total)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"cannot read {file}: {error}") from error
+    for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
+        stored = _map_tensor(name, entries[name])
+        if name == _EMBED and map_embed:
+            weights.embed = stored
+        else:
+            places[name].copy_(stored)
+        done += entries[name].num_bytes
+        if progress is not None:
+            progress(done, total)
     if config.tie_word_embeddings:
         weights.lm_head = weights.embed
     return weights
+
+
+def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor where its file has it: pages are read when touched, and gone with the tensor."""
+    start = entry.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    dtype, count = _FILE_DTYPES[entry.dtype], math.prod(entry.shape)
+    if count * dtype.itemsize != entry.num_bytes:
+        raise ModelLoadError(
+            f"{entry.file}: tensor {name!r} has {entry.num_bytes} bytes, which do not hold "
+            f"{list(entry.shape)} of {entry.dtype}; the file is corrupt"
+        )
+    try:
+        with entry.file.open("rb") as file:
+            memory = mmap.mmap(
+                file.fileno(), entry.end - start, access=mmap.ACCESS_COPY, offset=start
+            )
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {entry.file}: {error}") from error
+    # ACCESS_COPY, since torch wants a writable buffer; nobody writes
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.begin - start)
+    return flat.view(entry.shape)
 
 
 def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, TensorEntry]) -> None:
