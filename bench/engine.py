@@ -1,16 +1,18 @@
-"""Tokens per second of Baton's engine and of transformers, on the same checkpoint in one run.
+"""Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
-    python -m bench.engine --model demo_model [--dtype bfloat16] [--threads 2] [--repeat 3]
+    python -m bench.engine --model M1|M2|FOLDER [--peers transformers] [--threads 2] [--repeat 3]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context. Each
-figure is the median of the repeats, taken in turn (ours, theirs, ours, ...), so that a machine
-whose speed drifts treats both alike. Needs transformers (`pip install baton-serve[test]`);
-`--no-peer` leaves it out.
+figure is the median of the repeats, with their spread, taken in turn (ours, theirs, the machine's
+limits, ours, ...), so that a machine whose speed drifts treats all alike. M1 and M2 are made on
+first use (see bench.checkpoints). Installs nothing: a peer that is not there is named, with how to
+get it. `--attention kernel,torch` compares our own backends.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import platform
 import random
 import statistics
@@ -24,6 +26,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.checkpoints import SHAPES, benchmark_checkpoint
+from bench.limits import MachineLimits, StepNeeds, step_needs
 from engine.engine import Engine
 from engine.loader import EngineConfig, LoadedEngine, load_engine
 from engine.scheduler import SchedulerConfig
@@ -36,6 +40,10 @@ DECODE_STEPS = 16
 CONTEXT = 512
 PREFILL_LENGTHS = (512, 2048)
 BATCH_SIZES = (1, 8, 32)
+PEERS = {
+    "transformers": ("transformers", "pip install 'baton-serve[test]'"),
+}
+"""By name: the module that must be importable, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class BatonRun:
         self._engine: Engine = loaded.engine
         self._vocab = loaded.config.vocab_size
         self._count = 0
+        self.bookkeeping: dict[Work, list[float]] = {}
 
     def measure(self, work: Work, rng: random.Random) -> float:
         """Tokens per second."""
@@ -80,11 +89,13 @@ class BatonRun:
             self._engine.run(batch)
         self._engine.run(batch)
         started = time.perf_counter()
-        steps = 0
+        steps, computing = 0, 0.0
         while self._engine.scheduler.num_running == work.size:
-            self._engine.run(self._engine.plan())
+            result = self._engine.run(self._engine.plan())
+            computing += result.ended - result.started
             steps += 1
         elapsed = time.perf_counter() - started
+        self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
         self._drain()
         return work.size * steps / elapsed
 
@@ -136,7 +147,7 @@ class TransformersRun:
         return rows * DECODE_STEPS / (time.perf_counter() - started)
 
 
-def load_ours(folder: Path, dtype: str, device: str) -> LoadedEngine:
+def load_ours(folder: Path, dtype: str, device: str, attention: str) -> LoadedEngine:
     """An engine whose chunks take a whole prompt and whose pool holds the largest batch."""
     longest = max(PREFILL_LENGTHS)
     scheduler = SchedulerConfig(
@@ -147,56 +158,128 @@ def load_ours(folder: Path, dtype: str, device: str) -> LoadedEngine:
         itl_target_s=float("inf"),
     )
     blocks = max(BATCH_SIZES) * (-(-(CONTEXT + DECODE_STEPS + 2) // BLOCK_SIZE) + 1)
-    config = EngineConfig(folder, scheduler, dtype, device, num_blocks=blocks)
-    loaded = load_engine(config, time.monotonic)
+    config = EngineConfig(folder, scheduler, dtype, device, blocks, attention=attention)
+    loaded = load_engine(config, time.perf_counter)
     if loaded.engine.limits.max_context <= longest:
         raise BatonError(f"the model's context must exceed {longest} tokens")
     return loaded
 
 
-def measure(runs: Mapping[str, Callable[[Work, random.Random], float]], repeat: int) -> Table:
-    """All works, each by every contestant in turn; the medians and their ratio."""
-    table = Table("work", *(f"{name} tokens/s" for name in runs), "ratio")
+Run = Callable[[Work, random.Random], float]
+Figures = dict[Work, dict[str, list[float]]]
+
+
+def measure(runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None) -> Figures:
+    """All works, each by every contestant in turn, tokens/s; the limits once per turn."""
+    figures: Figures = {work: {name: [] for name in runs} for work in WORKS}
     for work in WORKS:
-        figures: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(repeat + 1):
             for name, run in runs.items():
-                figure = run(work, random.Random(turn))
+                # Seeds of its own: a prompt that began like another would be found in the cache
+                figure = run(work, random.Random(f"{work.label}, {turn}"))
                 if turn > 0:  # the first turn warms up
-                    figures[name].append(figure)
-        medians = [statistics.median(values) for values in figures.values()]
-        ratio = f"{medians[0] / medians[1]:.2f}x" if len(medians) > 1 else ""
-        table.add_row(work.label, *(f"{median:,.0f}" for median in medians), ratio)
+                    figures[work][name].append(figure)
+            if limits is not None:
+                limits.measure()
+    return figures
+
+
+def report(
+    figures: Figures, needs: StepNeeds, limits: MachineLimits | None, ours: BatonRun
+) -> Table:
+    """Medians with the least and the most; our ratio to each other; our share of the limit."""
+    first, *others = next(iter(figures.values()))
+    columns = [f"{name} tokens/s" for name in (first, *others)] + [f"over {n}" for n in others]
+    table = Table("work", *columns, "share of limit", "bookkeeping")
+    for work, by_name in figures.items():
+        medians = {name: statistics.median(values) for name, values in by_name.items()}
+        cells = [
+            f"{medians[name]:,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+            for name, values in by_name.items()
+        ]
+        cells += [f"{medians[first] / medians[name]:.2f}x" for name in others]
+        cells.append("" if limits is None else _share(work, medians[first], needs, limits))
+        kept = ours.bookkeeping.get(work)
+        cells.append(f"{statistics.median(kept):.1%}" if kept else "")
+        table.add_row(work.label, *cells)
     return table
 
 
-def main() -> int:
-    """The command line."""
+def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLimits) -> str:
+    """Prefill of the arithmetic limit; decode of the bandwidth."""
+    if work.kind == "prefill":
+        flops = needs.prefill_flops(work.size) * tokens_per_s / work.size
+        return f"{flops / limits.flops_per_s:.0%} of FLOP/s"
+    streamed = needs.decode_bytes(work.size, CONTEXT) * tokens_per_s / work.size
+    return f"{streamed / limits.bytes_per_s:.0%} of bytes/s"
+
+
+def installed_peers(names: str) -> tuple[list[str], list[str]]:
+    """Of the peers named, comma-separated: those that are there, and what to say of the others."""
+    there, missing = [], []
+    for name in filter(None, names.split(",")):
+        if name not in PEERS:
+            raise BatonError(f"peer {name!r} is not known; known are {', '.join(PEERS)}")
+        module, how = PEERS[name]
+        if importlib.util.find_spec(module) is None:
+            missing.append(f"{name} is not installed: {how}")
+        else:
+            there.append(name)
+    return there, missing
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("demo_model"), help="checkpoint folder")
+    parser.add_argument("--model", default="demo_model", help="M1, M2 or a checkpoint's folder")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
+    parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
-    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    console = Console()
-    try:
-        loaded = load_ours(options.model, options.dtype, options.device)
-    except BatonError as error:
-        print(f"bench.engine: {error}", file=sys.stderr)
-        return 2
-    dtype = loaded.engine.layout.dtype
-    runs = {"baton": BatonRun(loaded).measure}
-    if not options.no_peer:
-        runs["transformers"] = TransformersRun(options.model, getattr(torch, dtype)).measure
+    parser.add_argument("--peers", default="transformers", help="comma-separated; '' for none")
+    return parser.parse_args()
+
+
+def _compare(options: argparse.Namespace, console: Console) -> None:
+    peers, missing = installed_peers(options.peers)
+    for line in missing:
+        console.print(line)
+    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
+    loaded = {
+        f"baton ({attention})": load_ours(folder, options.dtype, options.device, attention)
+        for attention in options.attention.split(",")
+    }
+    ours = {name: BatonRun(engine) for name, engine in loaded.items()}
+    runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
+    first = next(iter(loaded.values()))
+    dtype = first.engine.layout.dtype
+    if "transformers" in peers:
+        runs["transformers"] = TransformersRun(folder, getattr(torch, dtype)).measure
+    limited = options.device == "cpu" and dtype == "bfloat16"
+    limits = MachineLimits() if limited else None
+    figures = measure(runs, options.repeat, limits)
     console.print(
         f"{options.model}, {dtype}, {options.device}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads, {platform.machine()}"
     )
-    console.print(measure(runs, options.repeat))
+    console.print(report(figures, step_needs(first.config), limits, next(iter(ours.values()))))
+    if limits is not None:
+        console.print(
+            f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
+            f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product"
+        )
+
+
+def main() -> int:
+    """The command line."""
+    options = _parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        _compare(options, Console())
+    except BatonError as error:
+        print(f"bench.engine: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

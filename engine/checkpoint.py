@@ -3,19 +3,22 @@
 Owns the names and shapes that a configuration implies, and the fusing of q, k, v and of gate, up
 into single weights. Knows nothing of how the model uses them. Names and shapes are checked from
 the files' headers before a weight is read; files are memory-mapped and copied straight into their
-place, so that memory never holds a second copy of more than one tensor.
+place, so that memory never holds a second copy of more than one tensor. On a CPU the embedding
+stays a mapping of its file where the dtype allows: only the rows that are looked up take memory,
+and the file must not be overwritten in place while the model runs (replace it instead).
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.config import ModelConfig
 from engine.device import torch_dtype
@@ -27,7 +30,13 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total), as stored, after each tensor."""
 
-_FILE_DTYPES = ("F64", "F32", "F16", "BF16")
+_FILE_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_EMBED = "model.embed_tokens.weight"
 _IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$")
 
 
@@ -81,18 +90,41 @@ def load_weights(
     _check(folder, _places(config, _empty_weights(config, torch.device("meta"), dtype)), entries)
     weights = _empty_weights(config, torch.device(device), dtype)
     places = _places(config, weights)
+    map_embed = weights.embed.device.type == "cpu" and _FILE_DTYPES[entries[_EMBED].dtype] == dtype
     done, total = 0, sum(entries[name].num_bytes for name in places)
-    for file in sorted({entries[name].file for name in places}):
-        try:
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in [name for name in places if entries[name].file == file]:
-                    places[name].copy_(tensors.get_tensor(name))
-                    done += entries[name].num_bytes
-                    if progress is not None:
-                        progress(done, total)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"cannot read {file}: {error}") from error
+    for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
+        stored = _map_tensor(name, entries[name])
+        if name == _EMBED and map_embed:
+            weights.embed = stored
+        else:
+            places[name].copy_(stored)
+        done += entries[name].num_bytes
+        if progress is not None:
+            progress(done, total)
+    if config.tie_word_embeddings:
+        weights.lm_head = weights.embed
     return weights
+
+
+def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
+    """The tensor where its file has it: pages are read when touched, and gone with the tensor."""
+    start = entry.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    dtype, count = _FILE_DTYPES[entry.dtype], math.prod(entry.shape)
+    if count * dtype.itemsize != entry.num_bytes:
+        raise ModelLoadError(
+            f"{entry.file}: tensor {name!r} has {entry.num_bytes} bytes, which do not hold "
+            f"{list(entry.shape)} of {entry.dtype}; the file is corrupt"
+        )
+    try:
+        with entry.file.open("rb") as file:
+            memory = mmap.mmap(
+                file.fileno(), entry.end - start, access=mmap.ACCESS_COPY, offset=start
+            )
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {entry.file}: {error}") from error
+    # ACCESS_COPY, since torch wants a writable buffer; nobody writes
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.begin - start)
+    return flat.view(entry.shape)
 
 
 def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, TensorEntry]) -> None:
@@ -153,7 +185,7 @@ def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
     """Where each tensor of the checkpoint goes: views into `weights` by Hugging Face's names."""
     places: dict[str, torch.Tensor | None] = {
-        "model.embed_tokens.weight": weights.embed,
+        _EMBED: weights.embed,
         "model.norm.weight": weights.final_norm,
     }
     if not config.tie_word_embeddings:

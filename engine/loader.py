@@ -7,12 +7,16 @@ large is loaded.
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from engine.attention.base import AttentionBackend
+from engine.attention.cpu_backend import KernelAttention, supports
 from engine.attention.torch_backend import TorchAttention
 from engine.block_manager import BlockManager
 from engine.checkpoint import Progress, load_weights
@@ -22,12 +26,15 @@ from engine.engine import Engine, EngineLimits
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.model import DecoderModel
 from engine.model_files import model_fingerprint
+from engine.native.library import KernelsUnavailable, load_library
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.step_model import StepModel
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
+
+logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview | None]
 _DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -45,6 +52,9 @@ class EngineConfig:
     num_blocks: int | None = None
     memory_fraction: float | None = None
     max_context: int | None = None
+    attention: str = "auto"
+    """`kernel`: our own C++ kernels; `torch`: torch's operations; `auto`: kernels where they can
+    be had (a CPU, a compiler), else torch."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +95,18 @@ def load_engine(
     layout = model_config.kv_layout(
         model_fingerprint(config.folder), config.scheduler.block_size, dtype
     )
+    kernels = _kernels(config.attention, device)
     model = DecoderModel(
         model_config,
         load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
+        kernels,
     )
     num_blocks = config.num_blocks or _pool_size(config, layout, device, context)
     buffer = allocate(num_blocks * layout.block_bytes)
     pool = KvPool(layout, num_blocks, device, buffer)
     limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
-    runner = ModelRunner(
-        model, TorchAttention(pool, model_config.sliding_windows), Sampler(model_config.vocab_size)
-    )
+    attention = _attention(config.attention, pool, model_config, kernels)
+    runner = ModelRunner(model, attention, Sampler(model_config.vocab_size))
     scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
     return LoadedEngine(Engine(scheduler, runner, layout, limits, clock), pool, model_config)
 
@@ -108,6 +119,34 @@ def _context(config: EngineConfig, model_config: ModelConfig) -> int:
             f"max_context {config.max_context} is more than the model's own limit, {longest}"
         )
     return config.max_context or longest
+
+
+def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
+    """The C++ kernels, if they are wanted and can be had; ConfigError if they must and cannot."""
+    if attention == "torch" or (attention == "auto" and device.type != "cpu"):
+        return None
+    try:
+        if device.type != "cpu":
+            raise KernelsUnavailable(f"they run on a CPU, not on {device}")
+        return load_library()
+    except KernelsUnavailable as error:
+        if attention == "kernel":
+            raise ConfigError(f"attention is 'kernel', but {error}") from error
+        logger.warning("attention by torch, slower than our own kernels: %s", error)
+        return None
+
+
+def _attention(
+    attention: str, pool: KvPool, config: ModelConfig, kernels: ctypes.CDLL | None
+) -> AttentionBackend:
+    if kernels is not None and supports(pool):
+        return KernelAttention(pool, config.sliding_windows, config.num_heads, kernels)
+    if attention == "kernel":
+        raise ConfigError(
+            f"attention is 'kernel', which takes float32 or bfloat16 and an even head_dim, "
+            f"not {pool.layout.dtype} and {pool.layout.head_dim}; use auto"
+        )
+    return TorchAttention(pool, config.sliding_windows)
 
 
 def _pool_size(config: EngineConfig, layout: KvLayout, device: torch.device, context: int) -> int:

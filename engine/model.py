@@ -8,38 +8,55 @@ has planned before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import ctypes
 
 import torch
-from torch.nn.functional import embedding, gelu, linear, silu
+from torch.nn.functional import embedding
 
 from engine.attention.base import AttentionBackend
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
-from engine.rope import Rope, rotate
+from engine.layer_ops import LayerOps, NativeOps, Rotation, TorchOps
+from engine.linear import Linear
+from engine.rope import Rope
 
-_tanh_gelu = partial(gelu, approximate="tanh")
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_new": _tanh_gelu,
-    "gelu_fast": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-}
+
+class _Layer:
+    """One decoder layer: its linear layers, and its norms' weights."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+        self.input_norm = weights.input_norm  # [H]
+        self.qkv = Linear(weights.qkv, weights.qkv_bias)
+        self.qk_norm = _qk_norm(config, weights)
+        self.o = Linear(weights.o, weights.o_bias)
+        self.post_norm = weights.post_norm  # [H]
+        self.gate_up = Linear(weights.gate_up, weights.gate_up_bias)
+        self.down = Linear(weights.down, weights.down_bias)
 
 
 class DecoderModel:
-    """A model ready to run, on the device and in the dtype of its weights."""
+    """A model ready to run, on the device and in the dtype of its weights.
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
+    gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
+    CPU are theirs; without, torch's.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: ctypes.CDLL | None = None
+    ) -> None:
         self.config = config
         self.device = weights.embed.device
         self.dtype = weights.embed.dtype
-        self._weights = weights
+        self._embed = weights.embed
+        self._final_norm = weights.final_norm
+        weights.layers.reverse()
+        self._layers = []
+        while weights.layers:
+            self._layers.append(_Layer(config, weights.layers.pop()))
+        self._lm_head = Linear(weights.lm_head)
         self._rope = Rope(config.rope, config.head_dim, self.device)
-        self._activation = _ACTIVATIONS[config.hidden_act]
-        self._qk_norms = [_qk_norm(config, layer) for layer in weights.layers]
+        self._ops = _layer_ops(config, self.device, self.dtype, kernels)
 
     @torch.inference_mode()
     def forward(
@@ -54,44 +71,41 @@ class DecoderModel:
         `token_ids` and `positions` are [N], in the order of the segments that `attention` was
         planned with. R may be 0: then the pass only fills the KV pool.
         """
-        rotation = self._rope.cos_sin(positions, self.dtype)
-        x = embedding(token_ids, self._weights.embed)  # [N, hidden]
-        for index, layer in enumerate(self._weights.layers):
-            x = x + self._attend(index, layer, self._norm(x, layer.input_norm), rotation, attention)
-            x = x + self._mlp(layer, self._norm(x, layer.post_norm))
+        rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
+        x = embedding(token_ids, self._embed)  # [N, hidden]
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._ops.norm(x, layer.input_norm))
+            x = layer.o(self._attend(index, layer, qkv, rotation, attention), add=x)
+            gate_up = layer.gate_up(self._ops.norm(x, layer.post_norm))
+            x = layer.down(self._ops.gate(gate_up), add=x)
         if logits_rows is not None:
             x = x.index_select(0, logits_rows)
-        x = self._norm(x, self._weights.final_norm)
-        return linear(x, self._weights.lm_head).to(torch.float32)
+        return self._lm_head(self._ops.norm(x, self._final_norm)).to(torch.float32)
 
     def _attend(
         self,
         index: int,
-        layer: LayerWeights,
-        x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        layer: _Layer,
+        qkv: torch.Tensor,
+        rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
+        """Attention's heads before the output projection, [N, num_heads * head_dim]."""
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = linear(x, layer.qkv, layer.qkv_bias)
-        heads = qkv.view(len(x), num_heads + 2 * num_kv_heads, self.config.head_dim)
+        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, self.config.head_dim)
         qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-        qk_norm = self._qk_norms[index]
-        if qk_norm is not None:
-            qk = self._norm(qk, qk_norm)
-        q, k = torch.split(rotate(qk, *rotation), [num_heads, num_kv_heads], dim=1)
+        qk = self._ops.rotate(qk, layer.qk_norm, rotation)
+        q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
         out = attention.run(index, q, k, v)  # [N, num_heads, head_dim]
-        return linear(out.flatten(1), layer.o, layer.o_bias)
+        return out.flatten(1)
 
-    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(self._activation(gate) * up, layer.down, layer.down_bias)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension: normalised in fp32, scaled in the model's dtype."""
-        wide = x.to(torch.float32)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return (wide * scale).to(x.dtype) * weight
+def _layer_ops(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: ctypes.CDLL | None
+) -> LayerOps:
+    if kernels is not None and device.type == "cpu" and dtype == torch.bfloat16:
+        return NativeOps(config.hidden_act, config.rms_norm_eps, kernels)
+    return TorchOps(config.hidden_act, config.rms_norm_eps, dtype)
 
 
 def _qk_norm(config: ModelConfig, layer: LayerWeights) -> torch.Tensor | None:

@@ -71,6 +71,8 @@ class StepModel:
         room = budget_s - self.predict(base)
         if room <= 0:
             return 0
+        if math.isinf(room):
+            return limit
         # attended/2 * n^2 + (token + attended * (context + 1/2)) * n - room <= 0
         a = attended / 2
         b = token + attended * (context + 0.5)

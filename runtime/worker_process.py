@@ -210,6 +210,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         num_blocks=settings.num_blocks,
         memory_fraction=settings.memory_fraction,
         max_context=settings.max_context,
+        attention=settings.attention,
     )
     started = time.monotonic()
     loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))

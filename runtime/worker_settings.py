@@ -37,6 +37,11 @@ class WorkerSettings:
     torch_threads: int | None = setting(
         None, help="CPU threads of torch; none: torch's own choice", unit="threads", minimum=1
     )
+    attention: str = setting(
+        "auto",
+        help="kernel: our own C++ kernels, built at first use; torch; auto: kernel where it can be",
+        choices=("auto", "torch", "kernel"),
+    )
 
     block_size: int = setting(16, help="tokens in a KV block", unit="tokens", minimum=1)
     num_blocks: int | None = setting(

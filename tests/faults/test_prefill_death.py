@@ -55,6 +55,7 @@ def test_without_another_prefill_worker_the_decode_worker_prefills(
 ) -> None:
     fleet.revive()
     fleet.kill("prefill-2")
+    Stream(fleet.url, [7] * 40, 2).wait()  # the pair gets to know each other
     reference = long_prompts[len(MOMENTS)]
     before = counters(fleet.fleet, "decode-1")
     fleet.arm(["prefill-1"], "chunk", 3)

@@ -6,6 +6,7 @@ not 0, so that a difference of 1e-4 is small and every term that is left out sho
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest
 import torch
 import transformers
 
-from engine.attention.base import Segment
+from engine.attention.base import AttentionBackend, Segment
+from engine.attention.cpu_backend import KernelAttention
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
 from engine.kv_pool import KvPool
 from engine.model import DecoderModel
+from engine.native.library import KernelsUnavailable, load_library
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 97
@@ -103,13 +106,20 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
 class PagedModel:
     """A checkpoint under test, with a pool whose unused memory holds NaN."""
 
-    def __init__(self, folder: Path, num_blocks: int = 64) -> None:
+    def __init__(
+        self, folder: Path, num_blocks: int = 64, kernels: ctypes.CDLL | None = None
+    ) -> None:
         self.config = load_model_config(folder)
-        self.model = DecoderModel(self.config, load_weights(folder, self.config))
+        self.model = DecoderModel(self.config, load_weights(folder, self.config), kernels)
         layout = self.config.kv_layout("tiny", BLOCK_SIZE, self.config.dtype)
         self.pool = KvPool(layout, num_blocks)
         self.pool.tensor.fill_(torch.nan)
-        self.attention = TorchAttention(self.pool, self.config.sliding_windows)
+        windows = self.config.sliding_windows
+        self.attention: AttentionBackend = (
+            TorchAttention(self.pool, windows)
+            if kernels is None
+            else KernelAttention(self.pool, windows, self.config.num_heads, kernels)
+        )
 
     def step(self, parts: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> torch.Tensor:
         """Logits of all tokens of one batch; a part is (tokens, first position, block table)."""
@@ -129,6 +139,15 @@ class PagedModel:
                 for start in range(0, len(tokens), chunk)
             ]
         )
+
+
+@pytest.fixture(scope="session")
+def kernels() -> ctypes.CDLL:
+    """Our C++ kernels, best for this machine; skips where they cannot be built."""
+    try:
+        return load_library()
+    except KernelsUnavailable as error:
+        pytest.skip(f"no kernels here: {error}")
 
 
 @pytest.fixture

@@ -155,6 +155,18 @@ def cut_short(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def offsets_of_another_shape(folder: Path) -> None:
+    """The last tensor of the file claims two bytes less than its shape needs."""
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    max(tensors, key=lambda entry: entry["data_offsets"][1])["data_offsets"][1] -= 2
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + length :])
+
+
 def other_format(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -183,6 +195,7 @@ def index_outside_the_folder(folder: Path) -> None:
     [
         (corrupt_header, ["model.safetensors", "malformed"]),
         (cut_short, ["model.safetensors", "truncated"]),
+        (offsets_of_another_shape, ["model.safetensors", "do not hold"]),
         (other_format, ["no weights", "model.safetensors", "not supported"]),
         (empty_file, ["model.safetensors", "truncated"]),
         (index_without_map, ["index.json", "weight_map"]),

@@ -58,3 +58,7 @@ def test_tokens_within_is_the_most_that_fits(
         assert model.predict(base.plus(size, context)) <= budget + 1e-9
     if size < limit:
         assert model.predict(base.plus(size + 1, context)) > budget - 1e-9
+
+
+def test_without_a_budget_only_the_limit_binds():
+    assert StepModel().tokens_within(float("inf"), StepCost(8, 4_096), 512, 2_048) == 2_048

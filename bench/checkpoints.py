@@ -1,0 +1,106 @@
+"""The benchmark's two checkpoints: real shapes, random weights, made once and kept.
+
+M1 is Llama-shaped with some 100M parameters, M2 shaped like Qwen3-0.6B. Weights are seeded, so
+every machine measures the same numbers. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "M1": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "vocab_size": 32_000,
+        "tie_word_embeddings": False,
+    },
+    "M2": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
+}
+_REST = {
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def benchmark_checkpoint(name: str) -> Path:
+    """The folder of M1 or M2, in the user's cache; made if it is not there."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "baton" / "bench" / name
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        config = SHAPES[name] | _REST
+        Path(made, "config.json").write_text(json.dumps(config, indent=2))
+        save_file(random_weights(config), Path(made, "model.safetensors"), {"format": "pt"})
+        Path(made).rename(folder)
+        Path(made).mkdir()  # for the clean-up
+    return folder
+
+
+def random_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Normal weights of a deviation of 0.02, norms of 1, by Hugging Face's names, in bf16."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = config["hidden_size"], config["head_dim"]
+    q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    inner, vocab = config["intermediate_size"], config["vocab_size"]
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return (0.02 * torch.randn((rows, columns), generator=generator)).bfloat16()
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=torch.bfloat16)
+
+    weights = {
+        "model.embed_tokens.weight": normal(vocab, hidden),
+        "model.norm.weight": ones(hidden),
+    }
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = normal(vocab, hidden)
+    for index in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm.weight": ones(hidden),
+            "post_attention_layernorm.weight": ones(hidden),
+            "self_attn.q_proj.weight": normal(q, hidden),
+            "self_attn.k_proj.weight": normal(kv, hidden),
+            "self_attn.v_proj.weight": normal(kv, hidden),
+            "self_attn.o_proj.weight": normal(hidden, q),
+            "mlp.gate_proj.weight": normal(inner, hidden),
+            "mlp.up_proj.weight": normal(inner, hidden),
+            "mlp.down_proj.weight": normal(hidden, inner),
+        }
+        if config["model_type"] == "qwen3":
+            layer |= {"self_attn.q_norm.weight": ones(head), "self_attn.k_norm.weight": ones(head)}
+        weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    return weights

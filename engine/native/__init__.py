@@ -1,0 +1,1 @@
+"""Our own CPU kernels in C++: their sources, and the library they are built into at first use."""

@@ -1,0 +1,343 @@
+// Paged, causal, grouped-query attention with an online softmax: one pass over the keys and
+// values, each read once for all query heads that share them.
+//
+// A unit of work is a tile of queries of one segment, some neighbouring KV heads, and a range of
+// keys. Its keys come in tiles of 64, packed on the way for the two products; what lies outside the
+// range is replaced by zeros and never read. Neighbouring heads of a tile lie side by side in the
+// pool: read in turn, they are one stream to the memory. Online softmax: Milakov and Gimelshein,
+// 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023, FlashAttention-2
+// (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
+
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "packing.h"
+
+namespace baton {
+
+// Mirrors `_Call` in cpu_backend.py. Strides count elements.
+struct AttentionCall {
+  void* pool;               // of this layer, block 0
+  const void* q;            // [tokens, heads, head_dim], tokens q_stride apart
+  const void* k;            // [tokens, kv_heads, head_dim], tokens kv_stride apart
+  const void* v;
+  void* out;                // [tokens, heads, head_dim]
+  const int64_t* slots;     // [tokens, 2]: block, offset in it
+  const int32_t* units;     // [num_units, 10], see Unit
+  const int32_t* merges;    // [num_merges, 5], see Merge
+  const int64_t* tables;    // blocks of all segments
+  float* partials;          // of the units that are one of several splits
+  int64_t q_stride;
+  int64_t kv_stride;
+  int64_t block_stride;     // between blocks of the pool
+  int64_t value_offset;     // from a block's keys to its values
+  int64_t num_tokens;
+  int64_t num_units;
+  int64_t num_merges;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+  int32_t window;           // 0: none
+  int32_t is_bf16;
+  int32_t num_threads;
+  float scale;
+};
+
+struct Unit {
+  int32_t token;       // the first query's row in q
+  int32_t num_queries;
+  int32_t position;    // the first query's
+  int32_t kv_head;     // the first
+  int32_t num_kv_heads;
+  int32_t first_key;   // of the range
+  int32_t end_key;
+  int32_t table;       // index into tables of the segment's first block
+  int32_t partial;     // where in `partials`, in 16 floats, for the first head; -1: the only split
+  int32_t partial_stride;  // from one head's to the next
+};
+
+struct Merge {
+  int32_t token;
+  int32_t num_queries;
+  int32_t kv_head;
+  int32_t num_splits;
+  int32_t partial;     // of the first split, in 16 floats; the others follow
+};
+
+// Memory of one thread for one unit: all of it is written before it is read. Rows are those of
+// all heads of the unit, one head after the other.
+template <class Word>
+struct Tile {
+  typename Word::Type* q;  // [rows, words of a padded head]
+  typename Word::Type* p;  // [rows, words of 64 keys]
+  Vec* keys;               // [words of a head, 4]
+  Vec* values;             // [words of 64 keys, vectors of a head]
+  float* scores;           // [rows, 64]
+  float* sums;             // [rows, padded head]
+  float* highest;          // [rows]
+  Vec* totals;             // [rows], summed at the end
+  void* zeros;             // one head
+};
+
+inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+class Arena {
+ public:
+  ~Arena() { std::free(memory_); }
+  void reserve(size_t bytes) {
+    if (bytes <= size_) return;
+    std::free(memory_);
+    size_ = (bytes + 4095) / 4096 * 4096;
+    memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+    if (memory_ == nullptr) std::abort();  // nothing sensible is left to do in a parallel region
+  }
+  char* data() { return memory_; }
+
+ private:
+  char* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+template <class Word>
+Tile<Word> carve(Arena& arena, int rows, int padded) {
+  const size_t sizes[] = {
+      (size_t)rows * padded / Word::kPerWord * 4, (size_t)rows * kTileKeys / Word::kPerWord * 4,
+      (size_t)padded / Word::kPerWord * kTileKeys * 4,
+      (size_t)kTileKeys / Word::kPerWord * padded * 4,
+      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)rows * 4, (size_t)rows * 64,
+      (size_t)padded * 4};
+  size_t total = 0;
+  for (size_t size : sizes) total += (size + 63) / 64 * 64;
+  arena.reserve(total);
+  char* at = arena.data();
+  void* parts[9];
+  for (int i = 0; i < 9; ++i) {
+    parts[i] = at;
+    at += (sizes[i] + 63) / 64 * 64;
+  }
+  using T = typename Word::Type;
+  std::memset(parts[8], 0, sizes[8]);
+  return {(T*)parts[0],     (T*)parts[1],     (Vec*)parts[2],   (Vec*)parts[3], (float*)parts[4],
+          (float*)parts[5], (float*)parts[6], (Vec*)parts[7],   parts[8]};
+}
+
+// Scores of one query row over a tile become weights; `sums` and `totals` follow the new maximum.
+// Key i of the tile is visible for i in [begin, end).
+template <class Word>
+void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
+  constexpr int kPerRow = kTileKeys / Word::kPerWord;
+  typename Word::Type* weights = tile.p + (size_t)row * kPerRow;
+  if (begin >= end) {
+    std::memset((void*)weights, 0, kPerRow * 4);
+    return;
+  }
+  const float* scores = tile.scores + (size_t)row * kTileKeys;
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const bool whole = begin <= 0 && end >= kTileKeys;
+  Vec s[kTileColumns];
+  IntVec visible[kTileColumns];
+  Vec top = splat(-INFINITY);
+  for (int j = 0; j < kTileColumns; ++j) {
+    s[j] = load(scores + j * kLanes) * scale;
+    if (!whole) {
+      const IntVec key = lane + j * kLanes;
+      visible[j] = (key >= begin) & (key < end);
+      s[j] = select(visible[j], s[j], splat(-INFINITY));
+    }
+    top = select((IntVec)(s[j] > top), s[j], top);
+  }
+  const float before = tile.highest[row];
+  float highest = largest(top);
+  highest = highest > before ? highest : before;
+  Vec total{};
+  for (int j = 0; j < kTileColumns; ++j) {
+    Vec weight = exp_nonpositive(s[j] - highest);
+    if (!whole) weight = select(visible[j], weight, Vec{});
+    total += weight;
+    store_weights(weights, j, weight);
+  }
+  if (highest != before) {
+    const float shrink = before == -INFINITY ? 0.0f : std::exp(before - highest);
+    float* sums = tile.sums + (size_t)row * padded;
+    for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink);
+    tile.totals[row] *= shrink;
+    tile.highest[row] = highest;
+  }
+  tile.totals[row] += total;
+}
+
+template <class T>
+struct KeyRows {
+  const void* k[kTileKeys];
+  const void* v[kTileKeys];
+
+  // Where a head's keys from `first` lie; zeros from the unit's end on.
+  void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
+    const int end = unit.end_key;
+    const T* pool = (const T*)call.pool +
+                    (int64_t)(unit.kv_head + head) * call.block_size * call.head_dim;
+    const int count = end - first < kTileKeys ? (end > first ? end - first : 0) : kTileKeys;
+    int64_t table = unit.table + first / call.block_size;
+    int offset = first % call.block_size;
+    for (int j = 0; j < count; ++table, offset = 0) {
+      const T* at = pool + call.tables[table] * call.block_stride + (int64_t)offset * call.head_dim;
+      const int here = call.block_size - offset < count - j ? call.block_size - offset : count - j;
+      for (const int stop = j + here; j < stop; ++j, at += call.head_dim) {
+        k[j] = at;
+        v[j] = at + call.value_offset;
+      }
+    }
+    for (int j = count; j < kTileKeys; ++j) k[j] = v[j] = zeros;
+  }
+
+};
+
+template <class T>
+T* row_of(T* tokens, const AttentionCall& call, int64_t stride, const Unit& unit, int head,
+          int row) {
+  const int group = call.num_heads / call.num_kv_heads;
+  return tokens + (unit.token + row / group) * stride +
+         ((unit.kv_head + head) * group + row % group) * call.head_dim;
+}
+
+// The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
+// be next.
+template <class T, class Word>
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
+                 const KeyRows<T>& at, const KeyRows<T>& later, int head, int first) {
+  using Words = typename Word::Type;
+  constexpr int kKeyWords = kTileKeys / Word::kPerWord;
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
+  const int words = padded / Word::kPerWord;
+  const size_t row0 = (size_t)head * rows;
+  pack_keys<T>(at.k, later.k, head_dim, (Words*)tile.keys);
+  pack_values<T>(at.v, later.v, head_dim, padded, (Words*)tile.values);
+  multiply<Word>(tile.q + row0 * words, words, tile.keys, kTileColumns,
+                 tile.scores + row0 * kTileKeys, kTileKeys, rows, words, false);
+  for (int row = 0; row < rows; ++row) {
+    const int query = unit.position + row / group;
+    const int end = (query + 1 < unit.end_key ? query + 1 : unit.end_key) - first;
+    const int begin = call.window > 0 ? query - call.window + 1 - first : 0;
+    soften<Word>(tile, (int)row0 + row, begin, end < kTileKeys ? end : kTileKeys, padded,
+                 call.scale);
+  }
+  multiply<Word>(tile.p + row0 * kKeyWords, kKeyWords, tile.values, padded / kLanes,
+                 tile.sums + row0 * padded, padded, rows, kKeyWords, true);
+}
+
+// A head's rows of a finished unit: to `out`, or to `partials` where other splits follow.
+template <class T, class Word>
+void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& tile, int head) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
+  float* partial = call.partials +
+                   ((int64_t)unit.partial + (int64_t)head * unit.partial_stride) * kLanes;
+  for (int row = 0; row < rows; ++row) {
+    const int at = head * rows + row;
+    const float* sums = tile.sums + (size_t)at * padded;
+    if (unit.partial >= 0) {
+      float* to = partial + (int64_t)row * (padded + kLanes);
+      to[0] = tile.highest[at];
+      to[1] = sum(tile.totals[at]);
+      std::memcpy(to + kLanes, sums, (size_t)padded * 4);
+      continue;
+    }
+    T* to = row_of((T*)call.out, call, (int64_t)call.num_heads * head_dim, unit, head, row);
+    const float share = 1.0f / sum(tile.totals[at]);
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(sums + d) * share);
+    if (d < head_dim) store_some(to + d, load(sums + d) * share, head_dim - d);
+  }
+}
+
+template <class T, class Word>
+void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
+  const int words = padded / Word::kPerWord, all_rows = rows * unit.num_kv_heads;
+  Tile<Word> tile = carve<Word>(arena, all_rows, padded);
+  for (int at = 0; at < all_rows; ++at) {
+    const T* from = row_of((const T*)call.q, call, call.q_stride, unit, at / rows, at % rows);
+    pack_query(from, head_dim, padded, tile.q + (size_t)at * words);
+    tile.highest[at] = -INFINITY;
+    tile.totals[at] = Vec{};
+  }
+  std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
+  if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
+
+  KeyRows<T> found[2];
+  int turn = 0;
+  found[0].find(call, unit, 0, unit.first_key, tile.zeros);
+  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
+    for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
+      const bool last = head + 1 == unit.num_kv_heads;
+      KeyRows<T>& next = found[turn ^ 1];
+      next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
+      attend_tile<T, Word>(call, unit, tile, found[turn], next, head, first);
+    }
+  for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
+}
+
+// The splits of one tile of queries, weighed by their totals under the common maximum.
+template <class T>
+void merge_splits(const AttentionCall& call, const Merge& merge) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
+  const int group = call.num_heads / call.num_kv_heads, rows = merge.num_queries * group;
+  const int64_t row_size = padded + kLanes, split_size = rows * row_size;
+  for (int row = 0; row < rows; ++row) {
+    const float* from = call.partials + (int64_t)merge.partial * kLanes + row * row_size;
+    float highest = -INFINITY, total = 0;
+    for (int s = 0; s < merge.num_splits; ++s)
+      highest = from[s * split_size] > highest ? from[s * split_size] : highest;
+    for (int s = 0; s < merge.num_splits; ++s)
+      total += std::exp(from[s * split_size] - highest) * from[s * split_size + 1];
+    T* to = (T*)call.out + ((int64_t)(merge.token + row / group) * call.num_heads +
+                            merge.kv_head * group + row % group) * head_dim;
+    for (int d = 0; d < head_dim; d += kLanes) {
+      Vec sum{};
+      for (int s = 0; s < merge.num_splits; ++s) {
+        const float* split = from + s * split_size;
+        sum += load(split + kLanes + d) * std::exp(split[0] - highest);
+      }
+      const int count = head_dim - d < kLanes ? head_dim - d : kLanes;
+      if (count == kLanes) store(to + d, sum / total);
+      else store_some(to + d, sum / total, count);
+    }
+  }
+}
+
+template <class T>
+void write_token(const AttentionCall& call, int64_t token) {
+  const int64_t block = call.slots[2 * token], offset = call.slots[2 * token + 1];
+  const size_t bytes = (size_t)call.head_dim * sizeof(T);
+  T* slot = (T*)call.pool + block * call.block_stride + offset * call.head_dim;
+  for (int head = 0; head < call.num_kv_heads; ++head) {
+    const int64_t from = token * call.kv_stride + (int64_t)head * call.head_dim;
+    T* to = slot + (int64_t)head * call.block_size * call.head_dim;
+    std::memcpy(to, (const T*)call.k + from, bytes);
+    std::memcpy(to + call.value_offset, (const T*)call.v + from, bytes);
+  }
+}
+
+template <class T, class Word>
+void attend(const AttentionCall& call) {
+  const Unit* units = (const Unit*)call.units;
+  const Merge* merges = (const Merge*)call.merges;
+#pragma omp parallel num_threads(call.num_threads)
+  {
+    static thread_local Arena arena;
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < call.num_tokens; ++token) write_token<T>(call, token);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, Word>(call, units[i], arena);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);
+  }
+}
+
+}  // namespace baton

@@ -1,0 +1,119 @@
+// What stands between a layer's matrix products, each in one pass over its rows: RMSNorm, the
+// rotary embedding with the norms of q and k before it, and SiLU times the gated half.
+//
+// All arithmetic in fp32, rounded once at the end.
+
+#pragma once
+
+#include <cmath>
+
+#include "simd.h"
+
+namespace baton {
+
+// Mirrors `_Norm` in layer_ops.py.
+struct NormCall {
+  const Bf16* x;       // [rows, size]
+  const Bf16* weight;  // [size]
+  Bf16* out;           // [rows, size]
+  int64_t rows;
+  int32_t size;
+  int32_t num_threads;
+  float eps;
+};
+
+// Mirrors `_Rotation` in layer_ops.py.
+struct RotationCall {
+  Bf16* heads;         // [tokens, heads, head_dim], tokens `stride` apart; changed in place
+  const Bf16* weight;  // norms' weights [heads, head_dim], or null: no norm
+  const float* cos;    // [tokens, head_dim / 2]
+  const float* sin;
+  int64_t tokens;
+  int64_t stride;
+  int32_t num_heads;
+  int32_t head_dim;
+  int32_t num_threads;
+  float eps;
+};
+
+// Mirrors `_Gate` in layer_ops.py.
+struct GateCall {
+  const Bf16* gate_up;  // [rows, 2 * size]
+  Bf16* out;            // [rows, size]
+  int64_t rows;
+  int32_t size;
+  int32_t num_threads;
+};
+
+inline float inverse_rms(const Bf16* x, int size, float eps) {
+  Vec squares{};
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Vec v = load(x + i);
+    squares += v * v;
+  }
+  if (i < size) {
+    const Vec v = load_some(x + i, size - i);
+    squares += v * v;
+  }
+  return 1.0f / std::sqrt(sum(squares) / (float)size + eps);
+}
+
+inline void normalize_row(const Bf16* x, const Bf16* weight, int size, float eps, Bf16* out) {
+  const float scale = inverse_rms(x, size, eps);
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
+  if (i < size)
+    store_some(out + i, load_some(x + i, size - i) * scale * load_some(weight + i, size - i),
+               size - i);
+}
+
+inline void rotate_head(Bf16* head, const Bf16* weight, const float* cos, const float* sin,
+                        int half, float scale) {
+  for (int i = 0; i < half; i += kLanes) {
+    const int count = half - i < kLanes ? half - i : kLanes;
+    const bool whole = count == kLanes;
+    Vec a = whole ? load(head + i) : load_some(head + i, count);
+    Vec b = whole ? load(head + half + i) : load_some(head + half + i, count);
+    if (weight != nullptr) {
+      a = a * scale * (whole ? load(weight + i) : load_some(weight + i, count));
+      b = b * scale * (whole ? load(weight + half + i) : load_some(weight + half + i, count));
+    }
+    const Vec c = whole ? load(cos + i) : load_some(cos + i, count);
+    const Vec s = whole ? load(sin + i) : load_some(sin + i, count);
+    const Vec first = a * c - b * s, second = b * c + a * s;
+    if (whole) {
+      store(head + i, first);
+      store(head + half + i, second);
+    } else {
+      store_some(head + i, first, count);
+      store_some(head + half + i, second, count);
+    }
+  }
+}
+
+inline void rotate_token(const RotationCall& call, int64_t token) {
+  const int half = call.head_dim / 2;
+  for (int h = 0; h < call.num_heads; ++h) {
+    Bf16* head = call.heads + token * call.stride + (int64_t)h * call.head_dim;
+    const Bf16* weight = call.weight == nullptr ? nullptr : call.weight + h * call.head_dim;
+    const float scale = weight == nullptr ? 1.0f : inverse_rms(head, call.head_dim, call.eps);
+    rotate_head(head, weight, call.cos + token * half, call.sin + token * half, half, scale);
+  }
+}
+
+inline Vec silu(Vec x) {  // x / (1 + exp(-x)), by the exponential that cannot overflow
+  const IntVec positive = x > Vec{};
+  const Vec e = exp_nonpositive(select(positive, -x, x));
+  return x * select(positive, splat(1.0f), e) / (e + 1.0f);
+}
+
+inline void gate_row(const Bf16* gate, const Bf16* up, int size, Bf16* out) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
+  if (i < size)
+    store_some(out + i, silu(load_some(gate + i, size - i)) * load_some(up + i, size - i),
+               size - i);
+}
+
+}  // namespace baton

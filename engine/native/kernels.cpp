@@ -1,0 +1,56 @@
+// The library's entry points, plain C: each takes one call's arguments as a structure.
+
+#include "attention.h"
+#include "elementwise.h"
+
+using namespace baton;
+
+namespace {
+
+// Waking a thread costs microseconds: a few rows are faster alone.
+constexpr int64_t kAlone = 1 << 14;  // elements
+
+int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 1 : num_threads; }
+
+}  // namespace
+
+#define BATON_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+BATON_EXPORT void baton_attention(const AttentionCall* call) {
+  if (!call->is_bf16) {
+    attend<float, FloatWord>(*call);
+    return;
+  }
+#if defined(__AVX512BF16__)
+  attend<Bf16, PairWord>(*call);
+#else
+  attend<Bf16, FloatWord>(*call);
+#endif
+}
+
+BATON_EXPORT void baton_rms_norm(const NormCall* call) {
+  const int threads = threads_for(call->num_threads, call->rows * call->size);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < call->rows; ++row)
+    normalize_row(call->x + row * call->size, call->weight, call->size, call->eps,
+                  call->out + row * call->size);
+}
+
+BATON_EXPORT void baton_rotate(const RotationCall* call) {
+  const int64_t elements = call->tokens * call->num_heads * call->head_dim;
+  const int threads = threads_for(call->num_threads, elements);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t token = 0; token < call->tokens; ++token) rotate_token(*call, token);
+}
+
+BATON_EXPORT void baton_gate(const GateCall* call) {
+  const int threads = threads_for(call->num_threads, call->rows * call->size);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < call->rows; ++row) {
+    const Bf16* gate = call->gate_up + 2 * row * call->size;
+    gate_row(gate, gate + call->size, call->size, call->out + row * call->size);
+  }
+}
+}

@@ -1,0 +1,136 @@
+"""The C++ kernels as a library: built with the machine's compiler at first use, then cached.
+
+Owns the choice of instruction set, the build and the cache; knows nothing of what the kernels
+compute. A build's name digests sources, compiler and flags, and a file appears in the cache by
+one atomic rename, so processes that build at once do the work twice and nothing worse. Without a
+compiler there is no library: `KernelsUnavailable` says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "kernels.cpp"
+_HEADERS = ("simd.h", "packing.h", "attention.h", "elementwise.h")
+
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+INSTRUCTION_SETS: dict[str, set[str]] = {
+    "avx512_bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": {"avx2", "fma"},
+    "generic": set(),
+}
+"""By name, best first: the CPU flags, as Linux names them, that each needs."""
+
+_COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
+# Without libgomp first: torch's own, already in the process, then serves both, and no second team
+# of threads spins beside torch's.
+_LINK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",))
+_TIMEOUT_S = 120.0
+
+
+class KernelsUnavailable(Exception):
+    """The kernels cannot be had on this machine; the message says why, for an operator."""
+
+
+def best_instruction_set() -> str:
+    """The best of `INSTRUCTION_SETS` that this machine's CPU has."""
+    flags = _cpu_flags()
+    return next(name for name, needed in INSTRUCTION_SETS.items() if needed <= flags)
+
+
+@functools.cache
+def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
+    """The kernels for `instruction_set` (None: the best here), built unless cached.
+
+    Raises KernelsUnavailable.
+    """
+    flags = [*_COMPILE_FLAGS, *_machine_flags(instruction_set or best_instruction_set())]
+    compiler = _find_compiler()
+    reasons = []
+    for link_flags in _LINK_FLAGS:
+        path = _cache_folder() / f"{_digest(compiler, [*flags, *link_flags])}.so"
+        if not path.exists():
+            _build(compiler, flags, link_flags, path)
+        try:
+            return _declare(ctypes.CDLL(str(path)))
+        except OSError as error:  # no OpenMP in the process: the next flags bring it
+            reasons.append(str(error))
+    raise KernelsUnavailable(f"the built kernels do not load: {'; '.join(reasons)}")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name in ("baton_attention", "baton_rms_norm", "baton_rotate", "baton_gate"):
+        function = getattr(library, name)
+        function.argtypes = (ctypes.c_void_p,)
+        function.restype = None
+    return library
+
+
+def _machine_flags(instruction_set: str) -> list[str]:
+    return [f"-m{flag.replace('_', '')}" for flag in sorted(INSTRUCTION_SETS[instruction_set])]
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux: whatever the compiler assumes
+        return set()
+    for line in lines:
+        name, _, values = line.partition(":")
+        if name.strip() == "flags":
+            return set(values.split())
+    return set()
+
+
+def _find_compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return found
+    raise KernelsUnavailable("there is no C++ compiler (c++, g++ or clang++, or CXX)")
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "baton" / "kernels"
+
+
+def _digest(compiler: str, flags: list[str]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (compiler, _run([compiler, "--version"]), *flags):
+        digest.update(part.encode() + b"\0")
+    for name in (SOURCE.name, *_HEADERS):
+        digest.update((SOURCE.parent / name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _build(compiler: str, flags: list[str], link_flags: tuple[str, ...], path: Path) -> None:
+    """Compile and link in a folder of its own beside `path`, then move the result there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            object_file, library = str(Path(folder, "kernels.o")), Path(folder, path.name)
+            _run([compiler, *flags, "-c", str(SOURCE), "-o", object_file])
+            _run([compiler, "-shared", *link_flags, object_file, "-o", str(library)])
+            library.replace(path)
+    except OSError as error:
+        raise KernelsUnavailable(f"cannot build the kernels in {path.parent}: {error}") from error
+
+
+def _run(command: list[str]) -> str:
+    """Its standard output. Raises KernelsUnavailable with its complaint if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise KernelsUnavailable(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout

@@ -1,0 +1,111 @@
+// A tile of 64 keys and its values, from where they lie in the pool to the order of the products:
+// keys one per lane, values one row per key, in fp32 or as pairs of bf16.
+
+#pragma once
+
+#include "simd.h"
+
+namespace baton {
+
+constexpr int kTileKeys = 64;
+constexpr int kTileColumns = kTileKeys / kLanes;
+
+// Asks for the row that a later tile will pack. Spread over the packing of this one, since a core
+// waits once it has a few dozen lines outstanding.
+inline void prefetch(const void* row, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)row + at);
+}
+
+// Rows of q into words, zeros up to the padded head.
+template <class T>
+void pack_query(const T* from, int head_dim, int padded, float* to) {
+  for (int d = 0; d < head_dim; ++d) to[d] = to_float(from[d]);
+  for (int d = head_dim; d < padded; ++d) to[d] = 0;
+}
+
+// 64 keys, one per lane: word w of all keys is row w of `to`.
+template <class T>
+void pack_keys(const void* const* rows, const void* const* later, int head_dim, float* to) {
+#if defined(__AVX512F__)
+  if (sizeof(T) == 4) {
+    for (int j = 0; j < kTileColumns; ++j) {
+      for (int i = 0; i < kLanes; ++i) prefetch(later[j * kLanes + i], head_dim * 4);
+      for (int d = 0; d < head_dim; d += 16)
+        transpose_words(rows + j * kLanes, (size_t)d * 4, head_dim - d < 16 ? head_dim - d : 16,
+                        (Vec*)to + d * kTileColumns + j, kTileColumns);
+    }
+    return;
+  }
+#endif
+  for (int j = 0; j < kTileKeys; ++j) {
+    prefetch(later[j], head_dim * (int)sizeof(T));
+    for (int d = 0; d < head_dim; ++d) to[d * kTileKeys + j] = to_float(((const T*)rows[j])[d]);
+  }
+}
+
+template <class T>
+void pack_values(const void* const* rows, const void* const* later, int head_dim,
+                 int padded, float* to) {
+  for (int j = 0; j < kTileKeys; ++j) {
+    prefetch(later[j], head_dim * (int)sizeof(T));
+    const T* row = (const T*)rows[j];
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) store(to + j * padded + d, load(row + d));
+    if (d < head_dim) store(to + j * padded + d, load_some(row + d, head_dim - d));
+  }
+}
+
+inline void store_weights(float* to, int column, Vec weights) {
+  store(to + column * kLanes, weights);
+}
+
+#if defined(__AVX512BF16__)
+template <class T>
+void pack_query(const T* from, int head_dim, int padded, int32_t* to) {
+  std::memcpy(to, from, (size_t)head_dim * 2);
+  std::memset((char*)to + head_dim * 2, 0, (size_t)(padded - head_dim) * 2);
+}
+
+template <class T>
+void pack_keys(const void* const* rows, const void* const* later, int head_dim, int32_t* to) {
+  const int words = head_dim / 2, steps = (words + 15) / 16;
+  for (int j = 0; j < kTileColumns; ++j)
+    for (int step = 0; step < steps; ++step) {
+      for (int i = step * kLanes / steps; i < (step + 1) * kLanes / steps; ++i)
+        prefetch(later[j * kLanes + i], head_dim * 2);
+      const int w = step * 16;
+      transpose_words(rows + j * kLanes, (size_t)w * 4, words - w < 16 ? words - w : 16,
+                      (Vec*)to + w * kTileColumns + j, kTileColumns);
+    }
+}
+
+template <class T>
+void pack_values(const void* const* rows, const void* const* later, int head_dim,
+                 int padded, int32_t* to) {
+  alignas(64) static constexpr uint16_t kLow[32] = {
+      0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int j = 0; j < kTileKeys; j += 2) {
+    prefetch(later[j], head_dim * 2);
+    prefetch(later[j + 1], head_dim * 2);
+    int32_t* at = to + (j / 2) * padded;
+    for (int d = 0; d < padded; d += 32) {
+      const int count = head_dim - d;
+      const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
+      const __m512i even = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j] + d);
+      const __m512i odd = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j + 1] + d);
+      _mm512_store_si512(at + d, _mm512_permutex2var_epi16(even, low, odd));
+      if (d + 16 < padded)
+        _mm512_store_si512(at + d + 16, _mm512_permutex2var_epi16(even, high, odd));
+    }
+  }
+}
+
+inline void store_weights(int32_t* to, int column, Vec weights) {
+  store((Bf16*)to + column * kLanes, weights);
+}
+#endif
+
+}  // namespace baton

@@ -1,0 +1,261 @@
+// Vectors of 16 floats on whatever the compiler was told to use (AVX-512, AVX2, or neither), and
+// the two ways of multiplying tiles: fp32 multiply-add, and bf16 dot products where there are any.
+//
+// GCC's and Clang's vector extensions lower a 64-byte vector to what the target has, so one source
+// serves all; intrinsics stand only where the extensions cannot say it well.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace baton {
+
+constexpr int kLanes = 16;
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IntVec __attribute__((vector_size(64)));
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 6;  // 6 x 4 accumulators, 4 operands and a broadcast fill 32 registers
+constexpr int kMaxColumns = 4;
+#else
+constexpr int kMaxRows = 2;
+constexpr int kMaxColumns = 2;
+#endif
+
+inline Vec splat(float x) { return Vec{} + x; }
+
+template <class T>
+inline T load_as(const void* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+template <class T>
+inline void store_as(void* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
+inline Vec select(IntVec mask, Vec yes, Vec no) {
+  return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no));
+}
+
+inline float sum(Vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += x[i];
+  return total;
+#endif
+}
+
+inline float largest(Vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float best = x[0];
+  for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+#endif
+}
+
+// exp(x) for x <= 0, relative error below 2^-22; 0 below the smallest normal number; NaN stays.
+// Cody and Waite's reduction by log 2 in two parts, then a polynomial of the sixth degree.
+inline Vec exp_nonpositive(Vec x) {
+  const float lowest = -87.3f;
+  const IntVec vanishes = x < splat(lowest);
+  x = select(vanishes, splat(lowest), x);
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = x * 1.44269504088896341f + magic;
+  const Vec n = shifted - magic;
+  Vec r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vec p = splat(1.3888889e-3f);
+  p = p * r + 8.3333333e-3f;
+  p = p * r + 4.1666667e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const IntVec exponent = ((IntVec)shifted - (IntVec)magic) << 23;
+  const Vec scaled = (Vec)((IntVec)p + exponent);
+  return select(vanishes, Vec{}, scaled);
+}
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(Bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  return load_as<float>(&bits);
+}
+
+inline Bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
+  const uint32_t bits = load_as<uint32_t>(&x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return Bf16{(uint16_t)((bits >> 16) | 0x40u)};
+  return Bf16{(uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+inline void from_float(float x, float* to) { *to = x; }
+inline void from_float(float x, Bf16* to) { *to = to_bf16(x); }
+
+inline Vec load(const float* at) { return load_as<Vec>(at); }
+
+inline Vec load(const Bf16* at) {
+#if defined(__AVX512F__)
+  const __m256i half = _mm256_loadu_si256((const __m256i*)at);
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
+  Vec wide;
+  for (int i = 0; i < kLanes; ++i) wide[i] = to_float(at[i]);
+  return wide;
+#endif
+}
+
+inline void store(float* at, Vec x) { store_as(at, x); }
+
+inline void store(Bf16* at, Vec x) {
+#if defined(__AVX512BF16__)
+  store_as(at, _mm512_cvtneps_pbh((__m512)x));
+#else
+  for (int i = 0; i < kLanes; ++i) at[i] = to_bf16(x[i]);
+#endif
+}
+
+// `count` < 16 values; the other lanes are 0.
+template <class T>
+inline Vec load_some(const T* at, int count) {
+  Vec x{};
+  for (int i = 0; i < count; ++i) x[i] = to_float(at[i]);
+  return x;
+}
+
+template <class T>
+inline void store_some(T* at, Vec x, int count) {
+  for (int i = 0; i < count; ++i) from_float(x[i], at + i);
+}
+
+// C [rows, columns * 16] (+)= A [rows, depth] * B [depth, columns * 16], for one kind of word.
+template <class Word, int R, int C>
+inline void multiply_block(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
+                           float* c, int c_stride, int depth, bool accumulate) {
+  Vec sums[R][C];
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < C; ++j)
+      sums[i][j] = accumulate ? load(c + i * c_stride + j * kLanes) : Vec{};
+  for (int d = 0; d < depth; ++d) {
+    Vec right[C];
+    for (int j = 0; j < C; ++j) right[j] = b[(size_t)d * b_stride + j];
+    for (int i = 0; i < R; ++i) {
+      const Vec left = Word::broadcast(a[i * a_stride + d]);
+      for (int j = 0; j < C; ++j) sums[i][j] = Word::multiply_add(sums[i][j], left, right[j]);
+    }
+  }
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < C; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
+}
+
+template <class Word, int R>
+inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
+                          float* c, int c_stride, int depth, bool accumulate) {
+  int j = 0;
+  for (; j + kMaxColumns <= columns; j += kMaxColumns)
+    multiply_block<Word, R, kMaxColumns>(a, a_stride, b + j, columns, c + j * kLanes, c_stride,
+                                         depth, accumulate);
+  for (; j < columns; ++j)
+    multiply_block<Word, R, 1>(a, a_stride, b + j, columns, c + j * kLanes, c_stride, depth,
+                               accumulate);
+}
+
+template <class Word>
+inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
+                     float* c, int c_stride, int rows, int depth, bool accumulate) {
+  int i = 0;
+  for (; i + kMaxRows <= rows; i += kMaxRows)
+    multiply_rows<Word, kMaxRows>(a + (size_t)i * a_stride, a_stride, b, columns,
+                                  c + (size_t)i * c_stride, c_stride, depth, accumulate);
+  a += (size_t)i * a_stride;
+  c += (size_t)i * c_stride;
+  switch (rows - i) {
+#define BATON_ROWS(n)                                                                     \
+  case n:                                                                                 \
+    multiply_rows<Word, n>(a, a_stride, b, columns, c, c_stride, depth, accumulate);      \
+    break;
+    BATON_ROWS(1)
+#if defined(__AVX512F__)
+    BATON_ROWS(2)
+    BATON_ROWS(3)
+    BATON_ROWS(4)
+    BATON_ROWS(5)
+#endif
+#undef BATON_ROWS
+    default:
+      break;
+  }
+}
+
+// One fp32 number per lane.
+struct FloatWord {
+  using Type = float;
+  static constexpr int kPerWord = 1;
+  static Vec broadcast(Type x) { return splat(x); }
+  static Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+// Two bf16 numbers per lane, whose products are summed in fp32.
+struct PairWord {
+  using Type = int32_t;
+  static constexpr int kPerWord = 2;
+  static Vec broadcast(Type x) { return (Vec)_mm512_set1_epi32(x); }
+  static Vec multiply_add(Vec sum, Vec a, Vec b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#endif
+
+#if defined(__AVX512F__)
+// 16 rows of up to 16 words of 32 bits, transposed: word w of all rows becomes vector w of `out`.
+inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
+                            int out_stride) {
+  const __mmask16 mask = words >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << words) - 1);
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i)
+    a[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + byte_offset);
+  for (int i = 0; i < 8; ++i) {
+    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+    a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+  }
+  // Now a[4g + w] holds, in its 128-bit lane l, word 4l + w of rows 4g to 4g + 3.
+  for (int w = 0; w < 4; ++w) {
+    const __m512i low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x88);
+    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x88);
+    const __m512i high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xdd);
+    const __m512i high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xdd);
+    const __m512i words_of[4] = {
+        _mm512_shuffle_i32x4(low01, low23, 0x88), _mm512_shuffle_i32x4(high01, high23, 0x88),
+        _mm512_shuffle_i32x4(low01, low23, 0xdd), _mm512_shuffle_i32x4(high01, high23, 0xdd)};
+    for (int l = 0; l < 4; ++l)
+      if (4 * l + w < words) out[(size_t)(4 * l + w) * out_stride] = (Vec)words_of[l];
+  }
+}
+#endif
+
+}  // namespace baton

@@ -1,0 +1,214 @@
+"""The C++ attention kernel against the torch backend, over hostile pools, on every CPU's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine.attention.base import Segment
+from engine.attention.cpu_backend import KernelAttention, supports
+from engine.attention.torch_backend import TorchAttention
+from engine.kv_pool import KvPool
+from engine.native.library import (
+    INSTRUCTION_SETS,
+    KernelsUnavailable,
+    best_instruction_set,
+    load_library,
+)
+from protocol.layout import KvLayout
+
+try:
+    load_library()
+except KernelsUnavailable as error:
+    pytest.skip(f"no kernels here: {error}", allow_module_level=True)
+
+_names = list(INSTRUCTION_SETS)
+USABLE = _names[_names.index(best_instruction_set()) :]
+"""The instruction sets that this machine has: the best, and what lies below it."""
+
+TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
+NUM_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a pool and the heads over it."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    dtype: str = "float32"
+    windows: tuple[int | None, int | None] = (None, None)
+
+
+class Pair:
+    """The kernel and the torch backend over twin pools, filled alike."""
+
+    def __init__(
+        self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int, garbage: float
+    ) -> None:
+        self.shape = shape
+        layout = KvLayout(
+            model_fingerprint="x",
+            dtype=shape.dtype,
+            num_layers=NUM_LAYERS,
+            num_kv_heads=shape.num_kv_heads,
+            block_size=shape.block_size,
+            head_dim=shape.head_dim,
+        )
+        self.pools = [KvPool(layout, num_blocks) for _ in range(2)]
+        for pool in self.pools:
+            pool.tensor.fill_(garbage)
+        kernel = KernelAttention(
+            self.pools[0],
+            shape.windows,
+            shape.num_heads,
+            load_library(instruction_set),
+            split_keys,
+        )
+        self.backends = [kernel, TorchAttention(self.pools[1], shape.windows)]
+        self.generator = torch.Generator().manual_seed(5)
+
+    def step(self, segments: list[Segment]) -> None:
+        """One batch through both, with new q, k and v; asserts that they agree."""
+        shape = self.shape
+        rows = sum(segment.query_len for segment in segments)
+        heads = shape.num_heads + 2 * shape.num_kv_heads
+        for backend in self.backends:
+            backend.plan(segments)
+        for layer in range(NUM_LAYERS):
+            qkv = torch.randn((rows, heads, shape.head_dim), generator=self.generator)
+            qkv = qkv.to(self.pools[0].tensor.dtype)
+            q, k, v = qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+            ours, expected = (backend.run(layer, q, k, v) for backend in self.backends)
+            assert ours.shape == expected.shape
+            assert ours.dtype == expected.dtype
+            tolerance = TOLERANCE[shape.dtype]
+            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+        written = [pool.tensor.view(torch.uint8) for pool in self.pools]
+        assert torch.equal(*written)
+
+
+def run_texts(
+    shape: Shape,
+    texts: list[tuple[int, int]],
+    instruction_set: str,
+    split_keys: int = 64,
+    garbage: float = float("nan"),
+) -> None:
+    """Texts of (tokens before, tokens now) whose blocks are dealt out at random."""
+    counts = [-(-(before + now) // shape.block_size) for before, now in texts]
+    pair = Pair(shape, sum(counts) + 3, instruction_set, split_keys, garbage)
+    free = torch.randperm(sum(counts) + 3, generator=pair.generator).tolist()
+    tables = [[free.pop() for _ in range(count)] + [10**6] for count in counts]
+    before = [
+        Segment(before, before, table)
+        for (before, _), table in zip(texts, tables, strict=True)
+        if before
+    ]
+    if before:
+        pair.step(before)
+    pair.step(
+        [Segment(now, before + now, t) for (before, now), t in zip(texts, tables, strict=True)]
+    )
+
+
+shapes = st.builds(
+    lambda heads, **rest: Shape(*heads, **rest),
+    st.sampled_from([(4, 4), (4, 2), (6, 1), (3, 3), (14, 2), (12, 4)]),
+    head_dim=st.sampled_from([2, 8, 16, 40, 64, 80, 128]),
+    block_size=st.sampled_from([1, 4, 16, 100]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    windows=st.sampled_from([(None, None), (5, None), (1, 17), (70, 200)]),
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    shape=shapes,
+    texts=st.lists(
+        st.tuples(st.integers(0, 300), st.integers(1, 150) | st.just(1)), min_size=1, max_size=6
+    ),
+    instruction_set=st.sampled_from(USABLE),
+    split_keys=st.sampled_from([7, 64, 1024]),
+)
+@example(Shape(head_dim=64, dtype="bfloat16"), [(0, 1)], USABLE[0], 64)
+def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
+    run_texts(shape, texts, instruction_set, split_keys)
+
+
+@pytest.mark.parametrize("garbage", [float("inf"), float("-inf"), 3e38])
+@pytest.mark.parametrize("instruction_set", USABLE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype):
+    shape = Shape(dtype=dtype, windows=(3, None))
+    run_texts(shape, [(n, 1) for n in (0, 1, 15, 16, 63, 64, 65)], instruction_set, 64, garbage)
+    run_texts(shape, [(0, 5), (70, 40)], instruction_set, 64, garbage)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    length=st.integers(2_000, 16_384),
+    last=st.sampled_from([1, 3, 30]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    window=st.sampled_from([None, 4_096]),
+)
+@example(16_383, 1, "float32", None)
+@example(16_383, 1, "bfloat16", None)
+def test_long_contexts(length, last, dtype, window):
+    """A long text lies in the pool from elsewhere; its last tokens run beside a short one."""
+    shape = Shape(dtype=dtype, windows=(window, None))
+    count = -(-(length + last) // shape.block_size)
+    pair = Pair(shape, count + 8, USABLE[0], 1024, 0.0)
+    for pool in pair.pools:
+        generator = torch.Generator().manual_seed(1)
+        pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
+    table = torch.randperm(count, generator=pair.generator).tolist()
+    pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_neither_batch_nor_threads_change_a_row(threads):
+    shape = Shape(dtype="bfloat16", head_dim=64)
+    pool = KvPool(
+        KvLayout(
+            model_fingerprint="x",
+            dtype="bfloat16",
+            num_layers=1,
+            num_kv_heads=2,
+            block_size=16,
+            head_dim=64,
+        ),
+        400,
+    )
+    generator = torch.Generator().manual_seed(2)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
+    attention = KernelAttention(pool, (None,), shape.num_heads, load_library(), split_keys=256)
+    tables = [torch.randperm(100, generator=generator) + 100 * i for i in range(4)]
+    segments = [Segment(1, n, t.tolist()) for n, t in zip((1, 700, 1500, 33), tables, strict=True)]
+    q = torch.randn((4, 4, 64), generator=generator).bfloat16()
+    k, v = torch.randn((2, 4, 2, 64), generator=generator).bfloat16()
+    attention.plan(segments)
+    together = attention.run(0, q, k, v)
+    torch.set_num_threads(threads)
+    for row, segment in enumerate(segments):
+        attention.plan([segment])
+        one = slice(row, row + 1)
+        assert torch.equal(attention.run(0, q[one], k[one], v[one]), together[one])
+
+
+def test_what_the_kernel_cannot_do_is_said():
+    layout = KvLayout(
+        model_fingerprint="x",
+        dtype="float16",
+        num_layers=1,
+        num_kv_heads=1,
+        block_size=4,
+        head_dim=8,
+    )
+    assert not supports(KvPool(layout, 1))

@@ -1,0 +1,105 @@
+"""Building the kernels: cached, atomic, and plainly refused where they cannot be had."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import loader
+from engine.loader import EngineConfig, load_engine
+from engine.native import library
+from engine.native.library import KernelsUnavailable
+from engine.scheduler import SchedulerConfig
+from protocol.errors import ConfigError
+
+
+def build() -> ctypes.CDLL:
+    """Past the cache within the process."""
+    return library.load_library.__wrapped__("generic")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, kernels) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "baton" / "kernels"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    library.load_library.cache_clear()
+    yield
+    library.load_library.cache_clear()
+
+
+def test_the_second_load_builds_nothing(cache):
+    build()
+    (built,) = cache.iterdir()
+    before = built.stat()
+    build()
+    assert list(cache.iterdir()) == [built]
+    assert built.stat().st_ino == before.st_ino
+
+
+def test_builds_at_once_leave_one_library(cache):
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(build) for _ in range(3)]:
+            done.result()
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_a_compiler_that_fails_is_quoted(cache, tmp_path, monkeypatch):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho no such flag >&2\nexit 1\n")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(KernelsUnavailable, match="no such flag"):
+        build()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file, not a folder")
+    with pytest.raises(KernelsUnavailable, match="kernels"):
+        build()
+
+
+def test_no_compiler_is_said(no_compiler):
+    with pytest.raises(KernelsUnavailable, match="no C\\+\\+ compiler"):
+        build()
+
+
+def load(folder: Path, attention: str, dtype: str = "auto") -> loader.LoadedEngine:
+    scheduler = SchedulerConfig(block_size=16)
+    config = EngineConfig(folder, scheduler, dtype, "cpu", num_blocks=8, attention=attention)
+    return load_engine(config, lambda: 0.0)
+
+
+def test_auto_without_a_compiler_runs_torch_and_says_so(make_tiny, no_compiler, caplog):
+    with caplog.at_level(logging.WARNING):
+        load(make_tiny().folder, "auto").engine.warm_up()
+    assert "attention by torch" in caplog.text
+    assert "no C++ compiler" in caplog.text
+
+
+def test_kernel_without_a_compiler_is_refused(make_tiny, no_compiler):
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
+        load(make_tiny().folder, "kernel")
+
+
+def test_kernel_refuses_a_dtype_that_it_does_not_have(make_tiny, kernels):
+    with pytest.raises(ConfigError, match="float16"):
+        load(make_tiny(dtype=torch.float16).folder, "kernel")
+
+
+@pytest.mark.parametrize("attention", ["torch", "kernel", "auto"])
+def test_every_choice_runs(make_tiny, kernels, attention):
+    load(make_tiny(dtype=torch.bfloat16).folder, attention).engine.warm_up()
