@@ -75,6 +75,7 @@ class Generation:
 
     `num_failures` and `num_deaths` count attempts that failed, and workers that were lost under
     it, since the last new token: a request that gets on is not to blame for what dies around it.
+    Both legs of an attempt (`suspected_with`) count as one death: they may have died together.
     """
 
     request: GenerationRequest
@@ -86,6 +87,7 @@ class Generation:
     num_attempts: int = 0
     num_failures: int = 0
     num_deaths: int = 0
+    suspected_with: set[str] = field(default_factory=set)
     cached_tokens: int = 0
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
@@ -97,6 +99,11 @@ class Generation:
         self.stream.start_attempt(is_remote=attempt.prefill is not None)
         self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
 
+    def got_on(self) -> None:
+        """A new token came: nothing that failed before counts any more."""
+        self.num_failures = self.num_deaths = 0
+        self.suspected_with.clear()
+
     def blame(self, attempt: Attempt, worker: Worker, is_lost: bool) -> None:
         """Remember whom the next attempt avoids, and whom it prefers.
 
@@ -104,7 +111,10 @@ class Generation:
         way between them is at fault: the first time the decode worker keeps the request, with
         whatever blocks arrived, and only the prefill worker is avoided.
         """
-        self.num_deaths += is_lost
+        if is_lost and worker.info.incarnation not in self.suspected_with:
+            self.num_deaths += 1
+            legs = [each for each in (attempt.decode, attempt.prefill) if each is not None]
+            self.suspected_with |= {each.info.incarnation for each in legs}
         self.prefer_decode = None
         incarnation = worker.info.incarnation
         in_handoff = not attempt.decode_runs and not is_lost

@@ -264,7 +264,7 @@ class Dispatcher:
             self._fail(generation, worker, f"{worker.worker_id}: {error}")
             return
         if fresh:
-            generation.num_failures = generation.num_deaths = 0
+            generation.got_on()
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
             logprobs = None if each.logprobs is None else list(each.logprobs)
