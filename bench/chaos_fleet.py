@@ -95,8 +95,7 @@ class ChaosFleet:
             flags += [*_FLAGS["worker"], f"--worker-id={name}"]
             flags.append(f"--num-blocks={self._config.num_blocks}")
         env = {**os.environ, "BATON_REDIS_URL": self._valkey.url}
-        env |= self._config.extra
-        env |= {} if role == "router" else {"BATON_CLUSTER_SECRET": self._secret}
+        env |= {**self._config.extra, "BATON_CLUSTER_SECRET": self._secret}
         with open(self._path(f"{name}.log"), "ab") as log_file:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "cli.main", role, *flags],
