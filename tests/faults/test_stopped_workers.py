@@ -27,7 +27,10 @@ def stop_until_dead(fleet: FaultyFleet, name: str) -> None:
 def go_on(fleet: FaultyFleet, name: str) -> None:
     fleet.signal(name, signal.SIGCONT)
     fleet.revive()
-    assert workers(fleet.fleet)[name]["counters"]["lapses"] > 0, "it came back as another"
+    wait_for(
+        f"{name} to say that it came back as another",
+        lambda: workers(fleet.fleet)[name]["counters"].get("lapses"),
+    )
 
 
 def test_a_decode_worker_that_was_taken_for_dead(
