@@ -96,14 +96,58 @@ def run_worker(
     return 0
 
 
+@dataclass(frozen=True)
+class _Local:
+    """What a worker consists of before it meets anybody."""
+
+    wakeup: Wakeup
+    stop: StopSignal
+    transfers: TransferService
+    loaded: LoadedEngine
+    descriptor: PeerDescriptor
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A worker that others can reach, and its place in the fleet."""
+
+    host: WorkerHost
+    around: Surroundings
+    lease: WorkerLease
+    info: WorkerInfo
+
+
 def _serve(
     settings: WorkerSettings,
     role: Role,
     build: Callable[[WorkerHost, Surroundings], RoleLoop],
     stack: ExitStack,
 ) -> None:
-    worker_id = choose_worker_id(role.value, settings.worker_id)
-    incarnation = uuid.uuid4().hex
+    local = _prepare(settings, stack)
+    member = _connect(settings, role, local, stack)
+    loop = build(member.host, member.around)
+    local.transfers.hold(member.lease.holds_until)
+    stack.callback(member.lease.close)
+    member.host.join(member.lease)
+    member.lease.start()
+    info = member.info
+    log.info(
+        "%s ready: %s, %d KV blocks of %d tokens, transport %s, device %s",
+        info.worker_id,
+        info.model,
+        info.num_blocks,
+        info.block_size,
+        info.transport,
+        local.loaded.pool.device,
+    )
+    loop.run()
+    if member.lease.is_replaced:
+        raise ConfigError(f"another process registered as {info.worker_id}; give each its own id")
+    log.info("%s stopped", info.worker_id)
+
+
+def _prepare(settings: WorkerSettings, stack: ExitStack) -> _Local:
+    """Signals, the transfer thread, and the engine with its registered pool."""
     wakeup = Wakeup()
     stack.callback(wakeup.close)
     stop = StopSignal(wakeup.wake, settings.parent_pid)
@@ -111,65 +155,56 @@ def _serve(
     transfers = _start_transfers(settings, wakeup, stack)
     loaded = _load(settings, transfers)
     descriptor = _register_pool(settings, loaded, transfers)
+    return _Local(wakeup, stop, transfers, loaded, descriptor)
+
+
+def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitStack) -> _Member:
+    """The sockets, and a registration that is not announced yet."""
+    worker_id = choose_worker_id(role.value, settings.worker_id)
+    engine, layout = local.loaded.engine, local.loaded.engine.layout
     network = Network(settings.cluster_secret)
     stack.callback(network.close, linger_ms=_LINGER_MS)
-    layout = loaded.engine.layout
-    policy = HelloPolicy(worker_id, incarnation, layout.model_fingerprint, layout.fingerprint)
-    server = ControlServer(
-        network,
-        tcp_endpoint(settings.host, settings.control_port),
-        policy,
-        settings.peer_silence_s,
-    )
+    policy = HelloPolicy(worker_id, uuid.uuid4().hex, layout.model_fingerprint, layout.fingerprint)
+    control = tcp_endpoint(settings.host, settings.control_port)
+    server = ControlServer(network, control, policy, settings.peer_silence_s)
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
-    reporter = Reporter(
-        loaded.engine, publisher, worker_id, incarnation, settings.stats_interval_ms / 1e3
-    )
+    interval_s = settings.stats_interval_ms / 1e3
+    reporter = Reporter(engine, publisher, worker_id, policy.incarnation, interval_s)
     _serve_metrics(settings, role, worker_id, reporter, stack)
-    intake = Intake(loaded.engine.limits, layout, settings.hash_seed, settings.request_deadline_s)
     endpoints = (server.endpoint, publisher.endpoint)
-    info = _info(settings, role, policy, loaded, endpoints, transfers.transport_name)
+    info = _info(settings, role, policy, local, endpoints)
     lease = WorkerLease(settings.redis_url, settings.cluster, info, settings.lease_s)
     parts = WorkerParts(
-        engine=loaded.engine,
-        pool=loaded.pool,
-        transfers=transfers,
+        engine=engine,
+        pool=local.loaded.pool,
+        transfers=local.transfers,
         server=server,
         reporter=reporter,
-        intake=intake,
-        wakeup=wakeup,
-        stop=stop,
+        intake=Intake(engine.limits, layout, settings.hash_seed, settings.request_deadline_s),
+        wakeup=local.wakeup,
+        stop=local.stop,
         announce=lease.update,
     )
-    host = WorkerHost(settings, worker_id, parts)
-    hello = Hello(
-        sender=worker_id,
+    around = Surroundings(
+        network=network,
+        hello=_hello(role, policy),
+        descriptor=local.descriptor,
+        is_alive=lease.is_alive,
+        find=lease.find,
+        machine=info.machine,
+        stack=stack,
+    )
+    return _Member(WorkerHost(settings, worker_id, parts), around, lease, info)
+
+
+def _hello(role: Role, policy: HelloPolicy) -> Hello:
+    return Hello(
+        sender=policy.worker_id,
         role=role,
         protocol_version=PROTOCOL_VERSION,
-        model_fingerprint=layout.model_fingerprint,
-        layout_fingerprint=layout.fingerprint,
+        model_fingerprint=policy.model_fingerprint,
+        layout_fingerprint=policy.layout_fingerprint,
     )
-    around = Surroundings(
-        network, hello, descriptor, lease.is_alive, lease.find, info.machine, stack
-    )
-    loop = build(host, around)
-    transfers.hold(lease.holds_until)
-    stack.callback(lease.close)
-    host.join(lease)
-    lease.start()
-    log.info(
-        "%s ready: %s, %d KV blocks of %d tokens, transport %s, device %s",
-        worker_id,
-        info.model,
-        info.num_blocks,
-        info.block_size,
-        info.transport,
-        loaded.pool.device,
-    )
-    loop.run()
-    if lease.is_replaced:
-        raise ConfigError(f"another process registered as {worker_id}; give each its own id")
-    log.info("%s stopped", worker_id)
 
 
 def _serve_metrics(
@@ -254,11 +289,11 @@ def _info(
     settings: WorkerSettings,
     role: Role,
     policy: HelloPolicy,
-    loaded: LoadedEngine,
+    local: _Local,
     endpoints: tuple[str, str],
-    transport: str,
 ) -> WorkerInfo:
     control, events = endpoints
+    loaded = local.loaded
     return WorkerInfo(
         worker_id=policy.worker_id,
         incarnation=policy.incarnation,
@@ -272,7 +307,7 @@ def _info(
         model=settings.served_model_name or model_name(settings.model),
         model_fingerprint=policy.model_fingerprint,
         layout_fingerprint=policy.layout_fingerprint,
-        transport=transport,
+        transport=local.transfers.transport_name,
         block_size=loaded.engine.layout.block_size,
         num_blocks=loaded.pool.num_blocks,
         max_context=loaded.engine.limits.max_context,
