@@ -19,6 +19,7 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 LONGEST = 520
 NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK) + 1
 NUM_REQUESTS = 48
+LONG_OUTPUT = 200
 SEED = 7
 
 
@@ -59,5 +60,23 @@ def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Ref
     ]
     assert wrong == [], "prompt lengths whose tokens differ"
     decoders = [counters(fleet, name) for name in ("decode-1", "decode-2")]
-    assert sum(each["preemptions"] for each in decoders) > 0, "the pools were meant to be too small"
     assert sum(each["handoffs"] for each in decoders) > 0, "some prompts were meant to move"
+
+
+def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
+    fleet: Fleet, references: list[Reference]
+) -> None:
+    """Twelve prompts of few blocks that grow to 14 each: more than twice what both pools hold."""
+    short = [reference for reference in references if len(reference.prompt) <= 2 * BLOCK][:12]
+
+    def run(reference: Reference) -> list[int]:
+        answer = complete(fleet, list(reference.prompt), max_tokens=LONG_OUTPUT)
+        return answer["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(len(short)) as pool:
+        outputs = list(pool.map(run, short))
+    assert [len(output) for output in outputs] == [LONG_OUTPUT] * len(short)
+    for reference, output in zip(short, outputs, strict=True):
+        assert output[:NUM_TOKENS] == list(reference.output)
+    decoders = [counters(fleet, name) for name in ("decode-1", "decode-2")]
+    assert sum(each["preemptions"] for each in decoders) > 0, "the pools were meant to be too small"
