@@ -22,17 +22,15 @@ from runtime.control import Peer
 class Job:
     """An attempt from its Prefill message until its blocks are released.
 
-    `decoder` is known once the grant has come, `token` once the last chunk has run. `answered`
-    means that the decode worker was told of the handoff's end, `error` why if it failed;
-    `unwanted` that the router asked to forget it, `is_hopeless` that no other worker need try.
+    `token` is known once the last chunk has run. `answered` means that the decode worker was told
+    of the handoff's end, `error` why if it failed; `unwanted` that the router asked to forget it,
+    `is_hopeless` that no other worker need try.
     """
 
     router: Peer
     sequence: Sequence
     received_us: int
-    decoder: Peer | None = None
     token: HandoffToken | None = None
-    token_sent: bool = False
     answered: bool = False
     unwanted: bool = False
     is_hopeless: bool = False

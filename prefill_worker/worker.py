@@ -13,16 +13,13 @@ from engine.engine import StepResult
 from engine.scheduler import Batch
 from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
-from kv_transfer.sender import Close, HandoffSender, PostWrite, Release, SenderAction
-from kv_transfer.transfer_loop import NotificationArrived, PeerFailed, TransferEvent, WriteFinished
+from kv_transfer.sender import HandoffSender
 from prefill_worker.job import Job
-from protocol import wire
 from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
     ChunkSpan,
     ControlMessage,
-    KvClosed,
     KvGrant,
     KvRenew,
     PeerDescriptor,
@@ -34,6 +31,7 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from runtime.counters import Count
+from runtime.outbound import OutboundHandoffs
 from runtime.worker_host import WorkerHost
 
 log = logging.getLogger(__name__)
@@ -48,10 +46,8 @@ class PrefillWorker:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
-        self._sender = sender
+        self._outbound = OutboundHandoffs(host, sender, self)
         self._jobs: dict[HandoffKey, Job] = {}
-        self._writes: dict[int, PostWrite] = {}
-        self._decoders: dict[str, Peer] = {}  # by the name of their transfer agent
         self._ended = ClosedHandoffs(_REMEMBERED)
 
     def run(self) -> None:
@@ -71,7 +67,7 @@ class PrefillWorker:
         for result in outcome.results:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
-        self._host.publish(self._sender.num_open, self._sender.ignored)
+        self._host.publish(self._outbound.num_open, self._outbound.ignored)
 
     # -- receive ----------------------------------------------------------------------------
 
@@ -80,15 +76,15 @@ class PrefillWorker:
         if self._host.has_lapsed:
             for key in list(self._jobs):
                 self._abort(key)
-            if self._sender.num_open == 0:
+            if self._outbound.num_open == 0:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
         for peer in self._host.server.lost(self._host.now()):
             self._lose(peer)
         for event in self._host.transfers.drain():
-            self._follow(event)
-        self._carry_out(self._sender.sweep(self._host.now()))
+            self._outbound.follow(event)
+        self._outbound.sweep()
 
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
         match message:
@@ -96,47 +92,10 @@ class PrefillWorker:
                 self._start(peer, message)
             case Abort() if peer.role is Role.ROUTER:
                 self._abort(key_of(message))
-            case PeerDescriptor() if peer.role is Role.DECODE:
-                if self._host.try_add_transfer_peer(message):
-                    self._decoders[message.agent] = peer
-            case KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
-                agent = self._agent_of(peer)
-                if agent is None:
-                    self._turn_away(peer, key_of(message))
-                else:
-                    self._handle_handoff(peer, agent, message)
+            case PeerDescriptor() | KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
+                self._outbound.handle(peer, message)
             case _:
                 self._host.answer_common(peer, message)
-
-    def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
-        """What a decode worker says of a handoff; `agent` is its transfer agent."""
-        now, key = self._host.now(), key_of(message)
-        match message:
-            case KvGrant() if message.agent != agent:
-                self._host.answer_common(peer, message)
-            case KvGrant():
-                self._host.restore_transfer_peer(agent)
-                job = self._jobs.get(key)
-                if job is not None:
-                    self._grant_to(job, peer)
-                self._carry_out(self._sender.grant(message, now))
-            case KvRenew():
-                self._carry_out(self._sender.renew(message, agent, now))
-            case Abort():
-                self._carry_out(self._sender.abort(key, agent=agent))
-                job = self._jobs.get(key)
-                if job is not None:  # writes are outstanding; there is nothing to add to them
-                    self._stop_computing(job)
-
-    def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
-        """A decode worker whose pool we cannot write to must not wait for us, nor keep its blocks
-        behind their fence."""
-        self._host.count(Count.STALE_MESSAGES)
-        if not self._sender.is_open(key):
-            request_id, attempt = key
-            reason = "the pool of the decode worker is not known here"
-            closed = KvClosed(request_id=request_id, attempt=attempt, error=reason)
-            self._host.send(peer, closed)
 
     def _start(self, router: Peer, message: Prefill) -> None:
         """A new attempt; an older one of the same request ends. One that was here before is not
@@ -162,15 +121,7 @@ class PrefillWorker:
         job = Job(router, sequence, received_us=self._host.wall_us())
         self._jobs[job.key] = job
         num_blocks = sequence.blocks_for(sequence.num_tokens)
-        self._carry_out(self._sender.open(job.key, num_blocks, now, sequence.deadline))
-        decoder = self._decoders.get(self._sender.agent_of(job.key) or "")
-        if decoder is not None:
-            self._grant_to(job, decoder)
-
-    def _grant_to(self, job: Job, decoder: Peer) -> None:
-        """The grant has come: its decode worker gets the first token, too."""
-        job.decoder = decoder
-        self._send_token(job)
+        self._outbound.open(job.key, num_blocks, sequence.deadline)
 
     def _abort(self, key: HandoffKey) -> None:
         """The router no longer wants it: stop computing and writing."""
@@ -180,39 +131,13 @@ class PrefillWorker:
             return
         job.unwanted = True
         self._stop_computing(job)
-        self._carry_out(self._sender.abort(key, "aborted"))
+        self._outbound.abort(key, "aborted")
 
     def _lose(self, peer: Peer) -> None:
         """A router or decode worker is gone: what was for it ends."""
         for job in [job for job in self._jobs.values() if job.router == peer]:
             self._abort(job.key)
-        agent = self._agent_of(peer)
-        if agent is not None:
-            del self._decoders[agent]
-            self._host.remove_transfer_peer(agent)
-            self._carry_out(self._sender.peer_lost(agent))
-
-    def _follow(self, event: TransferEvent) -> None:
-        match event:
-            case WriteFinished(key=int(write_id)):
-                self._finish_write(write_id, event)
-            case PeerFailed():
-                log.warning("decode worker's agent %s: %s", event.agent, event.reason)
-                self._host.note_dropped_transfer_peer(event.agent)
-                self._carry_out(self._sender.peer_lost(event.agent))
-            case NotificationArrived():
-                self._host.count(Count.STALE_MESSAGES)
-            case _:
-                self._host.follow_common(event)
-
-    def _finish_write(self, write_id: int, event: WriteFinished) -> None:
-        write = self._writes.pop(write_id)
-        job = self._jobs.get(write.key)
-        if job is not None and event.error is None:
-            num_blocks = len(write.source_blocks)
-            job.writes.append(WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk))
-            self._host.count(Count.BLOCKS_SENT, num_blocks)
-        self._carry_out(self._sender.write_finished(write_id, event.error))
+        self._outbound.lose(peer)
 
     # -- schedule ---------------------------------------------------------------------------
 
@@ -222,7 +147,7 @@ class PrefillWorker:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
                 job.error = "its deadline passed"
-                self._carry_out(self._sender.abort(job.key, job.error))
+                self._outbound.abort(job.key, job.error)
         for chunk in batch.chunks:
             job = self._jobs.get(HandoffKey(*chunk.sequence.key))
             if job is not None and not job.scheduled_us:
@@ -254,8 +179,7 @@ class PrefillWorker:
             if job is not None:
                 job.token = job.handoff_token(produced, logprobs)
                 self._host.send(job.router, job.first_token(job.token, self._trace(job)))
-                self._send_token(job)
-                self._carry_out(self._sender.finish(job.key, self._host.now()))
+                self._outbound.finish(job.key, job.token)
         self._fail(result.failed, "the model gave no finite logits")
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
@@ -266,60 +190,37 @@ class PrefillWorker:
                 job.error = reason
                 job.is_hopeless = not retryable
                 self._stop_computing(job)
-                self._carry_out(self._sender.abort(job.key, reason))
+                self._outbound.abort(job.key, reason)
 
     def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
         """Hand the sender the blocks that have become ready."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
             blocks = job.sequence.block_table[first:num_ready]
-            self._carry_out(
-                self._sender.blocks_ready(job.key, first, blocks, chunk, self._host.now())
-            )
+            self._outbound.offer(job.key, first, blocks, chunk)
 
-    def _send_token(self, job: Job) -> None:
-        """The first token goes to the decode worker once both are known, and once only."""
-        if job.token is not None and job.decoder is not None and not job.token_sent:
-            job.token_sent = True
-            self._host.send(job.decoder, job.token)
+    # -- how handoffs go: see `HandoffOwner` ---------------------------------------------------
 
-    # -- what the sender decides ---------------------------------------------------------------
+    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+        """Blocks have arrived."""
+        job = self._jobs.get(key)
+        if job is not None:
+            job.writes.append(span)
 
-    def _carry_out(self, actions: list[SenderAction]) -> None:
-        for action in actions:
-            match action:
-                case PostWrite():
-                    self._post(action)
-                case Close():
-                    self._close(action)
-                case Release():
-                    self._release(action.key)
+    def on_unwanted(self, key: HandoffKey) -> None:
+        """The decode worker gave up: nothing is added to the writes that are outstanding."""
+        job = self._jobs.get(key)
+        if job is not None:
+            self._stop_computing(job)
 
-    def _post(self, write: PostWrite) -> None:
-        self._writes[write.write_id] = write
-        digests = self._host.block_digests(write.source_blocks)
-        notification = wire.encode(write.notification(digests))
-        self._host.transfers.write(
-            write.write_id,
-            write.agent,
-            write.source_blocks,
-            write.target_blocks,
-            notification,
-            write.post_before,
-        )
-
-    def _close(self, action: Close) -> None:
-        job = self._jobs.get(action.key)
+    def on_closed(self, key: HandoffKey, error: str) -> None:
+        """The decode worker hears of the end."""
+        job = self._jobs.get(key)
         if job is not None:
             job.answered = True
-            job.error = job.error or action.error
-        decoder = self._decoders.get(action.agent)
-        if decoder is not None:
-            request_id, attempt = action.key
-            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
-            self._host.send(decoder, closed)
+            job.error = job.error or error
 
-    def _release(self, key: HandoffKey) -> None:
+    def on_released(self, key: HandoffKey) -> None:
         """The handoff is over: the job ends, and its router hears how."""
         job = self._jobs.pop(key, None)
         if job is None:
@@ -330,7 +231,7 @@ class PrefillWorker:
         if job.unwanted:
             return
         if job.token is None or not job.answered or job.error:
-            reason = job.error or self._sender.error_of(key) or "the decode worker gave up"
+            reason = job.error or self._outbound.error_of(key) or "the decode worker gave up"
             in_time = self._host.now() < job.sequence.deadline
             retryable = in_time and not job.is_hopeless
             self._host.send(job.router, self._host.failure(key, reason, retryable))
@@ -349,7 +250,3 @@ class PrefillWorker:
             self._host.transfers.transport_name,
             self._engine.layout.block_bytes,
         )
-
-    def _agent_of(self, peer: Peer) -> str | None:
-        """The transfer agent of a decode worker, once it has told us."""
-        return next((agent for agent, p in self._decoders.items() if p == peer), None)

@@ -374,7 +374,8 @@ class WorkerPair(RuleBasedStateMachine):
         for bench in (self.p, self.d):
             assert bench.scheduler.blocks.num_pinned == 0
             assert bench.scheduler.sequences == []
-        assert not self.p.worker._writes
+        assert not self.p.worker._outbound._writes
+        assert not self.p.worker._outbound._tokens
         assert not self.p.sender.num_outstanding
         for key, asked in self.asked.items():
             if asked.is_given_up:
