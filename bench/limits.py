@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import ModelConfig
-from engine.linear import Linear
+from engine.linear import TorchLinear
 
 _WIDTH = 2048
 _NUM_WEIGHTS = 48  # 400 MB in bf16
@@ -61,7 +61,7 @@ class MachineLimits:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self._layers = [
-            Linear(torch.randn((_WIDTH, _WIDTH), generator=generator).bfloat16())
+            TorchLinear(torch.randn((_WIDTH, _WIDTH), generator=generator).bfloat16())
             for _ in range(_NUM_WEIGHTS)
         ]
         self._row = torch.randn((1, _WIDTH), generator=generator).bfloat16()

@@ -1,19 +1,50 @@
 """A linear layer whose weight lies as its device reads it fastest.
 
-On a CPU with bf16 products the weight is reordered once into oneDNN's blocked layout: streamed at
-the bandwidth of memory for a few rows, and near the cores' peak for many. Elsewhere it stays
-as it is and torch multiplies. Owns that choice; knows nothing of the model around it. Holds one
-copy of the weight, whichever it is.
+On a CPU with bf16 products the weight is reordered once: for our own kernel where there is one
+(see native_linear.py), else into oneDNN's blocked layout. Elsewhere it stays as it is and torch
+multiplies. Owns that choice; knows nothing of the model around it. Holds one copy of the weight,
+whichever it is.
 """
 
 from __future__ import annotations
 
+import ctypes
+from typing import Protocol
+
 import torch
 from torch.nn.functional import linear
 
+from engine.native_linear import NativeLinear, can_pack
 
-class Linear:
-    """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None.
+
+class LinearLayer(Protocol):
+    """`x @ weight.T + bias`, however the weight is kept."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight was reordered: its original is not needed any more."""
+
+    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
+
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in fp32, without `add`."""
+
+
+def linear_layer(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, kernels: ctypes.CDLL | None = None
+) -> LinearLayer:
+    """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
+
+    Drop your reference to `weight` to free it where the layer packs it.
+    """
+    if kernels is not None and can_pack(kernels, weight):
+        return NativeLinear(weight, bias, kernels)
+    return TorchLinear(weight, bias)
+
+
+class TorchLinear:
+    """By oneDNN or torch. `weight` [outputs, inputs], `bias` [outputs] or None.
 
     Keeps `weight` itself only where it is not packed: drop your reference to free it.
     """
@@ -21,7 +52,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._num_outputs = len(weight)
         self._bias = bias
-        self.is_packed = _can_pack(weight)
+        self.is_packed = _can_reorder(weight)
         self._weight = _pack(weight) if self.is_packed else weight
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
@@ -35,12 +66,16 @@ class Linear:
             return _packed_linear(x, self._weight, self._bias, "none", [], "")
         return _packed_linear_add(x, add, self._weight, self._bias, "add")
 
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, as its dtype rounds it, in fp32."""
+        return self(x).to(torch.float32)
+
 
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default
 _packed_linear_add = torch.ops.mkldnn._linear_pointwise.binary
 
 
-def _can_pack(weight: torch.Tensor) -> bool:
+def _can_reorder(weight: torch.Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16

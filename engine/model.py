@@ -14,24 +14,29 @@ import torch
 from torch.nn.functional import embedding
 
 from engine.attention.base import AttentionBackend
+from engine.attention.cpu_backend import KernelAttention
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
+from engine.fused_layers import FusedLayer, FusedLayers
 from engine.layer_ops import LayerOps, NativeOps, Rotation, TorchOps
-from engine.linear import Linear
+from engine.linear import linear_layer
+from engine.native_linear import NativeLinear
 from engine.rope import Rope
 
 
 class _Layer:
     """One decoder layer: its linear layers, and its norms' weights."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, kernels: ctypes.CDLL | None
+    ) -> None:
         self.input_norm = weights.input_norm  # [H]
-        self.qkv = Linear(weights.qkv, weights.qkv_bias)
+        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels)
         self.qk_norm = _qk_norm(config, weights)
-        self.o = Linear(weights.o, weights.o_bias)
+        self.o = linear_layer(weights.o, weights.o_bias, kernels)
         self.post_norm = weights.post_norm  # [H]
-        self.gate_up = Linear(weights.gate_up, weights.gate_up_bias)
-        self.down = Linear(weights.down, weights.down_bias)
+        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels)
+        self.down = linear_layer(weights.down, weights.down_bias, kernels)
 
 
 class DecoderModel:
@@ -53,10 +58,11 @@ class DecoderModel:
         weights.layers.reverse()
         self._layers = []
         while weights.layers:
-            self._layers.append(_Layer(config, weights.layers.pop()))
-        self._lm_head = Linear(weights.lm_head)
+            self._layers.append(_Layer(config, weights.layers.pop(), kernels))
+        self._lm_head = linear_layer(weights.lm_head, kernels=kernels)
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = _layer_ops(config, self.device, self.dtype, kernels)
+        self._fused = _fuse(config, self._layers, kernels)
 
     @torch.inference_mode()
     def forward(
@@ -73,14 +79,23 @@ class DecoderModel:
         """
         rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
         x = embedding(token_ids, self._embed)  # [N, hidden]
+        if self._fused is not None and isinstance(attention, KernelAttention):
+            x = self._fused(x, rotation, attention)
+        else:
+            x = self._run_layers(x, rotation, attention)
+        if logits_rows is not None:
+            x = x.index_select(0, logits_rows)
+        return self._lm_head.in_float32(self._ops.norm(x, self._final_norm))
+
+    def _run_layers(
+        self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend
+    ) -> torch.Tensor:
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._ops.norm(x, layer.input_norm))
             x = layer.o(self._attend(index, layer, qkv, rotation, attention), add=x)
             gate_up = layer.gate_up(self._ops.norm(x, layer.post_norm))
             x = layer.down(self._ops.gate(gate_up), add=x)
-        if logits_rows is not None:
-            x = x.index_select(0, logits_rows)
-        return self._lm_head(self._ops.norm(x, self._final_norm)).to(torch.float32)
+        return x
 
     def _attend(
         self,
@@ -106,6 +121,24 @@ def _layer_ops(
     if kernels is not None and device.type == "cpu" and dtype == torch.bfloat16:
         return NativeOps(config.hidden_act, config.rms_norm_eps, kernels)
     return TorchOps(config.hidden_act, config.rms_norm_eps, dtype)
+
+
+def _fuse(
+    config: ModelConfig, layers: list[_Layer], kernels: ctypes.CDLL | None
+) -> FusedLayers | None:
+    """The layers in one call, if the kernels have all that they need."""
+    if kernels is None or config.hidden_act != "silu":
+        return None
+    fused = []
+    for layer in layers:
+        products = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        native = [product for product in products if isinstance(product, NativeLinear)]
+        if len(native) < len(products):
+            return None
+        qkv, o, gate_up, down = native
+        norms = (layer.input_norm, layer.post_norm, layer.qk_norm)
+        fused.append(FusedLayer(qkv, o, gate_up, down, *norms))
+    return FusedLayers(fused, config.sliding_windows, config.rms_norm_eps, kernels)
 
 
 def _qk_norm(config: ModelConfig, layer: LayerWeights) -> torch.Tensor | None:

@@ -72,11 +72,13 @@ class KernelAttention:
         self._group = num_heads // num_kv_heads
         self._attend = library.baton_attention
         self._value_offset = num_kv_heads * block_size * head_dim
-        self._layer_bytes = 2 * self._value_offset * pool.tensor.element_size()
+        self.layer_bytes = 2 * self._value_offset * pool.tensor.element_size()
         self._plans: dict[int | None, _Plan] = {}
+        self._calls: dict[int | None, _Call] = {}
         self._slots = self._tables = np.empty(0, np.int64)
         self._partials = torch.empty(0)
         self._call = _Call(
+            pool=pool.base_address,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -113,10 +115,12 @@ class KernelAttention:
         largest = max(plan.num_partials for plan in self._plans.values())
         if largest > self._partials.numel():
             self._partials = torch.empty(largest)
-        call = self._call
-        call.slots, call.tables = self._slots.ctypes.data, self._tables.ctypes.data
-        call.partials, call.num_tokens = self._partials.data_ptr(), len(self._slots)
-        call.num_threads = torch.get_num_threads()
+        self._calls = {window: self._call_for(plan, window) for window, plan in self._plans.items()}
+
+    def planned(self, window: int | None) -> ctypes.Structure:
+        """The planned batch as the kernels take it, for layers of this window, at the first
+        layer's pool. Good until the next plan."""
+        return self._calls[window]
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend."""
@@ -126,17 +130,22 @@ class KernelAttention:
         assert q.dtype == k.dtype == v.dtype == self._pool.tensor.dtype
         assert len(q) == len(k) == len(v) == len(self._slots)
         out = torch.empty(q.shape, dtype=q.dtype)
-        plan = self._plans[self._windows[layer]]
-        call = self._call
-        call.pool = self._pool.base_address + layer * self._layer_bytes
+        call = self._calls[self._windows[layer]]
+        call.pool = self._pool.base_address + layer * self.layer_bytes
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.q_stride, call.kv_stride = q.stride(0), k.stride(0)
         call.out = out.data_ptr()
-        call.units, call.num_units = plan.units.ctypes.data, len(plan.units)
-        call.merges, call.num_merges = plan.merges.ctypes.data, len(plan.merges)
-        call.window = self._windows[layer] or 0
         self._attend(ctypes.byref(call))
         return out
+
+    def _call_for(self, plan: _Plan, window: int | None) -> _Call:
+        call = _Call.from_buffer_copy(self._call)
+        call.slots, call.tables = self._slots.ctypes.data, self._tables.ctypes.data
+        call.partials, call.num_tokens = self._partials.data_ptr(), len(self._slots)
+        call.units, call.num_units = plan.units.ctypes.data, len(plan.units)
+        call.merges, call.num_merges = plan.merges.ctypes.data, len(plan.merges)
+        call.window, call.num_threads = window or 0, torch.get_num_threads()
+        return call
 
     def _plan_for(
         self,

@@ -324,19 +324,26 @@ void write_token(const AttentionCall& call, int64_t token) {
   }
 }
 
+// Within a parallel region, by all of its threads: everything but the writing of K and V.
 template <class T, class Word>
-void attend(const AttentionCall& call) {
+void attend_planned(const AttentionCall& call) {
   const Unit* units = (const Unit*)call.units;
   const Merge* merges = (const Merge*)call.merges;
+  static thread_local Arena arena;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, Word>(call, units[i], arena);
+  if (call.num_merges == 0) return;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);
+}
+
+template <class T, class Word>
+void attend(const AttentionCall& call) {
 #pragma omp parallel num_threads(call.num_threads)
   {
-    static thread_local Arena arena;
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < call.num_tokens; ++token) write_token<T>(call, token);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, Word>(call, units[i], arena);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);
+    attend_planned<T, Word>(call);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "forward.h"
+#include "linear.h"
 
 using namespace baton;
 
@@ -53,4 +55,29 @@ BATON_EXPORT void baton_gate(const GateCall* call) {
     gate_row(gate, gate + call->size, call->size, call->out + row * call->size);
   }
 }
+
+// Whether this build has the products below.
+BATON_EXPORT int baton_has_linear() {
+#if defined(__AVX512BF16__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+#if defined(__AVX512BF16__)
+// `weight` [outputs, inputs] into `panels`, see LinearWeight.
+BATON_EXPORT void baton_pack(const Bf16* weight, int32_t inputs, int32_t outputs, int32_t* panels) {
+  const int count = (outputs + kPanelOutputs - 1) / kPanelOutputs;
+#pragma omp parallel for schedule(static)
+  for (int panel = 0; panel < count; ++panel) pack_panel(weight, inputs, outputs, panel, panels);
+}
+
+BATON_EXPORT void baton_linear(const LinearCall* call) {
+#pragma omp parallel num_threads(call->num_threads)
+  linear(*call);
+}
+
+BATON_EXPORT void baton_layers(const ForwardCall* call) { run_layers(*call); }
+#endif
 }

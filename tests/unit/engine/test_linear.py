@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.linear import Linear
+from engine.linear import TorchLinear
 
 ROWS = [0, 1, 3, 8, 32, 100]
 
@@ -26,7 +26,7 @@ def test_bf16_is_rounded_once(rows, biased, inputs, outputs):
     weight = tensor(0, outputs, inputs)
     bias = tensor(1, outputs) if biased else None
     x, residual = tensor(2, rows, inputs), tensor(3, rows, outputs)
-    layer = Linear(weight, bias)
+    layer = TorchLinear(weight, bias)
     for add in (None, residual):
         y = layer(x, add=add)
         assert y.dtype == torch.bfloat16
@@ -40,7 +40,7 @@ def test_bf16_is_rounded_once(rows, biased, inputs, outputs):
 def test_other_dtypes_are_torchs_own_product(dtype, rows):
     weight, bias = tensor(0, 24, 40, dtype=dtype), tensor(1, 24, dtype=dtype)
     x, add = tensor(2, rows, 40, dtype=dtype), tensor(3, rows, 24, dtype=dtype)
-    layer = Linear(weight, bias)
+    layer = TorchLinear(weight, bias)
     assert not layer.is_packed
     product = torch.nn.functional.linear(x, weight, bias)
     assert torch.equal(layer(x), product)
@@ -50,5 +50,5 @@ def test_other_dtypes_are_torchs_own_product(dtype, rows):
 def test_inputs_stay_as_they_are():
     weight, x, add = tensor(0, 16, 32), tensor(1, 4, 32), tensor(2, 4, 16)
     copies = [t.clone() for t in (weight, x, add)]
-    Linear(weight)(x, add=add)
+    TorchLinear(weight)(x, add=add)
     assert all(torch.equal(a, b) for a, b in zip((weight, x, add), copies, strict=True))

@@ -1,0 +1,45 @@
+"""All layers in one call: the same bits as layer by layer, by the same kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("MistralForCausalLM", {"sliding_window": 24}),
+        ("Qwen2ForCausalLM", {}),
+        ("Qwen3ForCausalLM", {}),
+    ],
+)
+def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, architecture, overrides):
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    tiny = make_tiny(architecture, dtype=torch.bfloat16, **overrides)
+    tokens = text(60)
+    batches = [
+        [(tokens[:37], 0, FIRST)],
+        [(tokens[37:38], 37, FIRST), (tokens[:50], 0, SECOND)],
+        [(tokens[38:39], 38, FIRST), (tokens[50:51], 50, SECOND)],
+    ]
+    results = []
+    for fuses in (True, False):
+        paged = paged_model(tiny.folder, kernels=kernels)
+        assert paged.model._fused is not None
+        if not fuses:
+            paged.model._fused = None
+        logits = [paged.step(batch) for batch in batches]
+        results.append((logits, paged.pool.tensor.view(torch.int16)))
+    (fused, fused_pool), (plain, plain_pool) = results
+    assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
+    assert torch.equal(fused_pool, plain_pool)
+
+
+def test_another_activation_goes_layer_by_layer(make_tiny, paged_model, kernels):
+    tiny = make_tiny("LlamaForCausalLM", dtype=torch.bfloat16, hidden_act="gelu")
+    assert paged_model(tiny.folder, kernels=kernels).model._fused is None

@@ -1,0 +1,92 @@
+"""Our own bf16 products: against float64, and bit for bit whatever else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.linear import TorchLinear, linear_layer
+from engine.native_linear import NativeLinear
+
+
+def tensor(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture
+def native(kernels):
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    return lambda weight, bias=None: NativeLinear(weight, bias, kernels)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 32, 97, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 128), (34, 7), (2, 65), (4200, 70)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
+    weight, x, add = tensor(0, outputs, inputs), tensor(1, rows, inputs), tensor(2, rows, outputs)
+    bias = tensor(3, outputs) if biased else None
+    layer = native(weight, bias)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    atol = 2**-8 * inputs**0.5
+    torch.testing.assert_close(layer(x).double(), exact, rtol=2**-8, atol=atol * 0.1)
+    torch.testing.assert_close(
+        layer(x, add=add).double(), exact + add.double(), rtol=2**-8, atol=atol
+    )
+    wide = layer.in_float32(x)
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-5 * inputs)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 120),
+    inputs=st.integers(1, 60).map(lambda n: 2 * n),
+    outputs=st.integers(1, 150),
+    data=st.data(),
+)
+def test_a_row_is_the_same_in_any_batch(kernels, rows, inputs, outputs, data):
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    layer = NativeLinear(tensor(0, outputs, inputs), tensor(1, outputs), kernels)
+    x, add = tensor(2, rows, inputs), tensor(3, rows, outputs)
+    whole = layer(x, add=add)
+    begin = data.draw(st.integers(0, rows - 1))
+    end = data.draw(st.integers(begin + 1, rows))
+    assert torch.equal(layer(x[begin:end], add=add[begin:end]), whole[begin:end])
+
+
+def test_a_row_is_the_same_with_any_number_of_threads(native, threads):
+    layer, x = native(tensor(0, 1000, 96)), tensor(1, 33, 96)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(layer(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_what_is_not_finite_stays_in_its_row(native):
+    x = tensor(0, 8, 32)
+    layer = native(tensor(1, 64, 32))
+    clean = layer(x)
+    x[3, 5] = float("nan")
+    dirty = layer(x)
+    assert dirty[3].isnan().all()
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(dirty[others], clean[others])
+
+
+def test_what_the_kernel_cannot_take_is_torchs(kernels):
+    assert isinstance(linear_layer(tensor(0, 8, 7), kernels=kernels), TorchLinear)
+    assert isinstance(linear_layer(tensor(0, 8, 8).float(), kernels=kernels), TorchLinear)
+    assert isinstance(linear_layer(tensor(0, 8, 8)), TorchLinear)
