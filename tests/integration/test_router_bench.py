@@ -1,0 +1,62 @@
+"""The router's benchmark: its mock workers are a fleet to a real router, and its client counts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from bench.http_load import LoadResult, post, run_load
+from bench.router import MAX_CONTEXT, PATH
+from bench.router_fleet import RouterFleet, RouterFleetConfig
+from protocol.messages import Role
+from tests.integration.reference import DEMO_MODEL
+
+
+@pytest.fixture(scope="module", params=[(Role.DECODE,), (Role.PREFILL, Role.DECODE)])
+def fleet(request: pytest.FixtureRequest) -> Iterator[RouterFleet]:
+    with RouterFleet(RouterFleetConfig(DEMO_MODEL, request.param, [5, 6, 7], MAX_CONTEXT)) as made:
+        yield made
+
+
+def _load(fleet: RouterFleet, count: int, **fields: object) -> LoadResult:
+    words = "a prompt of more tokens than a decode worker prefills by itself, " * 10
+    body = {"model": fleet.model_name, "messages": [{"role": "user", "content": words}], **fields}
+    data = post(PATH, "router", msgspec.json.encode(body))
+    return asyncio.run(run_load(fleet.targets, [data], 4, count, keeps_ids=True))
+
+
+def test_whole_answers_are_counted_and_cost_cpu_time(fleet: RouterFleet) -> None:
+    before = fleet.usage()
+    result = _load(fleet, 40, max_tokens=3)
+    assert (result.requests, result.errors, result.events) == (40, [], 0)
+    assert len({*result.ids}) == len(result.latencies_s) == 40
+    assert fleet.usage().cpu_s > before.cpu_s
+
+
+def test_every_token_of_a_stream_is_an_event(fleet: RouterFleet) -> None:
+    result = _load(fleet, 12, max_tokens=20, stream=True)
+    assert (result.requests, result.errors, result.events) == (12, [], 12 * 20)
+
+
+def test_errors_are_told(fleet: RouterFleet) -> None:
+    result = _load(fleet, 2, max_tokens=0)
+    assert [each.split()[1] for each in result.errors] == ["400", "400"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"])
+async def test_a_connection_that_breaks_is_an_error(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, family=socket.AF_INET)
+    async with server:
+        target = server.sockets[0].getsockname()
+        result = await run_load([target], [post("/", "x", b"")], 1, 1)
+    assert len(result.errors) == 1
+    assert result.errors[0].startswith("the connection broke")
