@@ -1,17 +1,16 @@
 """Paged attention by our own C++ kernel, on the CPU, for fp32 and bf16 pools.
 
-Plans a batch into units of work (tiles of queries of one segment, KV heads, a range of keys);
-`native/attention.h` computes them. Long contexts of few queries are split at fixed lengths, so
-that neither the batch nor the number of threads changes a row's result. Writes K and V to the
-pool on the way.
+`native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
+range of keys), `native/attention.h` computes them. Long contexts of few queries are split at
+fixed lengths, so that neither the batch nor the number of threads changes a row's result. Writes
+K and V to the pool on the way. Owns the memory of plans and of partial results.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from engine.kv_pool import KvPool
 
 _TILE_ROWS = 128  # query rows of a unit: enough to pay for packing a tile of keys
 _SPLIT_ROWS = 64  # units of more rows are not split
-_LANES = 16
 
 
 class _Call(ctypes.Structure):
@@ -39,13 +37,37 @@ class _Call(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The work of one batch on the layers of one window size."""
+class _PlanCall(ctypes.Structure):
+    """Mirrors PlanCall in native/plan.h."""
 
-    units: np.ndarray  # [U, 10] int32, as Unit in native/attention.h, the costly first
-    merges: np.ndarray  # [M, 5] int32, as Merge there
-    num_partials: int  # floats
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query_lens", "contexts", "tables", "slots")),
+        *((name, ctypes.c_void_p) for name in ("units", "merges")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "max_units", "max_merges")),
+        *((name, ctypes.c_int64) for name in ("num_units", "num_merges", "num_partials")),
+        *((name, ctypes.c_int32) for name in ("block_size", "group", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int32) for name in ("window", "tile_rows", "split_rows", "split_keys")),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class _WindowPlan:
+    """The units of the layers of one window size, in memory that grows with the largest batch."""
+
+    def __init__(self) -> None:
+        self.units = np.empty((64, 10), np.int32)  # as Unit in native/attention.h
+        self.merges = np.empty((64, 5), np.int32)  # as Merge there
+
+    def fill(self, plan: Callable[..., None], call: _PlanCall) -> None:
+        """Plan into this memory; `call` has the counts then."""
+        while True:
+            call.units, call.max_units = self.units.ctypes.data, len(self.units)
+            call.merges, call.max_merges = self.merges.ctypes.data, len(self.merges)
+            plan(ctypes.byref(call))
+            if call.num_units <= call.max_units and call.num_merges <= call.max_merges:
+                return
+            self.units = np.empty((2 * call.num_units, 10), np.int32)
+            self.merges = np.empty((2 * call.num_merges + 1, 5), np.int32)
 
 
 class KernelAttention:
@@ -68,54 +90,56 @@ class KernelAttention:
         assert len(windows) == num_layers
         self._pool = pool
         self._windows = tuple(windows)
-        self._split_keys = split_keys
-        self._group = num_heads // num_kv_heads
-        self._attend = library.baton_attention
-        self._value_offset = num_kv_heads * block_size * head_dim
-        self.layer_bytes = 2 * self._value_offset * pool.tensor.element_size()
-        self._plans: dict[int | None, _Plan] = {}
+        self._attend, self._divide = library.baton_attention, library.baton_plan
+        self.layer_bytes = 2 * num_kv_heads * block_size * head_dim * pool.tensor.element_size()
+        self._plans = {window: _WindowPlan() for window in set(windows)}
         self._calls: dict[int | None, _Call] = {}
         self._slots = self._tables = np.empty(0, np.int64)
         self._partials = torch.empty(0)
+        shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
+        self._plan_call = _PlanCall(
+            group=num_heads // num_kv_heads,
+            tile_rows=_TILE_ROWS,
+            split_rows=_SPLIT_ROWS,
+            split_keys=split_keys,
+            **shape,
+        )
         self._call = _Call(
             pool=pool.base_address,
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            block_size=block_size,
             block_stride=pool.tensor.stride(0),
-            value_offset=self._value_offset,
+            value_offset=num_kv_heads * block_size * head_dim,
             is_bf16=pool.tensor.dtype == torch.bfloat16,
             scale=1.0 / math.sqrt(head_dim),
+            **shape,
         )
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""
         block_size = self._call.block_size
-        query_lens = np.array([segment.query_len for segment in segments])
-        contexts = np.array([segment.context_len for segment in segments])
-        num_blocks = -(-contexts // block_size)
-        self._tables = np.concatenate(
-            [
-                np.asarray(segment.block_table[:count], dtype=np.int64)
-                for segment, count in zip(segments, num_blocks, strict=True)
-            ]
-        )
-        assert len(self._tables) == num_blocks.sum()
-        first_blocks = np.cumsum(num_blocks) - num_blocks
-        first_tokens = np.cumsum(query_lens) - query_lens
-        steps = np.arange(query_lens.sum()) - np.repeat(first_tokens, query_lens)
-        positions = steps + np.repeat(contexts - query_lens, query_lens)
-        blocks = self._tables[np.repeat(first_blocks, query_lens) + positions // block_size]
-        self._slots = np.stack((blocks, positions % block_size), axis=1)
-        self._plans = {
-            window: self._plan_for(window, query_lens, contexts, first_tokens, first_blocks)
-            for window in set(self._windows)
-        }
-        largest = max(plan.num_partials for plan in self._plans.values())
-        if largest > self._partials.numel():
-            self._partials = torch.empty(largest)
-        self._calls = {window: self._call_for(plan, window) for window, plan in self._plans.items()}
+        tables: list[int] = []
+        num_tokens = 0
+        for segment in segments:
+            num_blocks = -(-segment.context_len // block_size)
+            assert len(segment.block_table) >= num_blocks
+            tables += segment.block_table[:num_blocks]
+            num_tokens += segment.query_len
+        query_lens = np.array([segment.query_len for segment in segments], np.int64)
+        contexts = np.array([segment.context_len for segment in segments], np.int64)
+        self._tables = np.array(tables, np.int64)
+        if len(self._slots) < num_tokens:
+            self._slots = np.empty((num_tokens, 2), np.int64)
+        call = self._plan_call
+        call.query_lens, call.contexts = query_lens.ctypes.data, contexts.ctypes.data
+        call.tables, call.slots = self._tables.ctypes.data, self._slots.ctypes.data
+        call.num_segments, call.num_threads = len(segments), torch.get_num_threads()
+        self._calls = {}
+        for window, plan in self._plans.items():
+            call.window = window or 0
+            plan.fill(self._divide, call)
+            self._calls[window] = self._call_for(call, num_tokens)
+        for each in self._calls.values():  # all in the memory of the largest
+            each.partials = self._partials.data_ptr()
 
     def planned(self, window: int | None) -> ctypes.Structure:
         """The planned batch as the kernels take it, for layers of this window, at the first
@@ -128,7 +152,7 @@ class KernelAttention:
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
         assert q.dtype == k.dtype == v.dtype == self._pool.tensor.dtype
-        assert len(q) == len(k) == len(v) == len(self._slots)
+        assert len(q) == len(k) == len(v) == self._calls[self._windows[layer]].num_tokens
         out = torch.empty(q.shape, dtype=q.dtype)
         call = self._calls[self._windows[layer]]
         call.pool = self._pool.base_address + layer * self.layer_bytes
@@ -138,74 +162,15 @@ class KernelAttention:
         self._attend(ctypes.byref(call))
         return out
 
-    def _call_for(self, plan: _Plan, window: int | None) -> _Call:
+    def _call_for(self, planned: _PlanCall, num_tokens: int) -> _Call:
+        if planned.num_partials > self._partials.numel():
+            self._partials = torch.empty(planned.num_partials)
         call = _Call.from_buffer_copy(self._call)
-        call.slots, call.tables = self._slots.ctypes.data, self._tables.ctypes.data
-        call.partials, call.num_tokens = self._partials.data_ptr(), len(self._slots)
-        call.units, call.num_units = plan.units.ctypes.data, len(plan.units)
-        call.merges, call.num_merges = plan.merges.ctypes.data, len(plan.merges)
-        call.window, call.num_threads = window or 0, torch.get_num_threads()
+        call.slots, call.tables, call.num_tokens = planned.slots, planned.tables, num_tokens
+        call.units, call.num_units = planned.units, planned.num_units
+        call.merges, call.num_merges = planned.merges, planned.num_merges
+        call.window, call.num_threads = planned.window, planned.num_threads
         return call
-
-    def _plan_for(
-        self,
-        window: int | None,
-        query_lens: np.ndarray,
-        contexts: np.ndarray,
-        first_tokens: np.ndarray,
-        first_blocks: np.ndarray,
-    ) -> _Plan:
-        tile_queries = max(1, _TILE_ROWS // self._group)
-        segment, tile = _spread(-(-query_lens // tile_queries))
-        offset = tile * tile_queries
-        queries = np.minimum(query_lens[segment] - offset, tile_queries)
-        position = (contexts - query_lens)[segment] + offset
-        first_key = np.maximum(0, position - window + 1) if window else np.zeros_like(position)
-        end_key = position + queries
-        rows = queries * self._group
-        pieces = (end_key - 1) // self._split_keys - first_key // self._split_keys + 1
-        splits = np.where(rows > _SPLIT_ROWS, 1, pieces)
-        # Units: of each tile every group of KV heads, of each group every split
-        together = self._heads_together(int(splits.sum()), rows)
-        groups = self._call.num_kv_heads // together
-        of_tile, which = _spread(splits * groups)
-        group, split = np.divmod(which, splits[of_tile])
-        piece = first_key[of_tile] // self._split_keys + split
-        whole = splits[of_tile] == 1
-        first = np.where(whole, first_key[of_tile], piece * self._split_keys)
-        first = np.maximum(first, first_key[of_tile])
-        end = np.where(whole, end_key[of_tile], (piece + 1) * self._split_keys)
-        end = np.minimum(end, end_key[of_tile])
-        # Partial results lie by tile, head and split
-        sizes = np.where(splits == 1, 0, rows * self._partial_vectors())
-        of_heads = sizes * splits * self._call.num_kv_heads
-        partials = np.cumsum(of_heads) - of_heads
-        stride = (sizes * splits)[of_tile]
-        partial = partials[of_tile] + group * together * stride + split * sizes[of_tile]
-        units = [(first_tokens[segment] + offset)[of_tile], queries[of_tile], position[of_tile]]
-        units += [group * together, np.full_like(group, together), first, end]
-        units += [first_blocks[segment][of_tile], np.where(whole, -1, partial), stride]
-        costly_first = np.argsort(-rows[of_tile] * (end - first), kind="stable")
-        of_tile, head = _spread(np.where(splits == 1, 0, self._call.num_kv_heads))
-        merges = [(first_tokens[segment] + offset)[of_tile], queries[of_tile], head]
-        merges += [splits[of_tile], partials[of_tile] + head * (sizes * splits)[of_tile]]
-        return _Plan(_int32(units)[costly_first], _int32(merges), int(of_heads.sum()) * _LANES)
-
-    def _heads_together(self, num_units: int, rows: np.ndarray) -> int:
-        """KV heads of a unit: as many as leave work for every thread, one where rows are many."""
-        heads = self._call.num_kv_heads
-        if rows.max() * heads > _TILE_ROWS:
-            return 1
-        wanted = torch.get_num_threads()
-        return max(
-            n
-            for n in range(1, heads + 1)
-            if heads % n == 0 and (n == 1 or num_units * (heads // n) >= wanted)
-        )
-
-    def _partial_vectors(self) -> int:
-        """Vectors of one row that is not finished: its padded sums, and its maximum and total."""
-        return -(-self._call.head_dim // _LANES) + 1
 
 
 def supports(pool: KvPool) -> bool:
@@ -215,16 +180,6 @@ def supports(pool: KvPool) -> bool:
         and pool.tensor.dtype in (torch.float32, torch.bfloat16)
         and pool.layout.head_dim % 2 == 0
     )
-
-
-def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For counts [2, 3]: their indices, repeated, [0, 0, 1, 1, 1], and [0, 1, 0, 1, 2]."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-
-
-def _int32(columns: list[np.ndarray]) -> np.ndarray:
-    return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

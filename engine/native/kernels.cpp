@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "forward.h"
 #include "linear.h"
+#include "plan.h"
 
 using namespace baton;
 
@@ -31,6 +32,8 @@ BATON_EXPORT void baton_attention(const AttentionCall* call) {
   attend<Bf16, FloatWord>(*call);
 #endif
 }
+
+BATON_EXPORT void baton_plan(PlanCall* call) { plan_attention(*call); }
 
 BATON_EXPORT void baton_rms_norm(const NormCall* call) {
   const int threads = threads_for(call->num_threads, call->rows * call->size);

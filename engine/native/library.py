@@ -18,7 +18,10 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "kernels.cpp"
-_HEADERS = ("simd.h", "packing.h", "attention.h", "elementwise.h", "linear.h", "forward.h")
+_HEADERS = (
+    *("simd.h", "packing.h", "attention.h", "plan.h"),
+    *("elementwise.h", "linear.h", "forward.h"),
+)
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
@@ -67,7 +70,7 @@ def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    names = ["baton_attention", "baton_rms_norm", "baton_rotate", "baton_gate"]
+    names = ["baton_attention", "baton_plan", "baton_rms_norm", "baton_rotate", "baton_gate"]
     if library.baton_has_linear():
         names += ["baton_linear", "baton_layers"]
     for name in names:
