@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
 from protocol.errors import BatonError, ConfigError, ModelLoadError
 from runtime.settings import other_settings
+from runtime.version import baton_version
 
 _HELP = ("help", "-h", "--help")
 _VERSION = ("version", "-V", "--version")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(overview())
         return 0
     if name in _VERSION:
-        print(f"baton {version()}")
+        print(f"baton {baton_version()}")
         return 0
     command = COMMANDS.get(name)
     if command is None:
@@ -55,14 +55,6 @@ def overview() -> str:
             "--config; `baton help COMMAND` explains those of a command.",
         ]
     )
-
-
-def version() -> str:
-    """The installed version; "unknown" when running from a folder that was not installed."""
-    try:
-        return importlib.metadata.version("baton-serve")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """Which key opens which path, and the 401 for who has none: ASGI middleware around everything.
 
-Paths under `/v1/` are the API's; `/health` and `/metrics` are what the operator says; every other
-path is the operators' own, so that a new one is closed until somebody decides otherwise. Without
+Paths under `/v1/` and vLLM's helpers are the API's; probes and `/metrics` are what the operator
+says; the API's description is open; every other path is the operators' own, so that a new one is
+closed until somebody decides otherwise. A key comes as a bearer token, or in `x-api-key`. Without
 any keys all doors are open. Knows hashes of keys only, and never shows what a client sent.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import enum
 import ipaddress
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import RequestError
+from router.api.service import NOT_GENERATION
 from router.api_keys import KeyRing, load_key_ring
 from router.http_errors import HttpError
 from router.settings import RouterSettings
@@ -24,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _UNAUTHORIZED = 401
 _SCHEME = b"bearer"
+_API_PATHS = frozenset(("/tokenize", "/detokenize", *NOT_GENERATION))
+_PROBES = frozenset(("/health", "/ready", "/live", "/ping", "/version"))
+_DOCUMENTS = frozenset(("/openapi.json", "/docs"))
 
 
 class Door(enum.Enum):
@@ -36,7 +42,7 @@ class Door(enum.Enum):
 
 @dataclass(frozen=True)
 class AccessRules:
-    """The keys of each door, and the doors of `/health` and `/metrics`.
+    """The keys of each door, and the doors of the probes and of `/metrics`.
 
     `supervisor` opens what admin keys open, but closes nothing by its presence: who started the
     router has it, whatever the operator chose.
@@ -50,10 +56,15 @@ class AccessRules:
 
     def door_of(self, path: str) -> Door:
         """What a path needs. An API key asks for an admin key, too; not the other way round."""
-        if path.startswith("/v1/"):
+        door = Door.ADMIN
+        if path.startswith("/v1/") or path in _API_PATHS:
             door = Door.API
-        else:
-            door = {"/health": self.health, "/metrics": self.metrics}.get(path, Door.ADMIN)
+        elif path in _PROBES:
+            door = self.health
+        elif path == "/metrics":
+            door = self.metrics
+        elif path in _DOCUMENTS:
+            door = Door.OPEN
         if not self.api and (door is Door.API or not self.admin):
             return Door.OPEN
         return door
@@ -91,8 +102,7 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope, door: Door) -> bool:
-        key = _bearer(scope)
-        return key is not None and self._rules.admits(door, key)
+        return any(self._rules.admits(door, key) for key in _keys(scope))
 
 
 def access_rules(settings: RouterSettings) -> AccessRules:
@@ -125,18 +135,21 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _bearer(scope: Scope) -> str | None:
-    """The key of the one Authorization header; None without it, or with several."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(values) != 1:
-        return None
-    scheme, _, key = values[0].partition(b" ")
-    return key.strip().decode("latin-1") if scheme.lower() == _SCHEME else None
+def _keys(scope: Scope) -> Iterator[str]:
+    """What the request shows, at most a key from each kind of header; one sent twice is none."""
+    bearers = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(bearers) == 1:
+        scheme, _, key = bearers[0].partition(b" ")
+        if scheme.lower() == _SCHEME:
+            yield key.strip().decode("latin-1")
+    plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
+    if len(plain) == 1:
+        yield plain[0].strip().decode("latin-1")
 
 
 def _unauthorized(door: Door, has_keys: bool) -> HttpError:
     kind = "an API key" if door is Door.API else "an operator's key"
-    message = f"this needs {kind}, as 'Authorization: Bearer KEY'"
+    message = f"this needs {kind}, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     if not has_keys:
         message += "; the router has none: set BATON_ADMIN_KEYS or --admin-key-file"
     return HttpError(

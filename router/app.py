@@ -13,10 +13,13 @@ from starlette.responses import Response
 from router.api.chat import chat_router
 from router.api.completions import completions_router
 from router.api.context import ApiContext, ApiLimits
+from router.api.documents import documents_router
 from router.api.service import service_router
+from router.api.tokenize import tokenize_router
 from router.api_metrics import ApiMetrics
 from router.generation import Generator, ReadinessCheck, ServedModel
 from router.http_errors import describe
+from router.probes import probe_router
 from router.request_scope import RequestScope, record_of
 from router.sampling_defaults import load_sampling_defaults
 from router.tokenizer import Tokenizer
@@ -50,7 +53,14 @@ def create_app(
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestScope, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)
-    own = (completions_router(context), chat_router(context), service_router(context, registry))
+    own = (
+        completions_router(context),
+        chat_router(context),
+        tokenize_router(context),
+        service_router(context),
+        probe_router(registry, ready),
+        documents_router(),
+    )
     for router in (*own, *options.extra_routers):
         app.include_router(router)
     return app

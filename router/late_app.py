@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import Overloaded
+from router.api.documents import documents_router
 from router.generation import ReadinessCheck
 from router.http_errors import describe
+from router.probes import probe_router
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
@@ -38,19 +39,20 @@ class LateApp:
 def waiting_app(
     registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
 ) -> FastAPI:
-    """Serves `routers` and `/metrics`; everything else is a 503 that says why."""
+    """Serves `routers` and the probes; everything else is a 503 that says why."""
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    def reason() -> str:
+        return ready() or "the service is starting"
 
-    for router in routers:
+    async def not_ready(request: Request, error: Exception) -> Response:
+        return describe(error, request_id="").response()
+
+    async def later(path: str) -> Response:
+        raise Overloaded(reason())
+
+    app.add_exception_handler(Overloaded, not_ready)
+    for router in (probe_router(registry, reason), documents_router(), *routers):
         app.include_router(router)
-
-    async def not_ready(path: str) -> Response:
-        reason = ready() or "the service is starting"
-        return describe(Overloaded(reason), request_id="").response()
-
-    app.add_api_route("/{path:path}", not_ready, methods=_METHODS)
+    app.add_api_route("/{path:path}", later, methods=_METHODS)
     return app

@@ -20,8 +20,12 @@ from router.http_errors import describe
 MAX_CLIENT_ID_CHARS = 128
 _KEY = "baton.request"
 _ENDPOINTS = frozenset(
-    ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/fleet")
-)
+    (
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+        "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
+        "/live", "/ping", "/version", "/metrics", "/openapi.json", "/docs", "/fleet",
+    )
+)  # fmt: skip
 
 
 @dataclass(slots=True)

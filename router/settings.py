@@ -80,7 +80,7 @@ class RouterSettings:
         flag=False,
     )
     health_access: str = setting(
-        "open", help="whose keys /health needs, if there are any", choices=DOORS
+        "open", help="whose keys /health and the other probes need, if there are any", choices=DOORS
     )
     metrics_access: str = setting(
         "admin", help="whose keys /metrics needs, if there are any", choices=DOORS

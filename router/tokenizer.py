@@ -88,6 +88,11 @@ class Tokenizer:
         """What one token contributes to the text; not always whole characters."""
         return self._token_bytes.of(token_id)
 
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary spells a token; empty for an id that it leaves out."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name or ""
+
     def _token_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._tokenizer.token_to_id(text)

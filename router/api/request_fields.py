@@ -6,6 +6,7 @@ not support is refused by name unless its value means "off". Null means absent e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
@@ -28,7 +29,17 @@ MAX_LOGIT_BIASES = 1024
 _INT32_MAX = 2**31 - 1
 
 
-def only(*neutral: Any) -> AfterValidator:
+@dataclass(frozen=True)
+class Only(AfterValidator):
+    """See `only`."""
+
+    neutral: tuple[Any, ...]
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral], "description": "Anything else is not supported."}
+
+
+def only(*neutral: Any) -> Only:
     """A field that is not supported: null and the `neutral` values pass, all else is refused."""
 
     def check(value: Any) -> Any:
@@ -36,7 +47,7 @@ def only(*neutral: Any) -> AfterValidator:
             return value
         raise PydanticCustomError("unsupported", "this is not supported")
 
-    return AfterValidator(check)
+    return Only(check, neutral)
 
 
 Unsupported = Annotated[Any, only()]
@@ -46,6 +57,13 @@ class StrictModel(BaseModel):
     """Base of request schemas."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class RequestBody(StrictModel):
+    """Base of whole bodies."""
+
+    def check_together(self) -> None:
+        """What no field can say alone. Raises InvalidRequest."""
 
 
 class StreamOptions(StrictModel):
@@ -67,7 +85,7 @@ _Stop = Annotated[
 ]
 
 
-class GenerationFields(StrictModel):
+class GenerationFields(RequestBody):
     """How to sample, when to stop and how to answer."""
 
     model: str
@@ -103,7 +121,7 @@ class GenerationFields(StrictModel):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
     def check_together(self) -> None:
-        """What no field can say alone. Raises InvalidRequest."""
+        """See the base."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
 
@@ -121,7 +139,7 @@ class GenerationFields(StrictModel):
 
 
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Fields = TypeVar("Fields", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=RequestBody)
 
 
 async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:

@@ -1,20 +1,36 @@
-"""What is not generation: `/v1/models`, `/health` and `/metrics`."""
+"""The models served here, and a clear no to what a model of text cannot do."""
 
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from protocol.errors import Overloaded
 from router.api.context import ApiContext
 from router.api.plan import check_model
 from router.api.responses import Model, ModelList
 
+NOT_GENERATION = (
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/moderations",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/embeddings",
+    "/pooling",
+    "/classify",
+    "/rerank",
+    "/score",
+)
+"""Endpoints of OpenAI and vLLM that need a model of another kind."""
 
-def service_router(context: ApiContext, registry: CollectorRegistry) -> APIRouter:
+
+def service_router(context: ApiContext) -> APIRouter:
     """The endpoints, for an application."""
     router = APIRouter()
     served = context.model
@@ -27,21 +43,15 @@ def service_router(context: ApiContext, registry: CollectorRegistry) -> APIRoute
         check_model(context, model_id)
         return _json(model)
 
-    async def health() -> Response:
-        reason = context.ready()
-        if reason is not None:
-            raise Overloaded(reason)
-        return _json({"status": "ok"})
-
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    async def refuse(request: Request) -> Response:
+        raise HTTPException(404, f"{served.name!r} only generates text, so this is not served")
 
     router.add_api_route("/v1/models", list_models, methods=["GET"])
     router.add_api_route("/v1/models/{model_id:path}", get_model, methods=["GET"])
-    router.add_api_route("/health", health, methods=["GET"])
-    router.add_api_route("/metrics", metrics, methods=["GET"])
+    for path in NOT_GENERATION:
+        router.add_api_route(path, refuse, methods=["POST"])
     return router
 
 
-def _json(content: object) -> Response:
+def _json(content: Model | ModelList) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")

@@ -21,7 +21,11 @@ from router.api_keys import KeyRing, hash_key, make_key
 from router.settings import RouterSettings
 
 API, ADMIN, SUPERVISOR = make_key(), make_key(), make_key()
-PATHS = ("/v1/completions", "/v1/models", "/fleet", "/requests/r/trace", "/later", "/metrics")
+PATHS = (
+    "/v1/completions", "/v1/models", "/tokenize", "/fleet", "/requests/r/trace", "/later",
+    "/metrics", "/docs",
+)  # fmt: skip
+PROBES = {"/health", "/ready", "/live", "/ping", "/version"}
 
 
 def ring(*keys: str) -> KeyRing:
@@ -36,13 +40,14 @@ def guarded(**rules) -> tuple[httpx.AsyncClient, CollectorRegistry]:
 
 async def opened(client: httpx.AsyncClient, key: str | None) -> set[str]:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    answers = {path: await client.get(path, headers=headers) for path in (*PATHS, "/health")}
+    answers = {path: await client.get(path, headers=headers) for path in (*PATHS, *PROBES)}
     assert {answer.status_code for answer in answers.values()} <= {200, 401}
     return {path for path, answer in answers.items() if answer.status_code == 200}
 
 
-EVERYTHING = {*PATHS, "/health"}
-V1 = {"/v1/completions", "/v1/models"}
+EVERYTHING = {*PATHS, *PROBES}
+OPEN = {"/docs", *PROBES}
+V1 = {"/v1/completions", "/v1/models", "/tokenize"}
 OPERATORS = EVERYTHING - V1
 
 
@@ -51,18 +56,18 @@ OPERATORS = EVERYTHING - V1
     [
         ({}, None, EVERYTHING),
         ({"supervisor": ring(SUPERVISOR)}, None, EVERYTHING),
-        ({"api": ring(API)}, None, {"/health"}),
-        ({"api": ring(API)}, API, {"/health", *V1}),
+        ({"api": ring(API)}, None, OPEN),
+        ({"api": ring(API)}, API, OPEN | V1),
         ({"api": ring(API), "supervisor": ring(SUPERVISOR)}, SUPERVISOR, OPERATORS),
-        ({"api": ring(API), "admin": ring(ADMIN)}, API, {"/health", *V1}),
+        ({"api": ring(API), "admin": ring(ADMIN)}, API, OPEN | V1),
         ({"api": ring(API), "admin": ring(ADMIN)}, ADMIN, OPERATORS),
-        ({"api": ring(API), "admin": ring(ADMIN)}, "wrong" * 5, {"/health"}),
-        ({"admin": ring(ADMIN)}, None, {"/health", *V1}),
+        ({"api": ring(API), "admin": ring(ADMIN)}, "wrong" * 5, OPEN),
+        ({"admin": ring(ADMIN)}, None, OPEN | V1),
         ({"admin": ring(ADMIN)}, ADMIN, EVERYTHING),
-        ({"api": ring(API), "health": Door.API}, None, set()),
-        ({"api": ring(API), "health": Door.API}, API, {"/health", *V1}),
-        ({"api": ring(API), "metrics": Door.OPEN}, None, {"/health", "/metrics"}),
-        ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, V1),
+        ({"api": ring(API), "health": Door.API}, None, {"/docs"}),
+        ({"api": ring(API), "health": Door.API}, API, OPEN | V1),
+        ({"api": ring(API), "metrics": Door.OPEN}, None, OPEN | {"/metrics"}),
+        ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, {"/docs"} | V1),
     ],
 )
 async def test_doors(rings, key: str | None, expected: set[str]) -> None:
@@ -82,6 +87,8 @@ async def test_doors(rings, key: str | None, expected: set[str]) -> None:
         [("Authorization", f"Bearer {API} {API}")],
         [("Authorization", f"Bearer {API}"), ("Authorization", "Bearer x")],
         [("api-key", API)],
+        [("x-api-key", API), ("x-api-key", API)],
+        [("x-api-key", f"Bearer {API}")],
     ],
 )
 async def test_a_refusal_has_openais_shape_and_is_counted(headers) -> None:
@@ -101,6 +108,14 @@ async def test_the_scheme_is_not_case_sensitive() -> None:
     async with client:
         headers = {"Authorization": f"bearer  {API}"}
         assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_anthropics_header_opens_as_well() -> None:
+    client, _ = guarded(api=ring(API))
+    async with client:
+        for others in ({}, {"Authorization": "Bearer none"}):
+            headers = {"x-api-key": API, **others}
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_a_missing_admin_key_says_how_to_set_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.version import baton_version
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL
 
 
@@ -22,13 +23,26 @@ def test_models(api):
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-def test_health_follows_readiness(api):
-    assert api.http.get("/health").status_code == 200
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
+def test_health_follows_readiness(api, path):
+    assert api.http.get(path).status_code == 200
     api.unready_reason = "no decode worker is ready"
-    response = api.http.get("/health")
+    response = api.http.get(path)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["message"] == "no decode worker is ready"
+
+
+def test_alive_and_version_whether_ready_or_not(api):
+    api.unready_reason = "no decode worker is ready"
+    assert api.http.get("/live").json() == {"status": "ok"}
+    assert api.http.get("/version").json() == {"version": baton_version()}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank"])
+def test_what_needs_another_kind_of_model_says_so(api, path):
+    error = api.post(path, {"model": MODEL, "input": "x"}).json()["error"]
+    assert error["message"] == f"'{MODEL}' only generates text, so this is not served: POST {path}"
 
 
 @pytest.mark.parametrize(

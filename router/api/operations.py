@@ -1,0 +1,102 @@
+"""Every operation of the HTTP API in one table: what it takes and what it may answer.
+
+The OpenAPI document is made from it, and a test holds it equal to the routes that are served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from router.access import Door
+from router.api.chat_request import ChatRequest
+from router.api.completion_request import CompletionRequest
+from router.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
+from router.api.service import NOT_GENERATION
+from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
+from router.probes import ServiceStatus, ServiceVersion
+
+_BODY_ERRORS = (400, 404, 413, 415)
+_GENERATION_ERRORS = (*_BODY_ERRORS, 500, 503)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path.
+
+    `answer` is the type of the JSON answer, or a media type for what is not JSON, or None where
+    every answer is an error; `event` is the type of a stream's events. `errors` are statuses
+    besides those that any request may end with.
+    """
+
+    method: str
+    path: str
+    summary: str
+    tag: str
+    door: Door
+    answer: Any
+    body: type[BaseModel] | None = None
+    event: Any = None
+    errors: tuple[int, ...] = ()
+
+
+def _probe(path: str, summary: str, answer: Any, *errors: int, method: str = "get") -> Operation:
+    return Operation(method, path, summary, "service", Door.OPEN, answer, errors=errors)
+
+
+_GENERATION = (
+    Operation(
+        "post", "/v1/chat/completions", "The assistant's next message in a conversation",
+        "generation", Door.API, ChatCompletion, ChatRequest, ChatChunk, _GENERATION_ERRORS,
+    ),
+    Operation(
+        "post", "/v1/completions", "Text continued from a prompt",
+        "generation", Door.API, Completion, CompletionRequest, Completion, _GENERATION_ERRORS,
+    ),
+)  # fmt: skip
+_MODELS = (
+    Operation("get", "/v1/models", "The models served here", "models", Door.API, ModelList),
+    Operation(
+        "get", "/v1/models/{model_id}", "One model, with the length of its context",
+        "models", Door.API, Model, errors=(404,),
+    ),
+)  # fmt: skip
+_TOKENS = (
+    Operation(
+        "post", "/tokenize", "A text or a conversation as token ids",
+        "tokens", Door.API, Tokens, TokenizeRequest, errors=_BODY_ERRORS,
+    ),
+    Operation(
+        "post", "/detokenize", "Token ids as text",
+        "tokens", Door.API, DetokenizedText, DetokenizeRequest, errors=_BODY_ERRORS,
+    ),
+)  # fmt: skip
+_SERVICE = (
+    _probe("/health", "Whether requests can be served", ServiceStatus, 503),
+    _probe("/ready", "The same as /health", ServiceStatus, 503),
+    _probe("/ping", "The same as /health", ServiceStatus, 503),
+    _probe("/ping", "The same as /health", ServiceStatus, 503, method="post"),
+    _probe("/live", "Whether the router's process answers", ServiceStatus),
+    _probe("/version", "The version of Baton", ServiceVersion),
+    _probe("/openapi.json", "This document", dict[str, Any]),
+    _probe("/docs", "This document for people", "text/html"),
+    Operation("get", "/metrics", "Prometheus metrics", "operators", Door.ADMIN, "text/plain"),
+    Operation(
+        "get", "/fleet", "Every worker with its state and load",
+        "operators", Door.ADMIN, list[dict[str, Any]],
+    ),
+    Operation(
+        "get", "/requests/{request_id}/trace", "Where one request's time went",
+        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
+    ),
+)  # fmt: skip
+_REFUSED = tuple(
+    Operation(
+        "post", path, "Refused: it needs a model of another kind",
+        "not served", Door.API, None, errors=(404,),
+    )
+    for path in NOT_GENERATION
+)  # fmt: skip
+OPERATIONS = (*_GENERATION, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED)

@@ -1,0 +1,114 @@
+"""`POST /tokenize` and `/detokenize`: vLLM's helpers between text and token ids."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from pydantic import Field
+from starlette.responses import Response
+
+from protocol.errors import InvalidRequest
+from router.api.chat_request import ChatMessage
+from router.api.context import ApiContext
+from router.api.plan import check_model
+from router.api.request_fields import RequestBody, read_fields
+from router.api.sampling import check_token_ids
+from router.tokenizer import Tokenizer
+
+
+class TokenizeRequest(RequestBody):
+    """A text in `prompt`, or a conversation in `messages` as the chat endpoint would render it.
+
+    `add_special_tokens` is true for a text unless it says otherwise, and false for a
+    conversation, whose template writes them itself.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check_together(self) -> None:
+        """See the base."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either 'prompt' or 'messages'", "prompt")
+
+
+class DetokenizeRequest(RequestBody):
+    """Token ids; special tokens among them are part of the text."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class Tokens(Struct, frozen=True):
+    """Answer of `/tokenize`. `token_strs` spells the tokens as the vocabulary does."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(Struct, frozen=True):
+    """Answer of `/detokenize`."""
+
+    prompt: str
+
+
+def tokenize_router(context: ApiContext) -> APIRouter:
+    """The endpoints, for an application."""
+    router = APIRouter()
+    tokenizer, limit = context.tokenizer, context.limits.max_body_bytes
+
+    async def tokenize(request: Request) -> Response:
+        fields = await read_fields(request, TokenizeRequest, limit)
+        _check_model(context, fields.model)
+        tokens = await tokenizer.in_thread(lambda: _tokens_of(tokenizer, fields))
+        names = [tokenizer.token_name(each) for each in tokens]
+        answer = Tokens(
+            count=len(tokens),
+            max_model_len=context.model.max_context,
+            tokens=tokens,
+            token_strs=names if fields.return_token_strs else None,
+        )
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def detokenize(request: Request) -> Response:
+        fields = await read_fields(request, DetokenizeRequest, limit)
+        _check_model(context, fields.model)
+        check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
+        text = await tokenizer.in_thread(
+            lambda: tokenizer.decode(fields.tokens, skip_special_tokens=False)
+        )
+        answer = DetokenizedText(text)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    router.add_api_route("/tokenize", tokenize, methods=["POST"])
+    router.add_api_route("/detokenize", detokenize, methods=["POST"])
+    return router
+
+
+def _check_model(context: ApiContext, name: str | None) -> None:
+    if name is not None:
+        check_model(context, name)
+
+
+def _tokens_of(tokenizer: Tokenizer, fields: TokenizeRequest) -> list[int]:
+    if fields.messages is None:
+        assert fields.prompt is not None, "one of the two was given"
+        with_special = fields.add_special_tokens is not False
+        return tokenizer.encode(fields.prompt, add_special_tokens=with_special)
+    template = tokenizer.chat_template
+    if template is None:
+        raise InvalidRequest("the model has no chat template; send 'prompt'", "messages")
+    messages = [each.for_template(template.knows_developer_role) for each in fields.messages]
+    wants_prompt = fields.add_generation_prompt is not False
+    text = template.render(messages, wants_prompt, fields.chat_template_kwargs)
+    return tokenizer.encode(text, add_special_tokens=fields.add_special_tokens is True)
