@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 262_144
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +20,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `logprobs` None returns none; 0 returns the chosen token's only, k > 0 also the k most likely.
     `stop_token_ids` end the sequence (end-of-text ids included unless the caller ignores them);
     they are masked until `min_tokens` tokens have been chosen.
+
+    `grammar` constrains the output's text: llguidance's Lark (`start: %json {...}`), or its JSON
+    form (`{"grammars": [...]}`). The end-of-text token may be chosen only where the grammar is
+    complete, and the sequence stops where nothing can follow.
     """
 
     max_tokens: int
@@ -34,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
     @property
     def penalizes(self) -> bool:
