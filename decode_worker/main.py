@@ -9,6 +9,7 @@ from decode_worker.peers import PrefillPeers
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
 from kv_transfer.receiver import HandoffReceiver
+from kv_transfer.sender import HandoffSender
 from protocol.messages import Role
 from runtime.settings import settings_or_exit
 from runtime.worker_host import WorkerHost
@@ -34,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
         )
         peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
         surroundings.stack.callback(peers.close)
-        return DecodeWorker(host, receiver, peers)
+        sender = HandoffSender(margin_s=settings.grant_margin_ms / 1e3)
+        return DecodeWorker(host, receiver, sender, peers)
 
     return run_worker(settings, Role.DECODE, build)
 

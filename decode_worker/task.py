@@ -10,7 +10,9 @@ from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
     ChunkSpan,
     DecodeTrace,
+    HandedOver,
     HandoffToken,
+    HandOver,
     PrefillPeer,
     SequenceTokens,
 )
@@ -68,6 +70,17 @@ class Task:
             logprobs=None if logprobs is None else [logprobs],
             finish=produced.finish,
             cached_tokens=cached if first else None,
+            trace=trace,
+        )
+
+    def handed_over(self, asked: HandOver, keeps_kv: bool, trace: DecodeTrace) -> HandedOver:
+        """The end of the attempt's part here, in answer to what was asked."""
+        return HandedOver(
+            request_id=self.sequence.request_id,
+            attempt=self.sequence.attempt,
+            next_attempt=asked.next_attempt,
+            num_output=self.sequence.num_output,
+            keeps_kv=keeps_kv,
             trace=trace,
         )
 

@@ -3,8 +3,9 @@
 A sequence whose prompt is prefilled elsewhere is admitted with only the blocks it lacks, which
 are granted to its prefill worker, and joins the batch when all of them and its first token are
 here. Prompts without a prefill worker, and the suffixes of prefixes that are still cached, are
-prefilled here in chunks between decodes. Owner of the tasks, and of the blocks of ended ones that
-a peer may still write to.
+prefilled here in chunks between decodes. What is to leave, because the worker drains, goes on
+elsewhere with the blocks that it has here (`decode_worker.departures`). Owner of the tasks, and of
+the blocks of ended ones that a peer may still write to.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
+from decode_worker.departures import Departures
 from decode_worker.peers import PrefillPeers
 from decode_worker.task import Task
 from engine.engine import StepResult
@@ -29,6 +31,7 @@ from kv_transfer.receiver import (
     Unfence,
     Verify,
 )
+from kv_transfer.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
 from protocol import wire
 from protocol.errors import ProtocolError, RequestError
@@ -38,7 +41,11 @@ from protocol.messages import (
     ControlMessage,
     Generate,
     HandoffToken,
+    HandOver,
     KvClosed,
+    KvGrant,
+    KvRenew,
+    PeerDescriptor,
     Role,
     SequenceTokens,
     StepTokens,
@@ -56,12 +63,19 @@ _REMEMBERED = 8192
 class DecodeWorker:
     """One decode worker; everything happens in the thread that calls `run`."""
 
-    def __init__(self, host: WorkerHost, receiver: HandoffReceiver, peers: PrefillPeers) -> None:
+    def __init__(
+        self,
+        host: WorkerHost,
+        receiver: HandoffReceiver,
+        sender: HandoffSender,
+        peers: PrefillPeers,
+    ) -> None:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
         self._receiver = receiver
         self._peers = peers
+        self._departures = Departures(host, sender)
         self._tasks: dict[HandoffKey, Task] = {}
         self._fenced: dict[HandoffKey, Sequence] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
@@ -69,10 +83,15 @@ class DecodeWorker:
 
     def run(self) -> None:
         """Serve until the process is told to stop and nothing is left to do."""
-        while not self._host.is_finished(num_jobs=len(self._tasks) + len(self._fenced)):
+        while not self._host.is_finished(self._num_jobs):
             self.turn()
+        self._departures.give_up("the worker stopped")
         for task in list(self._tasks.values()):
             self._give_up(task, "the worker stopped", retryable=True)
+
+    @property
+    def _num_jobs(self) -> int:
+        return len(self._tasks) + len(self._fenced) + self._departures.num_open
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -93,12 +112,15 @@ class DecodeWorker:
         if self._host.has_lapsed:
             for key in list(self._tasks):
                 self._abort(key)
-            self._host.reincarnate()
+            self._departures.abort_all()
+            if self._departures.num_open == 0:
+                self._host.reincarnate()
         for router, message in self._host.server.receive():
             self._handle(router, message)
-        for router in self._host.server.lost(self._host.now()):
-            for task in [task for task in self._tasks.values() if task.router == router]:
+        for peer in self._host.server.lost(self._host.now()):
+            for task in [task for task in self._tasks.values() if task.router == peer]:
                 self._abort(task.key)
+            self._departures.lose(peer)
         for incarnation, message in self._peers.receive():
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
@@ -109,6 +131,7 @@ class DecodeWorker:
         for event in self._host.transfers.drain():
             self._follow(event)
         self._carry_out(self._receiver.sweep(self._host.now()))
+        self._departures.sweep()
         self._host.transfers.expect(self._receiver.num_open > 0)
 
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
@@ -117,6 +140,10 @@ class DecodeWorker:
                 self._start(peer, message)
             case Abort() if peer.role is Role.ROUTER:
                 self._abort(key_of(message))
+            case HandOver() if peer.role is Role.ROUTER:
+                self._hand_over(message)
+            case PeerDescriptor() | KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
+                self._departures.handle(peer, message)
             case _:
                 self._host.answer_common(peer, message)
 
@@ -150,10 +177,30 @@ class DecodeWorker:
     def _abort(self, key: HandoffKey) -> None:
         """Its router no longer wants it."""
         task = self._tasks.get(key)
+        if task is not None:
+            self._end(task)
+        elif not self._departures.try_abort(key):
+            self._host.count(Count.STALE_MESSAGES)
+
+    def _hand_over(self, message: HandOver) -> None:
+        """Its part here ends, between two steps. If it decodes, its blocks stay for the next
+        attempt; one that only waits, receives or prefills has nothing that others cannot get."""
+        task = self._tasks.get(key_of(message))
         if task is None:
             self._host.count(Count.STALE_MESSAGES)
             return
-        self._end(task)
+        sequence = task.sequence
+        keeps_kv = sequence.state is SequenceState.RUNNING
+        if keeps_kv:
+            self._forget(task)
+            self._scheduler.finish(sequence, release=False)
+        else:
+            self._end(task)
+        self._flush()  # its tokens come before the end of its part
+        trace = task.trace(self._host.worker_id, self._host.wall_us())
+        self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
+        if keeps_kv:
+            self._departures.begin(task.router, sequence, message.next_attempt)
 
     def _handle_prefill(self, incarnation: str, message: ControlMessage) -> None:
         match message:
@@ -190,7 +237,7 @@ class DecodeWorker:
 
     def _follow(self, event: TransferEvent) -> None:
         if not isinstance(event, NotificationArrived):
-            self._host.follow_common(event)
+            self._departures.follow(event)
             return
         try:
             written = wire.decode_notification(event.payload)
@@ -277,7 +324,9 @@ class DecodeWorker:
     def _publish(self) -> None:
         self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
         self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
-        self._host.publish(self._receiver.num_open, self._receiver.ignored)
+        num_handoffs = self._receiver.num_open + self._departures.num_open
+        num_ignored = self._receiver.ignored + self._departures.ignored
+        self._host.publish(num_handoffs, num_ignored)
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""

@@ -118,7 +118,8 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefill worker that serves an attempt, as its decode worker needs to know it."""
+    """Who has, or computes, the KV of an attempt, as its decode worker needs to know it: a prefill
+    worker, or the decode worker that hands the request over."""
 
     worker_id: str
     incarnation: str
@@ -163,6 +164,15 @@ class Abort(Message, frozen=True, kw_only=True):
     request_id: str
     attempt: int
     reason: str = ""
+
+
+class HandOver(Message, frozen=True, kw_only=True):
+    """Router to decode worker: end your part of this attempt between two steps, and keep its KV
+    for `next_attempt`, in which another decode worker goes on. The answer is HandedOver."""
+
+    request_id: str
+    attempt: int
+    next_attempt: int
 
 
 class CacheDumpRequest(Message, frozen=True, kw_only=True):
@@ -271,6 +281,22 @@ class PrefillDone(Message, frozen=True, kw_only=True):
     request_id: str
     attempt: int
     trace: PrefillTrace
+
+
+class HandedOver(Message, frozen=True, kw_only=True):
+    """Decode worker to router: my part has ended; all its tokens were sent before.
+
+    With `keeps_kv` the handoff `(request_id, next_attempt)` is open here until it has closed, or
+    an Abort names it: its prompt is everything but the last of `num_output` tokens of output, and
+    its first token is that one. PrefillDone or AttemptFailed, with `next_attempt`, follows.
+    """
+
+    request_id: str
+    attempt: int
+    next_attempt: int
+    num_output: int
+    keeps_kv: bool
+    trace: DecodeTrace
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True):
@@ -406,11 +432,13 @@ ControlMessage = (
     | Generate
     | Prefill
     | Abort
+    | HandOver
     | CacheDumpRequest
     | CacheDump
     | StepTokens
     | FirstToken
     | PrefillDone
+    | HandedOver
     | AttemptFailed
     | PeerDescriptor
     | KvGrant

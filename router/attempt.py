@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from protocol.messages import Abort
+from protocol.messages import Abort, WorkerState
 from router.generation import GenerationRequest, TokenDelta
-from router.placement import Placement
+from router.placement import Mode, Placement
 from router.token_stream import TokenStream
 from router.trace import AttemptTrace, RequestTrace
 from router.worker import Reservation, Worker
@@ -29,7 +29,10 @@ class Failure:
 class Attempt:
     """One try: its workers, and the load they were charged with for it.
 
-    `first_index` is the output index of the first token that this attempt produces.
+    `first_index` is the output index of the first token that this attempt produces. `prefill` is
+    where its KV comes from, if from elsewhere: a prefill worker, or the decode worker that hands
+    the request over. `is_leaving` says that its own decode worker was asked to hand it over,
+    `is_moved` that all KV has arrived there.
     """
 
     number: int
@@ -39,15 +42,23 @@ class Attempt:
     prefill: Worker | None
     reservations: list[tuple[Worker, Reservation]]
     decode_runs: bool = False
+    is_moved: bool = False
+    is_leaving: bool = False
     gap_timer: asyncio.TimerHandle | None = None
 
     def involves(self, worker: Worker) -> bool:
         """Whether the attempt still depends on a worker.
 
-        Once the decode worker produced a token after the first, it holds all KV: what becomes
-        of the prefill worker no longer matters.
+        Once the decode worker holds all KV, and shows that by a token after the first if nobody
+        said so, it no longer matters what becomes of the prefill worker.
         """
-        return worker is self.decode or (worker is self.prefill and not self.decode_runs)
+        needs_prefill = not (self.is_moved or self.decode_runs)
+        return worker is self.decode or (worker is self.prefill and needs_prefill)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether its decode worker drains, and was not asked yet to hand it over."""
+        return self.decode.info.state is WorkerState.DRAINING and not self.is_leaving
 
     def release(self, worker: Worker) -> None:
         """Take back what a worker was charged with."""
@@ -96,7 +107,7 @@ class Generation:
     def begin(self, attempt: Attempt, now_us: int) -> None:
         """From now on this attempt's messages count, and no other's."""
         self.attempt = attempt
-        self.stream.start_attempt(is_remote=attempt.prefill is not None)
+        self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
 
     def got_on(self) -> None:

@@ -24,11 +24,15 @@ from protocol.errors import (
     ServiceError,
 )
 from protocol.messages import (
+    Abort,
     AttemptFailed,
     ControlMessage,
     FinishReason,
     FirstToken,
+    HandedOver,
+    HandOver,
     PrefillDone,
+    Role,
     SequenceTokens,
     StepTokens,
 )
@@ -137,19 +141,23 @@ class Dispatcher:
                 f"attempts: {generation.num_attempts}"
             ) from None
 
-    def _launch(self, generation: Generation) -> None:
-        """Place the next attempt and start both of its legs at once."""
+    def _launch(self, generation: Generation, source: Worker | None = None) -> None:
+        """Place the next attempt and start both of its legs at once.
+
+        With a `source`, the decode worker that hands the request over, there is only one leg.
+        """
         generation.num_attempts += 1
         try:
-            attempt = self._launcher.open(generation)
-        except Overloaded as error:
+            attempt = self._launcher.open(generation, source)
+        except (Overloaded, PromptTooLong) as error:
             if generation.num_attempts == 1:
                 raise
-            generation.events.put_nowait(Failure(str(error), retryable=True))
+            can_wait = isinstance(error, Overloaded)
+            generation.events.put_nowait(Failure(str(error), retryable=can_wait))
             return
         generation.begin(attempt, self._traces.wall_us())
         self._metrics.attempts.labels(attempt.placement.mode.value).inc()
-        if generation.num_attempts > 1:
+        if generation.num_attempts > 1 and source is None:
             self._metrics.retries.inc()
         for worker, message in legs(generation, attempt):
             if not worker.link.send(message):
@@ -211,9 +219,9 @@ class Dispatcher:
         elif isinstance(message, FirstToken):
             self._on_first_token(worker, message)
         elif isinstance(message, PrefillDone):
-            self._traces.attach_prefill(
-                message.request_id, message.attempt, message.trace, is_final=True
-            )
+            self._on_prefill_done(worker, message)
+        elif isinstance(message, HandedOver):
+            self._on_handed_over(worker, message)
         elif isinstance(message, AttemptFailed):
             generation = self._current(worker, message.request_id, message.attempt)
             if generation is not None:
@@ -222,11 +230,51 @@ class Dispatcher:
         else:
             self._metrics.refused.labels("unexpected").inc()
 
+    def on_fleet(self) -> None:
+        """See `FleetListener`: what runs on decode workers that drain leaves, if it can."""
+        if not self._fleet.ready(Role.DECODE):
+            return  # they finish what they have
+        for generation in self._generations.values():
+            attempt = generation.attempt
+            if attempt is not None and attempt.may_leave:
+                order = HandOver(
+                    request_id=generation.request.request_id,
+                    attempt=attempt.number,
+                    next_attempt=generation.num_attempts + 1,
+                )
+                attempt.is_leaving = attempt.decode.link.send(order)
+
     def on_lost(self, worker: Worker, reason: str) -> None:
         """See `FleetListener`: every attempt on the worker fails at once."""
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
                 self._fail(generation, worker, f"{worker.worker_id}: {reason}", is_lost=True)
+
+    def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
+        """All KV has been written: what becomes of its source no longer matters."""
+        self._traces.attach_prefill(
+            message.request_id, message.attempt, message.trace, is_final=True
+        )
+        generation = self._generations.get(message.request_id)
+        attempt = generation.attempt if generation else None
+        if attempt is not None and attempt.number == message.attempt:
+            attempt.is_moved |= worker is attempt.prefill
+
+    def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
+        """A part has ended on a worker that drains: the next one begins elsewhere, at once."""
+        name = message.request_id
+        self._traces.attach_decode(name, message.attempt, message.trace)
+        generation = self._current(worker, name, message.attempt)
+        if generation is None or message.next_attempt != generation.num_attempts + 1:
+            worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
+            return
+        attempt, generation.attempt = generation.attempt, None
+        assert attempt is not None
+        attempt.close()
+        if attempt.prefill is not None and attempt.involves(attempt.prefill):
+            attempt.abort(name, "its decode worker drains", failed=worker)
+        has_all = message.num_output == len(generation.stream.token_ids)
+        self._launch(generation, worker if message.keeps_kv and has_all else None)
 
     def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
         if sequence.trace is not None:

@@ -64,6 +64,10 @@ class FleetListener(Protocol):
         """A worker sent something that concerns a request."""
         ...
 
+    def on_fleet(self) -> None:
+        """Workers came, went, or changed their state."""
+        ...
+
     def on_lost(self, worker: Worker, reason: str) -> None:
         """A worker, or the connection to it, is gone; whatever ran there ends now."""
         ...
@@ -208,6 +212,7 @@ class Fleet:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
+        log.log(_severity(worker), "the connection to %s broke", worker_id)
         if worker_id not in self._members:
             self._lose(worker_id, "its lease ended and its connection broke")
         elif self._listener is not None:
@@ -275,7 +280,8 @@ class Fleet:
         self._disconnect(worker)
         self._index.leave(worker_id)
         self._metrics.workers_lost.inc()
-        log.warning("%s worker %s left: %s", worker.role.value, worker_id, reason)
+        message = "%s worker %s left: %s"
+        log.log(_severity(worker), message, worker.role.value, worker_id, reason)
         if self._listener is not None:
             self._listener.on_lost(worker, reason)
 
@@ -290,6 +296,13 @@ class Fleet:
             usable = [each for each in self._workers.values() if each.takes_requests]
             count = sum(each.role is role for each in usable)
             self._metrics.workers.labels(role.value).set(count)
+        if self._listener is not None:
+            self._listener.on_fleet()
+
+
+def _severity(worker: Worker) -> int:
+    """Of the news that it is gone: one that drains is meant to go."""
+    return logging.INFO if worker.info.state is WorkerState.DRAINING else logging.WARNING
 
 
 def _agrees(identity: FleetIdentity, info: WorkerInfo) -> bool:

@@ -13,7 +13,7 @@ from protocol.hashing import block_hashes, chain_root
 from protocol.messages import Generate, Prefill, PrefillPeer, Role
 from router.attempt import Attempt, Generation
 from router.fleet import Fleet, FleetIdentity
-from router.placement import Placement, PlacementQuery, place
+from router.placement import Mode, Placement, PlacementQuery, place, place_handover
 from router.settings import RouterSettings
 from router.worker import Worker
 
@@ -26,29 +26,37 @@ class Launcher:
         self._fleet = fleet
         self._rng = rng
 
-    def open(self, generation: Generation) -> Attempt:
+    def open(self, generation: Generation, source: Worker | None = None) -> Attempt:
         """Choose workers for the generation's next attempt, and charge them with it.
 
-        Raises Overloaded when there is no decode worker, PromptTooLong when none has the room.
+        `source` is the decode worker that hands it over. It has the KV of all tokens but the
+        newest, which it tells as if it were the next. Raises Overloaded when there is no decode
+        worker, PromptTooLong when none has the room.
         """
         identity, reason = self._fleet.identity, self._fleet.not_ready_reason()
         if identity is None or reason is not None:
             raise Overloaded(reason or "no worker is registered")
-        tokens = generation.request.token_ids + generation.stream.token_ids
+        first_index = len(generation.stream.token_ids) - (source is not None)
+        tokens = generation.request.token_ids + generation.stream.token_ids[:first_index]
         salt = generation.request.cache_salt
         root = chain_root(identity.model_fingerprint, salt, self._settings.hash_seed)
         hashes = block_hashes(root, tokens, identity.block_size)
-        placement = self._place(generation, identity, len(tokens), hashes)
-        return self._charge(generation, placement, hashes)
+        query = self._query(generation, identity, len(tokens))
+        loads = self._fleet.loads(Role.DECODE, hashes)
+        if source is None:
+            prefill_loads = self._fleet.loads(Role.PREFILL, hashes)
+            threshold = self._settings.local_prefill_threshold_tokens
+            placement = place(query, loads, prefill_loads, threshold, self._rng)
+        else:
+            placement = place_handover(query, source.worker_id, loads, self._rng)
+        attempt = self._charge(generation.num_attempts, first_index, placement, hashes)
+        attempt.prefill = attempt.prefill or source
+        return attempt
 
-    def _place(
-        self,
-        generation: Generation,
-        identity: FleetIdentity,
-        num_tokens: int,
-        hashes: list[bytes],
-    ) -> Placement:
-        query = PlacementQuery(
+    def _query(
+        self, generation: Generation, identity: FleetIdentity, num_tokens: int
+    ) -> PlacementQuery:
+        return PlacementQuery(
             num_tokens=num_tokens,
             block_size=identity.block_size,
             exclude=frozenset(
@@ -59,19 +67,14 @@ class Launcher:
             ),
             prefer_decode=generation.prefer_decode,
         )
-        return place(
-            query,
-            self._fleet.loads(Role.DECODE, hashes),
-            self._fleet.loads(Role.PREFILL, hashes),
-            self._settings.local_prefill_threshold_tokens,
-            self._rng,
-        )
 
-    def _charge(self, generation: Generation, placement: Placement, hashes: list[bytes]) -> Attempt:
+    def _charge(
+        self, number: int, first_index: int, placement: Placement, hashes: list[bytes]
+    ) -> Attempt:
         """Reservations and expected cache, so that the next placement knows of this one."""
         num_blocks = len(hashes) + 1
         decode = self._chosen(placement.decode.worker_id)
-        local_tokens = placement.decode.missing_tokens if placement.prefill is None else 0
+        local_tokens = placement.decode.missing_tokens if placement.mode is Mode.LOCAL else 0
         charges = [(decode, decode.reserve(local_tokens, num_blocks))]
         prefill = None
         if placement.prefill is not None:
@@ -81,8 +84,8 @@ class Launcher:
         for worker, _ in charges:
             self._fleet.expect_cached(worker.worker_id, hashes)
         return Attempt(
-            number=generation.num_attempts,
-            first_index=len(generation.stream.token_ids),
+            number=number,
+            first_index=first_index,
             placement=placement,
             decode=decode,
             prefill=prefill,
@@ -98,7 +101,7 @@ class Launcher:
 def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
     """The messages that start an attempt, and whom they go to."""
     request = generation.request
-    tokens = request.token_ids + generation.stream.token_ids
+    tokens = request.token_ids + generation.stream.token_ids[: attempt.first_index]
     prefill = Prefill(
         request_id=request.request_id,
         attempt=attempt.number,
@@ -126,6 +129,6 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         cache_salt=prefill.cache_salt,
         prefill=peer,
     )
-    if attempt.prefill is None:
+    if attempt.prefill is None or attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
     return [(attempt.decode, generate), (attempt.prefill, prefill)]

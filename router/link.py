@@ -139,7 +139,6 @@ class WorkerLink:
                 log.exception("the link to %s failed", self._info.worker_id)
             if self._is_ready:
                 self._is_ready = False
-                log.warning("the connection to %s broke", self._info.worker_id)
                 self._callbacks.on_disconnected(self._info.worker_id)
             await asyncio.sleep(RECONNECT_S)
 

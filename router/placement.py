@@ -26,10 +26,12 @@ NEAR_TIE = 0.05
 
 
 class Mode(StrEnum):
-    """Who computes the prompt: the decode worker itself, or a prefill worker for it."""
+    """Where the KV comes from: the decode worker computes the prompt itself, a prefill worker does
+    it for it, or the decode worker that ran the request so far hands its blocks over."""
 
     LOCAL = "local"
     REMOTE = "remote"
+    HANDOVER = "handover"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,24 @@ def place(
         reason=_reason(mode, chosen, bool(prefill), bool(near), local_threshold_tokens),
         decode_candidates=tuple(_weigh(query, each, weight) for each in decoders),
         prefill_candidates=tuple(prefillers),
+        excluded=tuple(sorted(query.exclude)),
+    )
+
+
+def place_handover(
+    query: PlacementQuery, source: str, decode: Sequence[WorkerLoad], rng: random.Random
+) -> Placement:
+    """Choose the decode worker that goes on with what `source` has computed; raises as `place`."""
+    loads = _decode_loads(query, decode)
+    candidates = [_weigh(query, each, TRANSFER_WEIGHT) for each in loads]
+    chosen = _pick(query, candidates, rng)
+    return Placement(
+        mode=Mode.HANDOVER,
+        decode=chosen,
+        prefill=None,
+        reason=f"handover: {source} drains, {chosen.worker_id} goes on with its blocks",
+        decode_candidates=tuple(candidates),
+        prefill_candidates=(),
         excluded=tuple(sorted(query.exclude)),
     )
 

@@ -27,6 +27,8 @@ class Count(StrEnum):
     """Sequences that lost their blocks to more senior ones, each time that they did."""
     HANDOFFS = "handoffs"
     """Sequences that a decode worker took over from a prefill worker."""
+    HANDOVERS = "handovers"
+    """Sequences that left a decode worker for another one with their KV blocks."""
     BLOCKS_SENT = "blocks_sent"
     """KV blocks written into decode workers' pools."""
     BLOCKS_RECEIVED = "blocks_received"

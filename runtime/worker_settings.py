@@ -103,6 +103,12 @@ class WorkerSettings:
         unit="ms",
         minimum=100,
     )
+    grant_margin_ms: int = setting(
+        250,
+        help="a write is posted only if its grant lives at least this much longer",
+        unit="ms",
+        minimum=1,
+    )
     landing_ms: int = setting(
         1000,
         help="how long a posted write may still land after its writer's process is gone",

@@ -319,7 +319,8 @@ class DecodeBench(Bench):
         super().__post_init__()
         self.receiver = HandoffReceiver(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
         self.peers = FakePeers()
-        self.worker = DecodeWorker(self.host, self.receiver, self.peers)  # type: ignore[arg-type]
+        self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
+        self.worker = DecodeWorker(self.host, self.receiver, self.sender, self.peers)  # type: ignore[arg-type]
         self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
 
     @property
@@ -336,14 +337,14 @@ class DecodeBench(Bench):
         )
 
 
-def land(write: Write, source: PrefillBench, target: DecodeBench) -> None:
+def land(write: Write, source: Bench, target: DecodeBench) -> None:
     """The data and the notification arrive."""
     for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
         target.memory[to_block] = source.memory[from_block]
     target.transfers.events.append(NotificationArrived(source.transfers.agent, write.notification))
 
 
-def finish(write: Write, source: PrefillBench) -> None:
+def finish(write: Write, source: Bench) -> None:
     """The writer learns that its write has landed."""
     source.transfers.writes.remove(write)
     source.transfers.events.append(WriteFinished(write.key, None, 1, 2))

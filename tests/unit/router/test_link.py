@@ -11,8 +11,10 @@ import pytest
 import zmq
 
 from protocol.messages import (
+    AttemptFailed,
     CacheDumpRequest,
     CacheEvents,
+    ControlMessage,
     Hello,
     HelloRefused,
     Ping,
@@ -20,6 +22,7 @@ from protocol.messages import (
     Role,
 )
 from protocol.wire import encode
+from router.worker import Worker
 from runtime.control import NO_HELLO
 from tests.unit.router.router_harness import Harness, until
 
@@ -147,3 +150,34 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+async def test_the_last_words_of_a_worker_that_ends_are_heard(harness: Harness) -> None:
+    """They come before the news that the connection broke, however busy the router is."""
+    (worker,) = await harness.join("d1")
+    heard: list[str] = []
+    harness.fleet.listen(Eavesdropper(heard))
+    words = [AttemptFailed(request_id="r", attempt=i, worker_id="d1", reason="", retryable=True)
+             for i in range(300)]  # fmt: skip
+    for each in words:
+        worker.send(each)
+    worker.control.close(linger=1000)
+    await until(lambda: not harness.is_usable("d1"))
+    assert heard == [*map(str, range(300)), "lost"]
+
+
+class Eavesdropper:
+    """Notes what a fleet tells about requests."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        assert isinstance(message, AttemptFailed)
+        self._heard.append(str(message.attempt))
+
+    def on_lost(self, worker: Worker, reason: str) -> None:
+        self._heard.append("lost")
+
+    def on_fleet(self) -> None:
+        pass

@@ -1,19 +1,14 @@
-"""Requests that make workers raise or die, and workers that are told to go."""
+"""Requests that make workers raise or die."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from cli.child import baton_command, baton_environment
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.faults.faulty_worker import DEADLY, POISON
-from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
 
@@ -52,29 +47,3 @@ def test_a_request_that_killed_two_workers_is_not_tried_on_a_third(fleet: Faulty
     assert len(fleet.names(Role.DECODE)) == 1
     fleet.revive()
     assert sum(pids[name] != pid for name, pid in fleet.pids.items()) == 2
-
-
-@pytest.mark.parametrize("how", ["SIGTERM", "baton drain"])
-def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
-    fleet: FaultyFleet, long_prompts: list[Reference], how: str
-) -> None:
-    fleet.revive()
-    reference = long_prompts[3]
-    fleet.arm(fleet.names(Role.DECODE), "decode", 2)
-    running = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
-    drained = fleet.held("decode")
-    if how == "SIGTERM":
-        fleet.signal(drained, signal.SIGTERM)
-        fleet.release(drained, "decode")
-    else:
-        fleet.release(drained, "decode")
-        url = f"--redis-url={fleet.fleet.redis_url}"
-        command = baton_command("drain", drained, url)
-        subprocess.run(command, check=True, timeout=30, env=baton_environment(os.environ))
-    child = fleet.fleet.processes[drained]
-    assert child.wait(30)
-    assert child.exit_status() == 0
-    running.wait()
-    assert (running.error, running.tokens) == (None, list(reference.output))
-    assert len(trace_of(fleet.fleet, running.request_id)["attempts"]) == 1
-    wait_for("it to leave", lambda: drained not in workers(fleet.fleet))

@@ -1,0 +1,161 @@
+"""Requests that leave this worker in mid-stream, with their KV blocks.
+
+A sequence whose part here has ended keeps its blocks until the decode worker that goes on with it
+has copied them: the sending side of an ordinary handoff, whose prompt is all that was computed
+here and whose first token is the last one chosen here. Owner of those sequences' blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.sequence import Sequence
+from kv_transfer.handoff import HandoffKey
+from kv_transfer.sender import HandoffSender
+from kv_transfer.transfer_loop import TransferEvent
+from protocol.messages import HandoffToken, PrefillDone, PrefillTrace, WriteSpan
+from runtime.control import Peer
+from runtime.counters import Count
+from runtime.outbound import FromDecodeWorker, OutboundHandoffs
+from runtime.worker_host import WorkerHost
+
+
+@dataclass(eq=False)
+class _Departure:
+    router: Peer
+    sequence: Sequence
+    begun_us: int
+    answered: bool = False  # the other decode worker was told of the end
+    unwanted: bool = False  # the router does not want to hear of it
+    error: str = ""
+    writes: list[WriteSpan] = field(default_factory=list)
+
+
+class Departures:
+    """All requests that leave, by the attempt that goes on with them elsewhere."""
+
+    def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
+        self._host = host
+        self._scheduler = host.engine.scheduler
+        self._outbound = OutboundHandoffs(host, sender, self)
+        self._departures: dict[HandoffKey, _Departure] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose blocks are still needed here."""
+        return len(self._departures)
+
+    @property
+    def ignored(self) -> int:
+        """What arrived for handoffs that are none."""
+        return self._outbound.ignored
+
+    def begin(self, router: Peer, sequence: Sequence, attempt: int) -> None:
+        """Offer what a finished sequence, its blocks not released, leaves for `attempt`.
+
+        All but its newest token have their KV here, and that one is the first of the next part.
+        """
+        key = HandoffKey(sequence.request_id, attempt)
+        num_blocks = sequence.blocks_for(sequence.num_computed)
+        now_us = self._host.wall_us()
+        self._departures[key] = _Departure(router, sequence, now_us)
+        token = HandoffToken(
+            request_id=key.request_id,
+            attempt=key.attempt,
+            index=sequence.num_output - 1,
+            token_id=sequence.tokens[-1],
+            cached_tokens=sequence.num_cached,
+            last_chunk_end_us=now_us,
+        )
+        self._outbound.open(key, num_blocks, sequence.deadline)
+        self._outbound.offer(key, 0, sequence.block_table[:num_blocks], chunk=-1)
+        self._outbound.finish(key, token)
+
+    def try_abort(self, key: HandoffKey) -> bool:
+        """The router does not want it any more; False if there is no such request."""
+        departure = self._departures.get(key)
+        if departure is None:
+            return False
+        departure.unwanted = True
+        self._outbound.abort(key, "aborted")
+        return True
+
+    def abort_all(self) -> None:
+        """Nobody wants anything of ours any more."""
+        for key in list(self._departures):
+            self.try_abort(key)
+
+    def give_up(self, reason: str) -> None:
+        """The process ends: the routers hear that their requests have to go on from nothing."""
+        for key, departure in self._departures.items():
+            if not departure.unwanted:
+                self._host.send(departure.router, self._host.failure(key, reason, retryable=True))
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
+        """What another decode worker says."""
+        self._outbound.handle(peer, message)
+
+    def lose(self, peer: Peer) -> None:
+        """A router or another decode worker is gone: what was for it ends."""
+        for key, departure in list(self._departures.items()):
+            if departure.router == peer:
+                self.try_abort(key)
+        self._outbound.lose(peer)
+
+    def follow(self, event: TransferEvent) -> None:
+        """What the transfer thread reports, but for arrivals."""
+        self._outbound.follow(event)
+
+    def sweep(self) -> None:
+        """Act on what has run out."""
+        self._outbound.sweep()
+
+    # -- how handoffs go: see `HandoffOwner` --------------------------------------------------
+
+    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+        """Blocks have arrived."""
+        self._departures[key].writes.append(span)
+
+    def on_unwanted(self, key: HandoffKey) -> None:
+        """The other decode worker gave up; nothing is computed here that could stop."""
+
+    def on_closed(self, key: HandoffKey, error: str) -> None:
+        """The other decode worker hears of the end."""
+        departure = self._departures.get(key)
+        if departure is not None:
+            departure.answered = True
+            departure.error = error
+
+    def on_released(self, key: HandoffKey) -> None:
+        """The blocks are ours again, full ones stay cached; the router hears how it went."""
+        departure = self._departures.pop(key)
+        self._scheduler.release_blocks(departure.sequence)
+        if departure.unwanted:
+            return
+        error = departure.error or self._outbound.error_of(key)
+        if error or not departure.answered:
+            reason = error or "the other decode worker gave up"
+            failure = self._host.failure(key, reason, retryable=True)
+            self._host.send(departure.router, failure)
+            return
+        self._host.count(Count.HANDOVERS)
+        done = PrefillDone(
+            request_id=key.request_id, attempt=key.attempt, trace=self._trace(departure)
+        )
+        self._host.send(departure.router, done)
+
+    def _trace(self, departure: _Departure) -> PrefillTrace:
+        blocks_moved = sum(write.num_blocks for write in departure.writes)
+        return PrefillTrace(
+            worker_id=self._host.worker_id,
+            received_us=departure.begun_us,
+            scheduled_us=departure.begun_us,
+            cached_tokens=departure.sequence.num_computed,
+            chunks=(),
+            writes=tuple(sorted(departure.writes, key=lambda write: write.post_us)),
+            transport=self._host.transfers.transport_name,
+            blocks_moved=blocks_moved,
+            bytes_moved=blocks_moved * self._host.engine.layout.block_bytes,
+        )

@@ -1,0 +1,158 @@
+"""Decode workers that are told to go while long outputs run on them, and what may befall that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cli.child import baton_command, baton_environment
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import trace_of, wait_for, workers
+from tests.integration.reference import BLOCK
+
+PROMPT = list(range(5, 105))
+NUM_TOKENS = 1500
+EARLY = 20
+"""Steps after which a worker is told to go; its outputs would take NUM_TOKENS."""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=1, decode=3) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def expected(fleet: FaultyFleet) -> list[int]:
+    """What nobody disturbed."""
+    return Stream(fleet.url, PROMPT, NUM_TOKENS).wait().tokens
+
+
+def begin(fleet: FaultyFleet, num_tokens: int = NUM_TOKENS) -> tuple[Stream, str]:
+    """A long output, and the worker on which it is held in mid-stream."""
+    fleet.revive()
+    fleet.arm(fleet.names(Role.DECODE), "decode", EARLY)
+    stream = Stream(fleet.url, PROMPT, num_tokens)
+    return stream, fleet.held("decode")
+
+
+def drain(fleet: FaultyFleet, name: str) -> None:
+    """By signal, in mid-stream."""
+    fleet.signal(name, signal.SIGTERM)
+    fleet.release(name, "decode")
+
+
+def ended_well(fleet: FaultyFleet, name: str) -> bool:
+    child = fleet.fleet.processes[name]
+    return child.wait(30) and child.exit_status() == 0
+
+
+def modes(trace: dict[str, Any]) -> list[str]:
+    return [each["mode"] for each in trace["attempts"]]
+
+
+@pytest.mark.parametrize(
+    ("how", "most_steps"), [("SIGTERM", NUM_TOKENS // 2), ("baton drain", NUM_TOKENS - 2)]
+)
+def test_what_runs_moves_with_its_blocks(
+    fleet: FaultyFleet, expected: list[int], how: str, most_steps: int
+) -> None:
+    """A drain request is seen with the next renewal of the lease, a signal at once."""
+    stream, drained = begin(fleet)
+    if how == "SIGTERM":
+        drain(fleet, drained)
+    else:
+        fleet.release(drained, "decode")
+        command = baton_command("drain", drained, f"--redis-url={fleet.fleet.redis_url}")
+        subprocess.run(command, check=True, timeout=30, env=baton_environment(os.environ))
+    assert ended_well(fleet, drained)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, expected)
+    trace = trace_of(fleet.fleet, stream.request_id)
+    assert modes(trace) == ["remote", "handover"]
+    first, second = trace["attempts"]
+    steps = first["decode"]["num_decode_steps"]
+    assert steps <= most_steps, "it waited for the output"
+    computed = len(PROMPT) + steps
+    assert second["prefill"]["worker_id"] == drained
+    assert second["prefill"]["cached_tokens"] == computed
+    others = second["decode"]["cached_tokens"] // BLOCK
+    assert second["prefill"]["blocks_moved"] == -(-computed // BLOCK) - others
+    assert second["decode"]["chunks"] == [], "nothing was computed again"
+    wait_for("it to leave", lambda: drained not in workers(fleet.fleet))
+
+
+def test_what_has_not_begun_to_decode_is_placed_anew(
+    fleet: FaultyFleet, expected: list[int]
+) -> None:
+    fleet.revive()
+    fleet.arm(["prefill-1"], "chunk", 1)
+    fresh = [7, *PROMPT]
+    stream = Stream(fleet.url, fresh, EARLY)
+    fleet.held("chunk")
+    shown = wait_for("a worker to wait for blocks", lambda: _busy(fleet))
+    fleet.signal(shown, signal.SIGTERM)
+    fleet.release("prefill-1", "chunk")
+    assert ended_well(fleet, shown)
+    stream.wait()
+    again = Stream(fleet.url, fresh, EARLY).wait()
+    assert (stream.error, stream.tokens) == (None, again.tokens)
+    assert "handover" not in modes(trace_of(fleet.fleet, stream.request_id))
+
+
+def test_the_drained_worker_is_killed_before_its_blocks_have_moved(
+    fleet: FaultyFleet, expected: list[int]
+) -> None:
+    stream, drained = begin(fleet)
+    fleet.arm([drained], "post")
+    drain(fleet, drained)
+    assert fleet.held("post") == drained
+    fleet.kill(drained)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, expected)
+    assert modes(trace_of(fleet.fleet, stream.request_id))[1] == "handover"
+
+
+def test_the_worker_that_takes_over_is_killed_before_it_has_the_blocks(
+    fleet: FaultyFleet, expected: list[int]
+) -> None:
+    stream, drained = begin(fleet)
+    fleet.arm([drained], "post")
+    drain(fleet, drained)
+    assert fleet.held("post") == drained
+    taker = wait_for("a worker to take over", lambda: _busy(fleet, but=drained))
+    fleet.kill(taker)
+    fleet.release(drained, "post")
+    assert ended_well(fleet, drained)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, expected)
+
+
+def test_without_another_decode_worker_it_finishes_what_it_has(
+    fleet: FaultyFleet, expected: list[int]
+) -> None:
+    stream, drained = begin(fleet, 200)
+    for name in [each for each in fleet.names(Role.DECODE) if each != drained]:
+        child = fleet.fleet.processes[name]
+        fleet.kill(name)
+        wait_for("the router to notice", lambda child=child: not fleet.serves(child))
+    drain(fleet, drained)
+    assert ended_well(fleet, drained)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, expected[:200])
+    fleet.revive()
+    assert modes(trace_of(fleet.fleet, stream.request_id)) == ["remote"]
+
+
+def _busy(fleet: FaultyFleet, but: str = "") -> str | None:
+    """A decode worker that holds blocks for somebody."""
+    for name, shown in workers(fleet.fleet).items():
+        if name != but and shown["role"] == "decode" and shown["num_handoffs"]:
+            return name
+    return None

@@ -1,0 +1,375 @@
+"""A request leaves decode worker D in mid-stream, and E goes on with D's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.messages import (
+    Abort,
+    AttemptFailed,
+    Generate,
+    HandedOver,
+    HandoffToken,
+    HandOver,
+    KvClosed,
+    KvGrant,
+    PrefillDone,
+    PrefillPeer,
+    StepTokens,
+)
+from runtime.control import Peer
+from runtime.counters import Count
+from tests.unit.worker_harness import (
+    LANDING_S,
+    ROUTER,
+    TTL_S,
+    Clock,
+    DecodeBench,
+    Write,
+    continuation,
+    finish,
+    greedy,
+    land,
+)
+
+PROMPT = list(range(10))
+LEAVE = HandOver(request_id="r", attempt=1, next_attempt=2)
+NEXT = ("r", 2)
+D_PEER = PrefillPeer(worker_id="d", incarnation="d-i", control="inproc://d")
+
+
+class Handover:
+    """Both workers, the connection between them, and the router's notes."""
+
+    def __init__(self, max_tokens: int = 12, prompt: Sequence[int] = PROMPT) -> None:
+        self.clock = Clock()
+        self.d, self.e = DecodeBench("d", self.clock), DecodeBench("e", self.clock)
+        self.prompt = list(prompt)
+        self.max_tokens = max_tokens
+        self.tokens: dict[int, int] = {}
+        self.to_d: list[Any] = []
+        self.to_e: list[Any] = []
+        self.landed: list[Write] = []
+        self.ends: list[tuple[str, Any]] = []
+        self.is_connected = False
+
+    # -- the router -------------------------------------------------------------------------
+
+    def generate(self, attempt: int, num_output: int, peer: PrefillPeer | None = None) -> Generate:
+        return Generate(
+            request_id="r",
+            attempt=attempt,
+            token_ids=self.prompt + continuation(self.prompt, num_output),
+            num_output=num_output,
+            sampling=greedy(self.max_tokens),
+            deadline_ms=60_000,
+            prefill=peer,
+        )
+
+    def run_to(self, num_tokens: int) -> None:
+        """The request runs on D until it has so many tokens."""
+        self.d.server.inbox.append((ROUTER, self.generate(1, 0)))
+        while len(self.tokens) < num_tokens:
+            self.turn("d")
+
+    def leave(self) -> HandedOver:
+        self.d.server.inbox.append((ROUTER, LEAVE))
+        self.turn("d")
+        return next(m for _, m in self.ends if isinstance(m, HandedOver))
+
+    def go_on(self) -> None:
+        """The next attempt, as the router begins it after HandedOver."""
+        self.e.server.inbox.append((ROUTER, self.generate(2, len(self.tokens) - 1, D_PEER)))
+
+    def note(self, worker: str, message: Any) -> None:
+        if not isinstance(message, StepTokens):
+            self.ends.append((worker, message))
+            return
+        for each in message.sequences:
+            (token,) = each.token_ids
+            assert token == continuation(self.prompt, each.index + 1)[each.index]
+            assert each.index <= len(self.tokens), "a token is skipped"
+            self.tokens[each.index] = token
+
+    def ends_of_d(self) -> list[Any]:
+        return [m for name, m in self.ends if name == "d" and not isinstance(m, HandedOver)]
+
+    # -- the network ------------------------------------------------------------------------
+
+    def turn(self, name: str) -> None:
+        bench = self.d if name == "d" else self.e
+        bench.worker.turn()
+        for peer, message in bench.server.sent:
+            if peer == ROUTER:
+                self.note(name, message)
+            elif peer == self.e.as_peer:
+                self.to_e.append(message)
+        bench.server.sent.clear()
+        if self.e.peers.connected and not self.is_connected:
+            self.is_connected = True
+            self.to_d.append(self.e.descriptor)
+        self.to_d += [message for _, message in self.e.peers.sent]
+        self.e.peers.sent.clear()
+
+    def deliver(self, name: str) -> None:
+        if name == "d":
+            self.d.server.inbox += [(self.e.as_peer, message) for message in self.to_d]
+            self.to_d.clear()
+        else:
+            self.e.peers.inbox += [("d-i", message) for message in self.to_e]
+            self.to_e.clear()
+
+    def write_lands(self) -> None:
+        for write in [each for each in self.d.transfers.writes if each not in self.landed][:1]:
+            pins = self.e.scheduler.blocks._pins
+            assert all(pins[block] for block in write.target_blocks), "into a free block"
+            land(write, self.d, self.e)
+            self.landed.append(write)
+
+    def write_finishes(self) -> None:
+        for write in [each for each in self.d.transfers.writes if each in self.landed][:1]:
+            finish(write, self.d)
+
+    def write_fails(self) -> None:
+        for write in [each for each in self.d.transfers.writes if each not in self.landed][:1]:
+            self.d.transfers.fail(write, "the connection was reset")
+
+    def lose_e(self) -> None:
+        """D notices that E is gone; E, if it lives, introduces itself again."""
+        self.d.server.inbox = [each for each in self.d.server.inbox if each[0] == ROUTER]
+        self.d.server.gone.append(self.e.as_peer)
+        self.to_d.clear()
+        self.to_e.clear()
+        self.e.peers.inbox.clear()
+        self.e.as_peer = Peer(self.e.as_peer.identity + b"'", "e", self.e.as_peer.role)
+        if self.is_connected:
+            self.turn("d")
+            self.e.peers.forgotten.append("d-i")
+            self.to_d.append(self.e.descriptor)
+
+    def round(self) -> None:
+        for name in "de":
+            self.deliver(name)
+            self.turn(name)
+        for _ in range(len(self.d.transfers.writes)):
+            self.write_lands()
+            self.write_finishes()
+
+    def settle(self) -> None:
+        for _ in range(60):
+            self.round()
+            if self.is_idle():
+                return
+            self.clock.now += 0.3
+        raise AssertionError(f"something is left over: {self.ends}")
+
+    def is_idle(self) -> bool:
+        benches = (self.d, self.e)
+        return not (
+            any(bench.worker._num_jobs or bench.server.inbox for bench in benches)
+            or any(bench.sender.num_open + bench.receiver.num_open for bench in benches)
+            or any((self.to_d, self.to_e, self.d.transfers.writes))
+        )
+
+    def close(self) -> None:
+        for bench in (self.d, self.e):
+            assert bench.scheduler.sequences == []
+            assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
+            bench.scheduler.blocks.check()
+            bench.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Handover]:
+    made = Handover()
+    yield made
+    made.settle()
+    made.close()
+
+
+# -- one thing at a time -----------------------------------------------------------------------
+
+
+def test_the_other_worker_goes_on_without_computing_anything_again(pair: Handover) -> None:
+    pair.run_to(5)
+    answer = pair.leave()
+    assert (answer.keeps_kv, answer.num_output, answer.next_attempt) == (True, 5, 2)
+    assert answer.trace.num_decode_steps == 4
+    pair.go_on()
+    pair.settle()
+    assert [token for _, token in sorted(pair.tokens.items())] == continuation(PROMPT, 12)
+    assert pair.e.counter(Count.PREFILL_TOKENS) == 0
+    assert pair.e.counter(Count.BLOCKS_RECEIVED) == pair.d.counter(Count.BLOCKS_SENT) == 4
+    assert pair.d.counter(Count.HANDOVERS) == 1
+    (done,) = pair.ends_of_d()
+    assert isinstance(done, PrefillDone)
+    assert (done.trace.blocks_moved, done.trace.cached_tokens) == (4, 14)
+
+
+def test_only_blocks_that_the_other_worker_lacks_move(pair: Handover) -> None:
+    pair.e.server.inbox.append((ROUTER, pair.generate(0, 0)))
+    while len(pair.tokens) < 12:
+        pair.turn("e")
+    pair.tokens.clear()
+    pair.run_to(5)
+    pair.leave()
+    pair.go_on()
+    pair.settle()
+    assert pair.d.counter(Count.BLOCKS_SENT) == 1, "of 14 tokens the last 2 were not cached"
+    assert [token for _, token in sorted(pair.tokens.items())] == continuation(PROMPT, 12)
+
+
+def test_what_has_no_token_yet_is_let_go(pair: Handover) -> None:
+    waiting = pair.generate(1, 0, PrefillPeer(worker_id="p", incarnation="p-i", control=""))
+    pair.d.server.inbox.append((ROUTER, waiting))
+    pair.turn("d")
+    assert pair.leave().keeps_kv is False
+    assert [type(m) for _, m in pair.d.peers.sent] == [KvGrant, Abort]
+    pair.d.peers.inbox.append(("p-i", KvClosed(request_id="r", attempt=1)))
+
+
+def test_one_that_is_not_here_is_not_answered(pair: Handover) -> None:
+    pair.d.server.inbox.append((ROUTER, LEAVE))
+    pair.turn("d")
+    assert pair.ends == []
+    assert pair.d.counter(Count.STALE_MESSAGES) == 1
+
+
+def test_a_router_that_changes_its_mind_frees_the_blocks(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.leave()
+    pair.d.server.inbox.append((ROUTER, Abort(request_id="r", attempt=2)))
+    pair.turn("d")
+    assert pair.d.scheduler.blocks.num_pinned == 0
+    assert pair.ends_of_d() == []
+
+
+def test_a_router_that_is_gone_frees_the_blocks(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.leave()
+    pair.d.server.gone.append(ROUTER)
+    pair.turn("d")
+    assert pair.d.scheduler.blocks.num_pinned == 0
+
+
+def test_nobody_who_asks_for_the_blocks_ends_with_the_deadline(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.leave()
+    pair.clock.now += 61.0
+    pair.turn("d")
+    (failed,) = pair.ends_of_d()
+    assert isinstance(failed, AttemptFailed)
+    assert failed.retryable
+    assert (failed.request_id, failed.attempt) == NEXT
+
+
+def test_the_worker_stays_until_the_blocks_have_moved(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.d.stop.since = pair.clock.now
+    pair.leave()
+    assert not pair.d.host.is_finished(pair.d.worker._num_jobs)
+    pair.go_on()
+    for _ in range(3):
+        pair.deliver("d")
+        pair.turn("d")
+        pair.deliver("e")
+        pair.turn("e")
+    assert pair.d.transfers.writes
+    assert not pair.d.host.is_finished(pair.d.worker._num_jobs)
+    for _ in range(2):
+        pair.write_lands()
+        pair.write_finishes()
+        pair.turn("d")
+    assert pair.d.host.is_finished(pair.d.worker._num_jobs)
+
+
+def test_when_the_grace_is_over_the_router_hears_that_it_failed(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.leave()
+    pair.d.stop.since = pair.clock.now
+    pair.clock.now += 5.1
+    pair.d.worker.run()
+    pair.turn("d")
+    (failed,) = pair.ends_of_d()
+    assert isinstance(failed, AttemptFailed)
+    pair.d.server.inbox.append((ROUTER, Abort(request_id="r", attempt=2)))
+
+
+def test_the_first_token_comes_before_the_end_of_an_empty_handoff(pair: Handover) -> None:
+    """Where the other worker has every block, the answer to its grant closes the handoff."""
+    pair.prompt = list(range(8))
+    pair.e.server.inbox.append((ROUTER, pair.generate(0, 0)))
+    while len(pair.tokens) < 12:
+        pair.turn("e")
+    pair.tokens.clear()
+    pair.run_to(5)  # 12 tokens with their KV
+    pair.leave()
+    pair.go_on()
+    pair.turn("e")
+    pair.deliver("d")
+    pair.turn("d")
+    assert [type(m) for m in pair.to_e] == [HandoffToken, KvClosed]
+    pair.settle()
+    assert pair.d.counter(Count.BLOCKS_SENT) == 0
+
+
+# -- everything at once ------------------------------------------------------------------------
+
+FAULTS = {
+    "write fails": lambda pair: pair.write_fails(),
+    "D loses E": lambda pair: pair.lose_e(),
+    "the router gives up": lambda pair: _give_up(pair),
+    "the router is lost": lambda pair: pair.d.server.gone.append(ROUTER),
+    "a grant runs out": lambda pair: _pass_time(pair, TTL_S + 0.1),
+    "a moment": lambda pair: _pass_time(pair, LANDING_S / 3),
+}
+STEPS = {
+    "D turns": lambda pair: pair.turn("d"),
+    "E turns": lambda pair: pair.turn("e"),
+    "D hears": lambda pair: pair.deliver("d"),
+    "E hears": lambda pair: pair.deliver("e"),
+    "a write lands": lambda pair: pair.write_lands(),
+    "a write finishes": lambda pair: pair.write_finishes(),
+}
+
+
+def _give_up(pair: Handover) -> None:
+    for bench in (pair.d, pair.e):
+        bench.server.inbox.append((ROUTER, Abort(request_id="r", attempt=2)))
+
+
+def _pass_time(pair: Handover, seconds: float) -> None:
+    pair.clock.now += seconds
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    length=st.integers(1, 17),
+    before=st.integers(1, 11),
+    steps=st.lists(st.sampled_from([*STEPS, *FAULTS]), max_size=40),
+)
+def test_in_any_order_and_with_any_fault_nothing_is_left_or_wrong(
+    length: int, before: int, steps: list[str]
+) -> None:
+    pair = Handover(prompt=range(length))
+    pair.run_to(before)
+    pair.leave()
+    pair.go_on()
+    for step in steps:
+        (STEPS | FAULTS)[step](pair)
+    pair.settle()
+    ended = len(pair.tokens) == 12
+    told = [m for name, m in pair.ends if name == "e"]
+    assert all(isinstance(m, AttemptFailed) and m.retryable for m in told)
+    assert len(pair.ends_of_d()) <= 1
+    if not set(steps) & set(FAULTS):
+        assert ended
+        assert isinstance(pair.ends_of_d()[0], PrefillDone)
+    elif "the router gives up" not in steps:
+        assert ended or told
+    pair.close()

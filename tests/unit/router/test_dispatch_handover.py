@@ -1,0 +1,206 @@
+"""Decode workers that drain: what runs there goes on elsewhere, with its KV blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from protocol.messages import (
+    Abort,
+    AttemptFailed,
+    DecodeTrace,
+    FinishReason,
+    Generate,
+    HandedOver,
+    HandOver,
+    Prefill,
+    PrefillDone,
+    WorkerState,
+)
+from tests.unit.router.fake_worker import FakeWorker, prefill_trace
+from tests.unit.router.router_harness import Consumer, Harness, request, until
+
+PROMPT = list(range(100))
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness()
+    yield made
+    assert made.dispatcher.inflight == 0
+    for worker_id in made.workers:
+        worker = made.fleet.worker(worker_id)
+        assert worker is None or worker.num_reservations == 0
+    await made.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def drain(harness: Harness, worker: FakeWorker) -> None:
+    worker.info = msgspec.structs.replace(worker.info, state=WorkerState.DRAINING)
+    harness.refresh()
+
+
+async def start(harness: Harness, num_tokens: int = 3) -> tuple[Consumer, FakeWorker, Generate]:
+    """A generation that has so many tokens, the worker that it runs on, and its leg."""
+    consumer = Consumer(harness.dispatcher, request())
+    decoders = [each for name, each in harness.workers.items() if name.startswith("d")]
+    await until(lambda: any(each.received.count(Generate) for each in decoders))
+    worker = next(each for each in decoders if each.received.count(Generate))
+    leg = await worker.received.next(Generate)
+    if num_tokens:
+        worker.tokens(leg, 0, [1000 + each for each in range(num_tokens)])
+        await consumer.received(num_tokens)
+    return consumer, worker, leg
+
+
+def hand_over(worker: FakeWorker, order: HandOver, num_output: int, keeps_kv: bool = True) -> None:
+    worker.send(
+        HandedOver(
+            request_id=order.request_id,
+            attempt=order.attempt,
+            next_attempt=order.next_attempt,
+            num_output=num_output,
+            keeps_kv=keeps_kv,
+            trace=DecodeTrace(worker_id=worker.info.worker_id, received_us=1),
+        )
+    )
+
+
+def prefill_done(worker: FakeWorker, leg: Generate) -> PrefillDone:
+    trace = prefill_trace(worker.info.worker_id)
+    return PrefillDone(request_id=leg.request_id, attempt=leg.attempt, trace=trace)
+
+
+async def leave(harness: Harness) -> tuple[Consumer, FakeWorker, FakeWorker, Generate]:
+    """A generation on its way from one worker to the other; the leg is the other's."""
+    workers = await harness.join("d1", "d2")
+    consumer, source, _ = await start(harness)
+    (target,) = [each for each in workers if each is not source]
+    drain(harness, source)
+    order = await source.received.next(HandOver)
+    hand_over(source, order, num_output=3)
+    return consumer, source, target, await target.received.next(Generate)
+
+
+async def end(consumer: Consumer, worker: FakeWorker, leg: Generate, index: int) -> None:
+    """The worker that goes on sends the rest."""
+    tokens = [1000 + each for each in range(index, 6)]
+    worker.tokens(leg, index, tokens, finish=FinishReason.STOP)
+    assert await consumer.end() == [1000, 1001, 1002, 1003, 1004, 1005]
+
+
+async def test_the_next_attempt_takes_over_from_the_draining_worker(harness: Harness) -> None:
+    consumer, source, target, leg = await leave(harness)
+    assert leg.token_ids == [*PROMPT, 1000, 1001], "all that has its KV there"
+    assert (leg.num_output, leg.attempt) == (2, 2)
+    assert leg.prefill is not None
+    assert leg.prefill.incarnation == source.info.incarnation
+    target.tokens(leg, 2, [1002])
+    await end(consumer, target, leg, 3)
+    assert harness.metric("attempts_total", mode="handover") == 1
+    assert harness.metric("retries_total") == 0
+    assert source.received.count(Abort) == 0
+    trace = harness.traces.get(leg.request_id)
+    assert [each.failed for each in trace.attempts] == [None, None]
+    assert trace.attempts[0].decode.worker_id == source.info.worker_id
+    assert "drains" in trace.as_json()["placement"]["reason"]
+
+
+async def test_a_source_that_has_moved_everything_may_go(harness: Harness) -> None:
+    consumer, source, target, leg = await leave(harness)
+    source.send(prefill_done(source, leg))
+    await until(lambda: harness.traces.get(leg.request_id).attempts[-1].prefill)
+    await harness.kill(source.info.worker_id)
+    target.tokens(leg, 2, [1002])
+    await end(consumer, target, leg, 3)
+    assert harness.metric("retries_total") == 0
+
+
+async def test_a_source_that_dies_before_costs_an_ordinary_retry(harness: Harness) -> None:
+    consumer, source, target, leg = await leave(harness)
+    await harness.kill(source.info.worker_id)
+    assert (await target.received.next(Abort)).attempt == leg.attempt
+    retry = await target.received.next(Generate)
+    assert (retry.attempt, retry.num_output, retry.prefill) == (3, 3, None)
+    await end(consumer, target, retry, 3)
+
+
+async def test_a_handover_that_fails_is_retried_and_the_source_freed(harness: Harness) -> None:
+    consumer, source, target, leg = await leave(harness)
+    failed = AttemptFailed(
+        request_id=leg.request_id,
+        attempt=leg.attempt,
+        worker_id=target.info.worker_id,
+        reason="a digest differs",
+        retryable=True,
+    )
+    target.send(failed)
+    assert (await source.received.next(Abort)).attempt == leg.attempt
+    retry = await target.received.next(Generate)
+    assert (retry.num_output, retry.prefill) == (3, None)
+    await end(consumer, target, retry, 3)
+
+
+async def test_a_request_without_kv_is_placed_anew_at_once(harness: Harness) -> None:
+    d1, d2, prefill = await harness.join("d1", "d2", "p1")
+    consumer, source, _ = await start(harness, num_tokens=0)
+    first = await prefill.received.next(Prefill)
+    target = d1 if source is d2 else d2
+    drain(harness, source)
+    hand_over(source, await source.received.next(HandOver), num_output=0, keeps_kv=False)
+    assert (await prefill.received.next(Abort)).attempt == first.attempt
+    leg = await target.received.next(Generate)
+    assert (leg.attempt, leg.num_output) == (2, 0)
+    assert leg.prefill is not None
+    assert leg.prefill.worker_id == "p1"
+    await end(consumer, target, leg, 0)
+
+
+async def test_without_another_decode_worker_it_stays_until_one_comes(harness: Harness) -> None:
+    await harness.join("d1")
+    consumer, source, _ = await start(harness)
+    drain(harness, source)
+    await harness.join("p1")
+    assert source.received.count(HandOver) == 0
+    (target,) = await harness.join("d2")
+    hand_over(source, await source.received.next(HandOver), num_output=3)
+    leg = await target.received.next(Generate)
+    await end(consumer, target, leg, 2)
+
+
+async def test_it_is_asked_once_and_may_finish_instead(harness: Harness) -> None:
+    workers = await harness.join("d1", "d2")
+    consumer, source, leg = await start(harness)
+    drain(harness, source)
+    await source.received.next(HandOver)
+    await harness.join("d3")
+    assert source.received.count(HandOver) == 0
+    await end(consumer, source, leg, 3)
+    assert all(each.received.count(Generate) == 0 for each in workers)
+
+
+async def test_a_request_that_ended_meanwhile_is_not_kept(harness: Harness) -> None:
+    await harness.join("d1", "d2")
+    consumer, source, _ = await start(harness)
+    drain(harness, source)
+    order = await source.received.next(HandOver)
+    await consumer.cancel()
+    assert (await source.received.next(Abort)).attempt == order.attempt
+    hand_over(source, order, num_output=3)
+    assert (await source.received.next(Abort)).attempt == order.next_attempt
+
+
+async def test_a_drained_worker_that_leaves_is_no_cause_for_alarm(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    (worker,) = await harness.join("d1")
+    drain(harness, worker)
+    with caplog.at_level(logging.INFO):
+        await harness.kill("d1")
+    about = [each for each in caplog.records if "d1" in each.getMessage()]
+    assert about
+    assert all(each.levelno == logging.INFO for each in about)
