@@ -3,6 +3,7 @@
 ASGI middleware around the whole application. The header `x-request-id` of the answer is the one
 that the client sent, if it is sane; `x-baton-request-id` is always Baton's own, under which logs
 and traces speak of the request. Client ids are never used inside, since they need not be unique.
+A valid `traceparent` is answered with one that names a span of ours in the client's trace.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.api_metrics import CLIENT_GONE_STATUS, ApiMetrics
 from router.disconnect import ClientGone
 from router.http_errors import describe
+from runtime.trace_context import CURRENT_TRACE, read_traceparent
 
 MAX_CLIENT_ID_CHARS = 128
 _KEY = "baton.request"
@@ -83,7 +85,10 @@ class RequestScope:
 
 def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
     """`send` that adds the id headers and notes the status."""
-    client_id = Headers(scope=scope).get("x-request-id")
+    sent = Headers(scope=scope)
+    client_id = sent.get("x-request-id")
+    trace = read_traceparent(sent.get("traceparent", ""))
+    CURRENT_TRACE.set(trace)
 
     async def named_send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -92,6 +97,8 @@ def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
             sane = client_id is not None and is_sane_id(client_id)
             headers["x-request-id"] = client_id if sane and client_id else record.request_id
             headers["x-baton-request-id"] = record.request_id
+            if trace is not None:
+                headers["traceparent"] = trace.traceparent
         await send(message)
 
     return named_send

@@ -17,6 +17,7 @@ import msgspec
 from protocol.messages import DecodeTrace, PrefillTrace
 from router.fleet_metrics import FleetMetrics
 from router.placement import Placement
+from runtime.trace_context import CURRENT_TRACE
 
 
 @dataclass
@@ -50,7 +51,10 @@ class AttemptTrace:
 
 @dataclass
 class RequestTrace:
-    """One generation from its arrival to its end; `outcome` stays None while it runs."""
+    """One generation from its arrival to its end; `outcome` stays None while it runs.
+
+    `trace_id` is that of the client's own trace, where it sent one.
+    """
 
     request_id: str
     received_us: int
@@ -61,6 +65,7 @@ class RequestTrace:
     last_token_us: int = 0
     finished_us: int = 0
     outcome: str | None = None
+    trace_id: str | None = None
 
     def note_tokens(self, count: int, now_us: int) -> None:
         """Tokens went out to the client."""
@@ -91,6 +96,7 @@ class RequestTrace:
         local = last.decode.chunks if last and last.decode else ()
         return {
             "request_id": self.request_id,
+            "trace_id": self.trace_id,
             "outcome": self.outcome or "running",
             "received_us": self.received_us,
             "placement": _placement_json(last.placement) if last else None,
@@ -125,6 +131,9 @@ class TraceStore:
     def begin(self, request_id: str, num_prompt_tokens: int) -> RequestTrace:
         """Open the trace of a generation."""
         trace = RequestTrace(request_id, self.wall_us(), num_prompt_tokens)
+        context = CURRENT_TRACE.get()
+        if context is not None:
+            trace.trace_id = context.trace_id
         self._running[request_id] = trace
         return trace
 

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TextIO
 
+from runtime.trace_context import CURRENT_TRACE
+
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -44,9 +46,18 @@ class TextFormatter(logging.Formatter):
         record.level = record.levelname.lower()
         return super().format(record)
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, with the client's trace at its end where one is current."""
+        line = super().formatMessage(record)
+        trace = CURRENT_TRACE.get()
+        return line if trace is None else f"{line} (trace {trace.trace_id})"
+
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (seconds of the epoch), level, who, logger, message."""
+    """One JSON object per line: time (seconds of the epoch), level, who, logger, message.
+
+    `trace_id` and `span_id` where it is about a request of a client that traces.
+    """
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -61,6 +72,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        trace = CURRENT_TRACE.get()
+        if trace is not None:
+            line["trace_id"] = trace.trace_id
+            line["span_id"] = trace.span_id
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

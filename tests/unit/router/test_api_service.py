@@ -143,3 +143,15 @@ def test_metrics_are_readable_by_prometheus(api):
 def test_paths_that_nobody_serves_do_not_become_labels(api):
     api.http.get("/nowhere/in/particular")
     assert "particular" not in api.http.get("/metrics").text
+
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_client_s_trace_goes_on(api):
+    answer = api.http.get("/v1/models", headers={"traceparent": TRACEPARENT})
+    ours = answer.headers["traceparent"]
+    assert ours[:36] == TRACEPARENT[:36]
+    assert ours[36:52] != TRACEPARENT[36:52]
+    for header in ({}, {"traceparent": "00-nonsense"}):
+        assert "traceparent" not in api.http.get("/v1/models", headers=header).headers

@@ -11,6 +11,7 @@ from protocol.messages import ChunkSpan, DecodeTrace
 from router.fleet_metrics import FleetMetrics
 from router.placement import Candidate, Mode, Placement
 from router.trace import AttemptTrace, TraceStore
+from runtime.trace_context import CURRENT_TRACE, TraceContext
 from tests.unit.router.fake_worker import prefill_trace
 
 
@@ -141,3 +142,14 @@ def test_histograms_count_what_happened_only(
     trace.note_tokens(1, 2_500_000)
     store.end(trace, "finished")
     assert registry.get_sample_value("baton_decode_seconds_sum") == 0.5
+
+
+def test_a_trace_names_the_clients_own_one(store: TraceStore) -> None:
+    token = CURRENT_TRACE.set(TraceContext("a" * 32, "b" * 16, "c" * 16, "01"))
+    try:
+        run(store, "traced")
+    finally:
+        CURRENT_TRACE.reset(token)
+    run(store, "other")
+    shown = [store.get(name).as_json()["trace_id"] for name in ("traced", "other")]
+    assert shown == ["a" * 32, None]

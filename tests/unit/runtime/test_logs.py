@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.logs import setup_logs
+from runtime.trace_context import CURRENT_TRACE, TraceContext
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +61,14 @@ def test_json() -> None:
 
 def test_level() -> None:
     assert not any("hello" in line for line in written("warning", "text"))
+
+
+def test_a_clients_trace_is_named_while_it_is_current() -> None:
+    token = CURRENT_TRACE.set(TraceContext("a" * 32, "b" * 16, "c" * 16, "01"))
+    try:
+        text, lines = written("info", "text"), written("info", "json")
+    finally:
+        CURRENT_TRACE.reset(token)
+    assert text[0].endswith(f"hello wörld (trace {'a' * 32})")
+    assert json.loads(lines[0])["trace_id"] == "a" * 32
+    assert json.loads(lines[0])["span_id"] == "c" * 16

@@ -1,0 +1,50 @@
+"""W3C trace context of the request that is being worked for, if its client sent one.
+
+`traceparent` is read strictly, as https://www.w3.org/TR/trace-context/ (level 1) says: what is
+malformed counts as absent. Tasks inherit the current context, so that log lines and traces made
+on behalf of a request can name it without anybody handing it on.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+_FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_VERSION, _UNKNOWN_VERSION = "00", "ff"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A client's trace, with a span of ours in it; all of them lower-case hexadecimal."""
+
+    trace_id: str
+    parent_id: str
+    span_id: str
+    flags: str
+
+    @property
+    def traceparent(self) -> str:
+        """The header that names our span."""
+        return f"{_VERSION}-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+CURRENT_TRACE: ContextVar[TraceContext | None] = ContextVar("current_trace", default=None)
+
+
+def read_traceparent(header: str) -> TraceContext | None:
+    """The context that a header names, with a new span; None for a header that is not valid.
+
+    Of a version that is newer than ours the fields known to ours are taken.
+    """
+    match = _FORMAT.fullmatch(header.strip(" \t"))
+    if match is None:
+        return None
+    version, trace_id, parent_id, flags, more = match.groups()
+    if version == _UNKNOWN_VERSION or (version == _VERSION and more):
+        return None
+    if not int(trace_id, 16) or not int(parent_id, 16):
+        return None
+    return TraceContext(trace_id, parent_id, secrets.token_hex(8), flags)
