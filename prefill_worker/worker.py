@@ -180,8 +180,7 @@ class PrefillWorker:
                 job.token = job.handoff_token(produced, logprobs)
                 self._host.send(job.router, job.first_token(job.token, self._trace(job)))
                 self._outbound.finish(job.key, job.token)
-        for sequence, failure in result.failed:
-            self._fail([sequence], failure.reason, failure.retryable)
+        self._fail(result.failed, "the model gave no finite logits")
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,29 +27,44 @@ RESERVED_NAMES = frozenset(
 
 
 class ChatTemplate:
-    """One compiled template, with the special tokens it may refer to (`bos_token`, ...)."""
+    """One compiled template, with the special tokens it may refer to (`bos_token`, ...).
+
+    `variables` are the names that it reads from its caller; `source` is its text.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
+        self.source = source
         self.knows_developer_role = "developer" in source
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
+
+    def with_source(self, source: str) -> ChatTemplate:
+        """Another template with the same special tokens. Raises InvalidRequest."""
+        try:
+            return ChatTemplate(source, self._special_tokens)
+        except ModelLoadError as error:
+            raise InvalidRequest(f"'chat_template': {error}", "chat_template") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt text. Raises InvalidRequest with the template's own message."""
         names = {
             **self._special_tokens,
             **(variables or {}),
             "messages": messages,
-            "tools": None,
-            "documents": None,
+            "tools": tools,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

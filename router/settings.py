@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from protocol.hashing import DEFAULT_SEED
 from router.api_keys import KEY_PATTERN
+from router.chat.markup import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from runtime.settings import setting
 from runtime.worker_settings import NAME_PATTERN
 
@@ -26,6 +27,17 @@ class RouterSettings:
     )
     served_model_name: str | None = setting(
         None, help="name under which the model is served; none: the folder's name"
+    )
+
+    tool_parser: str = setting(
+        AUTO,
+        help="how the model writes tool calls; auto: as its checkpoint says",
+        choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        help="how the model marks its reasoning; auto: as its checkpoint says",
+        choices=REASONING_PARSERS,
     )
 
     host: str = setting("127.0.0.1", help="address to serve HTTP on", pattern=r"\S+")
@@ -104,12 +116,6 @@ class RouterSettings:
     client_stall_s: float = setting(
         30.0,
         help="how long a client may leave a full buffer of its answer unread",
-        unit="s",
-        minimum=0.01,
-    )
-    keepalive_s: float = setting(
-        15.0,
-        help="silence in a stream, also before its first token, after which a comment is sent",
         unit="s",
         minimum=0.01,
     )

@@ -41,6 +41,7 @@ class Tokenizer:
         _add_configured_tokens(self._tokenizer, config)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._added_ids = {token.content: id_ for id_, token in added.items()}
         self.vocab_size = _vocab_size(self._tokenizer, path)
         self.special_tokens = _special_tokens(config)
         self.eos_id = self._token_id("eos_token")
@@ -66,6 +67,10 @@ class Tokenizer:
             return ids[1:]
         return ids
 
+    def added_token_id(self, text: str) -> int | None:
+        """Id of the added token (special or not) that stands for exactly this text."""
+        return self._added_ids.get(text)
+
     async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
         """`encode` in the thread pool."""
         return await self.in_thread(lambda: self.encode(text, add_special_tokens))
@@ -79,9 +84,19 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens, at_start=True)
         return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
-    def detokenizer(self, skip_special_tokens: bool = True, at_start: bool = False) -> Detokenizer:
-        """A fresh incremental decoder; `at_start` where no prompt precedes the text."""
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        at_start: bool = False,
+        kept_ids: frozenset[int] = _NO_IDS,
+    ) -> Detokenizer:
+        """A fresh incremental decoder; `at_start` where no prompt precedes the text.
+
+        `kept_ids` have text even if they are special and those are skipped.
+        """
         skipped = self.special_ids if skip_special_tokens else _NO_IDS
+        if kept_ids:
+            skipped -= kept_ids
         return Detokenizer(self._token_bytes, skipped, at_start)
 
     def token_bytes(self, token_id: int) -> bytes:

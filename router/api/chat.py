@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from protocol.errors import InvalidRequest
 from router.api.chat_request import ChatRequest
 from router.api.context import ApiContext
+from router.api.conversation_plan import plan_conversation
 from router.api.logprobs import chat_logprobs
-from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_model
+from router.api.plan import OutputWish, check_model
 from router.api.reply import reply
 from router.api.request_fields import read_fields
 from router.api.responses import (
@@ -27,8 +27,12 @@ from router.api.responses import (
     ChatDelta,
     ChatLogprobs,
     ChatMessageBody,
+    ChatToolCall,
+    FunctionCall,
     Usage,
 )
+from router.chat.events import JoinedCall, MessageDelta, joined_calls
+from router.chat.message_parser import MessageParser
 from router.choices import Choice
 from router.output import TextDelta
 from router.request_scope import record_of
@@ -43,52 +47,41 @@ def chat_router(context: ApiContext) -> APIRouter:
         request_id = record_of(request.scope).request_id = f"chatcmpl-{uuid.uuid4().hex}"
         fields = await read_fields(request, ChatRequest, context.limits.max_body_bytes)
         check_model(context, fields.model)
-        tokenizer = context.tokenizer
-        prompt = EncodedPrompt(await tokenizer.in_thread(lambda: _encode(tokenizer, fields)))
         wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages")
-        choices = ChoicePlanner(context, request_id, fields, wish).plan([prompt])
+        plan = await plan_conversation(context, request_id, fields.conversation, fields, wish)
         answer_format = ChatFormat(
-            request_id, int(time.time()), context.model.name, tokenizer, fields
+            request_id,
+            int(time.time()),
+            context.model.name,
+            context.tokenizer,
+            fields,
+            plan.parsers,
         )
-        return await reply(request, context, fields, choices, answer_format)
+        return await reply(request, context, fields, plan.choices, answer_format)
 
     router.add_api_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
     return router
 
 
-def _encode(tokenizer: Tokenizer, fields: ChatRequest) -> list[int]:
-    """Token ids of the rendered conversation; the template itself writes the special tokens."""
-    template = tokenizer.chat_template
-    if template is None:
-        raise InvalidRequest(
-            "the model has no chat template; use /v1/completions instead", "messages"
-        )
-    messages = [message.for_template(template.knows_developer_role) for message in fields.messages]
-    wants_prompt = fields.add_generation_prompt is not False
-    text = template.render(messages, wants_prompt, fields.chat_template_kwargs)
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """JSON of one request's answer, whole or in chunks."""
+    """JSON of one request's answer, whole or in chunks; `parsers` by index of the choice."""
 
     request_id: str
     created: int
     model: str
     tokenizer: Tokenizer
     fields: ChatRequest
+    parsers: Sequence[MessageParser]
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat. The first chunk of a choice names the role, whatever its text."""
+        message = self.parsers[choice.index].push(delta)
         part = ChatChunkChoice(
             index=choice.index,
-            delta=ChatDelta(
-                role="assistant" if is_first else UNSET,
-                content=delta.text if delta.text or is_first else UNSET,
-            ),
+            delta=_delta(message, is_first),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish.value if delta.finish else None,
+            finish_reason=message.finish,
             token_ids=delta.token_ids if self.fields.return_token_ids else UNSET,
         )
         with_prompt = self.fields.return_token_ids and is_first and choice.index == 0
@@ -111,16 +104,7 @@ class ChatFormat:
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
         """See AnswerFormat."""
-        choices = [
-            ChatChoice(
-                index=choice.index,
-                message=ChatMessageBody(text.text),
-                logprobs=self._logprobs(text),
-                finish_reason=text.finish.value if text.finish else None,
-                token_ids=text.token_ids if self.fields.return_token_ids else UNSET,
-            )
-            for choice, text in texts
-        ]
+        choices = [self._choice(choice, text) for choice, text in texts]
         prompt = texts[0][0].request.token_ids
         return msgspec.json.encode(
             ChatCompletion(
@@ -133,7 +117,50 @@ class ChatFormat:
             )
         )
 
+    def _choice(self, choice: Choice, text: TextDelta) -> ChatChoice:
+        message = self.parsers[choice.index].push(text)
+        return ChatChoice(
+            index=choice.index,
+            message=_body(message),
+            logprobs=self._logprobs(text),
+            finish_reason=message.finish,
+            token_ids=text.token_ids if self.fields.return_token_ids else UNSET,
+        )
+
     def _logprobs(self, delta: TextDelta) -> ChatLogprobs | None:
         if not self.fields.logprobs:
             return None
         return chat_logprobs(delta.tokens, self.tokenizer)
+
+
+def _delta(message: MessageDelta, is_first: bool) -> ChatDelta:
+    content, reasoning = message.content, message.reasoning
+    calls = joined_calls(message.events)
+    return ChatDelta(
+        role="assistant" if is_first else UNSET,
+        content=content if content or is_first else UNSET,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=[_call_delta(call) for call in calls] or UNSET,
+    )
+
+
+def _call_delta(call: JoinedCall) -> ChatToolCall:
+    if call.begin is None:
+        return ChatToolCall(FunctionCall(call.arguments), index=call.index)
+    function = FunctionCall(call.arguments, call.begin.name)
+    return ChatToolCall(function, call.index, call.begin.id, "function")
+
+
+def _body(message: MessageDelta) -> ChatMessageBody:
+    calls = [
+        ChatToolCall(
+            FunctionCall(call.arguments, call.begin.name), id=call.begin.id, type="function"
+        )
+        for call in joined_calls(message.events)
+        if call.begin is not None
+    ]
+    return ChatMessageBody(
+        content=message.content or (None if calls else ""),
+        reasoning_content=message.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

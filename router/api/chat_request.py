@@ -14,7 +14,14 @@ from router.api.request_fields import (
     Unsupported,
     only,
 )
-from router.chat_template import RESERVED_NAMES
+from router.api.tool_fields import (
+    MAX_TOOLS,
+    MessageToolCall,
+    NamedToolChoice,
+    ToolFields,
+    tool_choice_shape,
+)
+from router.chat.conversation import Conversation, Message, ToolChoice, ToolMode
 
 
 class TextPart(StrictModel):
@@ -28,36 +35,38 @@ def _content_shape(value: Any) -> str:
     return "<parts>" if isinstance(value, list) else "<text>"
 
 
+_Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1), Tag("<parts>")],
+    Discriminator(_content_shape),
+]
+
+
 class ChatMessage(StrictModel):
     """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        Annotated[str, Tag("<text>")]
-        | Annotated[list[TextPart], Field(min_length=1), Tag("<parts>")],
-        Discriminator(_content_shape),
-    ]
+    content: _Content | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
     annotations: Annotated[Any, only([])] = None
     function_call: Unsupported = None
-    tool_calls: Annotated[Any, only([])] = None
 
-    def for_template(self, knows_developer_role: bool) -> dict[str, str]:
-        """What a chat template reads: text parts become lines of one text."""
-        text = self.content
+    def as_message(self, place: int) -> Message:
+        """The neutral form; text parts become lines of one text. Raises InvalidRequest."""
+        param = f"messages[{place}]"
+        calls = tuple(call.as_call() for call in self.tool_calls or ())
+        if calls and self.role != "assistant":
+            raise InvalidRequest(f"'{param}.tool_calls' is of the assistant alone", param)
+        if self.content is None and not calls:
+            raise InvalidRequest(f"'{param}.content' is required", f"{param}.content")
+        text = self.content or ""
         if not isinstance(text, str):
             text = "\n".join(part.text for part in text)
-        is_foreign = self.role == "developer" and not knows_developer_role
-        message = {"role": "system" if is_foreign else self.role, "content": text}
-        for key in ("name", "tool_call_id", "reasoning_content"):
-            value = getattr(self, key)
-            if value is not None:
-                message[key] = value
-        return message
+        return Message(self.role, text, self.name, self.reasoning_content, calls, self.tool_call_id)
 
 
 class ChatRequest(GenerationFields):
@@ -67,13 +76,23 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: LogprobsCount | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+            | Annotated[NamedToolChoice, Tag("<named>")],
+            Discriminator(tool_choice_shape),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     response_format: Annotated[Any, only({"type": "text"})] = None
     modalities: Annotated[Any, only(["text"])] = None
-    tool_choice: Annotated[Any, only("none")] = None
-    tools: Annotated[Any, only([])] = None
-    parallel_tool_calls: Unsupported = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none")] = None
     store: Annotated[Any, only(False)] = None
@@ -81,14 +100,11 @@ class ChatRequest(GenerationFields):
     metadata: Annotated[Any, only({})] = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     prompt_cache_key: Unsupported = None
     safety_identifier: Unsupported = None
-    continue_final_message: Annotated[Any, only(False)] = None
     chat_template: Unsupported = None
-    documents: Unsupported = None
 
     @property
     def output_limit(self) -> int | None:
@@ -101,6 +117,26 @@ class ChatRequest(GenerationFields):
     def logprobs_count(self) -> int | None:
         """How many alternatives to report for every token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def conversation(self) -> Conversation:
+        """The neutral form. Raises InvalidRequest."""
+        return Conversation(
+            messages=tuple(each.as_message(place) for place, each in enumerate(self.messages)),
+            tools=tuple(tool.as_tool() for tool in self.tools or ()),
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning_effort=self.reasoning_effort,
+            template_variables=self.chat_template_kwargs or {},
+            documents=tuple(self.documents or ()),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+        )
+
+    def _tool_choice(self) -> ToolChoice:
+        if isinstance(self.tool_choice, NamedToolChoice):
+            return ToolChoice(ToolMode.NAMED, self.tool_choice.function.name)
+        return ToolChoice(ToolMode(self.tool_choice or "auto"))
 
     def check_together(self) -> None:
         """See the base."""
@@ -115,8 +151,12 @@ class ChatRequest(GenerationFields):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
-        reserved = sorted(RESERVED_NAMES & (self.chat_template_kwargs or {}).keys())
-        if reserved:
+        if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
-                f"'chat_template_kwargs' may not set '{reserved[0]}'", "chat_template_kwargs"
+                "'continue_final_message' and 'add_generation_prompt' exclude each other",
+                "continue_final_message",
             )
+        if self.parallel_tool_calls is not None and not self.tools:
+            raise InvalidRequest("'parallel_tool_calls' needs 'tools'", "parallel_tool_calls")
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")

@@ -5,26 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.api_metrics import ApiMetrics
+from router.chat.markup import ChatMarkup
 from router.generation import Generator, ReadinessCheck, ServedModel
 from router.sampling_defaults import SamplingDefaults
-from router.timing import TraceLookup
 from router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """Bounds on one HTTP request: seconds for all of it, bytes of its body.
-
-    `keepalive_s`: how long a stream may be silent before a comment says that it lives.
-    """
+    """Bounds on one HTTP request: seconds for all of it, bytes of its body."""
 
     request_timeout_s: float = 600.0
     max_body_bytes: int = 32 * 1024 * 1024
-    keepalive_s: float = 15.0
-
-
-def no_traces(request_id: str) -> None:
-    """For a generator that leaves no traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +30,4 @@ class ApiContext:
     metrics: ApiMetrics
     ready: ReadinessCheck
     limits: ApiLimits
-    trace_of: TraceLookup = no_traces
+    markup: ChatMarkup

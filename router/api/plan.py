@@ -25,10 +25,14 @@ from router.output import OutputText
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as token ids, and its text where the answer repeats it."""
+    """A prompt as token ids, and its text where the answer repeats it.
+
+    `kept_ids` are special tokens whose text its output shows although others are skipped.
+    """
 
     token_ids: list[int]
     echo: str = ""
+    kept_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class ChoicePlanner:
         tokenizer = self.context.tokenizer
         skips_special = self.fields.skip_special_tokens is not False
         has_text = any(token_id not in tokenizer.special_ids for token_id in prompt.token_ids)
-        detokenizer = tokenizer.detokenizer(skips_special, at_start=not has_text)
+        detokenizer = tokenizer.detokenizer(skips_special, not has_text, prompt.kept_ids)
         return Choice(
             index=index,
             prompt_index=prompt_index,

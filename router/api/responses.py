@@ -80,10 +80,28 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
-class ChatMessageBody(Struct, frozen=True):
-    """The assistant's message."""
+class FunctionCall(Struct, frozen=True):
+    """What a tool call calls; `arguments` is JSON text, in a stream a piece of it."""
 
-    content: str
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ChatToolCall(Struct, frozen=True):
+    """A tool call of a message. Only in a stream it has an `index`, and `id` only at first."""
+
+    function: FunctionCall
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatMessageBody(Struct, frozen=True):
+    """The assistant's message; null for content says that there are tool calls alone."""
+
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -93,6 +111,8 @@ class ChatDelta(Struct, frozen=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

@@ -13,10 +13,12 @@ from starlette.responses import Response
 from protocol.errors import InvalidRequest
 from router.api.chat_request import ChatMessage
 from router.api.context import ApiContext
+from router.api.conversation_plan import encode_conversation
 from router.api.plan import check_model
 from router.api.request_fields import RequestBody, read_fields
 from router.api.sampling import check_token_ids
-from router.tokenizer import Tokenizer
+from router.api.tool_fields import MAX_TOOLS, ToolFields
+from router.chat.conversation import Conversation
 
 
 class TokenizeRequest(RequestBody):
@@ -29,6 +31,7 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -70,7 +73,7 @@ def tokenize_router(context: ApiContext) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         fields = await read_fields(request, TokenizeRequest, limit)
         _check_model(context, fields.model)
-        tokens = await tokenizer.in_thread(lambda: _tokens_of(tokenizer, fields))
+        tokens = await _tokens_of(context, fields)
         names = [tokenizer.token_name(each) for each in tokens]
         answer = Tokens(
             count=len(tokens),
@@ -100,15 +103,16 @@ def _check_model(context: ApiContext, name: str | None) -> None:
         check_model(context, name)
 
 
-def _tokens_of(tokenizer: Tokenizer, fields: TokenizeRequest) -> list[int]:
+async def _tokens_of(context: ApiContext, fields: TokenizeRequest) -> list[int]:
     if fields.messages is None:
         assert fields.prompt is not None, "one of the two was given"
         with_special = fields.add_special_tokens is not False
-        return tokenizer.encode(fields.prompt, add_special_tokens=with_special)
-    template = tokenizer.chat_template
-    if template is None:
-        raise InvalidRequest("the model has no chat template; send 'prompt'", "messages")
-    messages = [each.for_template(template.knows_developer_role) for each in fields.messages]
-    wants_prompt = fields.add_generation_prompt is not False
-    text = template.render(messages, wants_prompt, fields.chat_template_kwargs)
-    return tokenizer.encode(text, add_special_tokens=fields.add_special_tokens is True)
+        return await context.tokenizer.encode_async(fields.prompt, with_special)
+    conversation = Conversation(
+        messages=tuple(each.as_message(place) for place, each in enumerate(fields.messages)),
+        tools=tuple(tool.as_tool() for tool in fields.tools or ()),
+        template_variables=fields.chat_template_kwargs or {},
+        add_generation_prompt=fields.add_generation_prompt is not False,
+    )
+    with_special = fields.add_special_tokens is True
+    return (await encode_conversation(context, conversation, with_special))[1]

@@ -141,7 +141,7 @@ OWN: dict[str, dict[str, tuple[object, ...]]] = {
         "prompt": ("Hi",),
         "echo": (True,),
         "chat_template": ("x",),
-        "continue_final_message": (True,),
+        "continue_final_message": NOT_BOOLEANS,
     },
 }
 REQUIRED = {COMPLETIONS: ("model", "prompt"), CHAT: ("model", "messages")}

@@ -1,0 +1,145 @@
+"""From a conversation to the choices that answer it, for every endpoint that chats.
+
+Rendering and encoding happen off the event loop. What the checkpoint's template has no place for
+is refused by name: it would change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.errors import InvalidRequest
+from router.api.context import ApiContext
+from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish
+from router.api.request_fields import GenerationFields
+from router.chat.conversation import Conversation
+from router.chat.message_parser import MessageParser
+from router.chat_template import RESERVED_NAMES, ChatTemplate
+from router.choices import Choice
+from router.tokenizer import Tokenizer
+
+_THINKING = "enable_thinking"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationPlan:
+    """The choices of an answer, and what makes messages of their text: `parsers[choice.index]`."""
+
+    choices: list[Choice]
+    parsers: list[MessageParser]
+
+
+async def plan_conversation(
+    context: ApiContext,
+    request_id: str,
+    conversation: Conversation,
+    fields: GenerationFields,
+    wish: OutputWish,
+) -> ConversationPlan:
+    """The choices that answer a conversation, sampled as `fields` say.
+
+    Raises InvalidRequest for what the model's template or parsers cannot do, PromptTooLong.
+    """
+    text, token_ids = await encode_conversation(context, conversation)
+    prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
+    choices = ChoicePlanner(context, request_id, fields, wish).plan([prompt])
+    parsers = [
+        context.markup.parser(conversation, text, choice.request.request_id) for choice in choices
+    ]
+    return ConversationPlan(choices, parsers)
+
+
+async def encode_conversation(
+    context: ApiContext, conversation: Conversation, add_special_tokens: bool = False
+) -> tuple[str, list[int]]:
+    """Text and token ids of the prompt; templates write the special tokens themselves.
+
+    Raises InvalidRequest.
+    """
+    tokenizer = context.tokenizer
+
+    def encode() -> tuple[str, list[int]]:
+        template = _template_of(tokenizer, conversation)
+        _check(context, template, conversation)
+        text = render_conversation(template, conversation)
+        return text, tokenizer.encode(text, add_special_tokens)
+
+    return await tokenizer.in_thread(encode)
+
+
+def render_conversation(template: ChatTemplate, conversation: Conversation) -> str:
+    """The prompt's text. Raises InvalidRequest."""
+    messages = conversation.messages_for_template(template.knows_developer_role)
+    goes_on = conversation.continue_final_message
+    text = template.render(
+        messages,
+        conversation.add_generation_prompt and not goes_on,
+        _variables(template, conversation),
+        [tool.for_template() for tool in conversation.tools] or None,
+        list(conversation.documents) or None,
+    )
+    return _cut_behind(text, conversation.messages[-1].content) if goes_on else text
+
+
+def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate:
+    template = tokenizer.chat_template
+    if template is None:
+        raise InvalidRequest(
+            "the model has no chat template; use /v1/completions instead", "messages"
+        )
+    if conversation.chat_template is None:
+        return template
+    return template.with_source(conversation.chat_template)
+
+
+def _check(context: ApiContext, template: ChatTemplate, conversation: Conversation) -> None:
+    """Refuses what would have no effect."""
+    variables = conversation.template_variables
+    for name in variables:
+        if name in RESERVED_NAMES:
+            raise InvalidRequest(
+                f"'chat_template_kwargs' may not set '{name}'", "chat_template_kwargs"
+            )
+        if name not in template.variables:
+            raise InvalidRequest(
+                f"'chat_template_kwargs': the model's chat template does not read '{name}'",
+                "chat_template_kwargs",
+            )
+    if conversation.documents and "documents" not in template.variables:
+        raise InvalidRequest("the model's chat template takes no 'documents'", "documents")
+    if conversation.tools and "tools" not in template.variables:
+        raise InvalidRequest("the model's chat template takes no 'tools'", "tools")
+    if conversation.may_call_tools and context.markup.tools is None:
+        raise InvalidRequest(
+            "'tools': how this model writes calls is unknown; the server's setting tool_parser "
+            "can name it",
+            "tools",
+        )
+    effort = conversation.reasoning_effort
+    if effort is not None and not {"reasoning_effort", _THINKING} & template.variables:
+        raise InvalidRequest(
+            "the model's chat template takes no 'reasoning_effort'", "reasoning_effort"
+        )
+
+
+def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, object]:
+    """The template's variables; an effort also switches thinking where that is all there is."""
+    effort = conversation.reasoning_effort
+    variables: dict[str, object] = {}
+    if effort is not None:
+        variables = {"reasoning_effort": effort}
+        if "reasoning_effort" not in template.variables:
+            variables = {_THINKING: effort != "none"}
+    return {**variables, **conversation.template_variables}
+
+
+def _cut_behind(text: str, content: str) -> str:
+    """The prompt up to the end of its last message, without what the template puts there."""
+    for wanted in (content.lstrip(), content.strip()):
+        start = text.rfind(wanted) if wanted else -1
+        if start >= 0:
+            return text[: start + len(wanted)]
+    raise InvalidRequest(
+        "'continue_final_message': the last message is empty, or the chat template changes it",
+        "continue_final_message",
+    )

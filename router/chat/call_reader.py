@@ -1,0 +1,160 @@
+"""Reading one tool call written as a JSON object: `{"name": ..., "arguments": {...}}`.
+
+Llama's `parameters` means the same as `arguments`; other keys are skipped. The call begins as
+soon as its name is known and its arguments start, and these then pass as they come. Until it
+has begun, nothing is given away: `raw` is the text of an object that turned out to be none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Set
+from enum import Enum, auto
+
+from router.chat.events import ToolCallArguments, ToolCallBegin, ToolEvent
+from router.chat.json_value import JsonValue
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class _Expected(Enum):
+    OPENING = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA = auto()
+
+
+class CallReader:
+    """Reads one object. With `names`, a call to any other name is no call.
+
+    `done` once the object is closed, `broken` if it is no call (`begun` tells whether that was
+    found out too late). Takes text only until then.
+    """
+
+    def __init__(self, index: int, call_id: str, names: Set[str] | None = None) -> None:
+        self.events: list[ToolEvent] = []
+        self.raw = ""
+        self.begun = False
+        self.done = False
+        self.broken = False
+        self._index = index
+        self._call_id = call_id
+        self._names = names
+        self._expected = _Expected.OPENING
+        self._value: JsonValue | None = None
+        self._collected = ""
+        self._streams = False
+        self._key = ""
+        self._name: str | None = None
+        self._arguments: str | None = None
+
+    def push(self, text: str) -> int:
+        """Takes what belongs to the object; how many characters that were."""
+        place = 0
+        while place < len(text) and not (self.done or self.broken):
+            if self._value is not None:
+                place = self._read_value(self._value, text, place)
+            elif text[place].isspace():
+                place += 1
+            else:
+                place = self._read_mark(text[place], place)
+        self.raw += text[:place]
+        return place
+
+    def _read_mark(self, character: str, place: int) -> int:
+        """A character outside of keys and values; where to read on."""
+        expected = self._expected
+        if expected is _Expected.OPENING and character == "{":
+            self._expected = _Expected.KEY
+        elif expected in (_Expected.KEY, _Expected.COMMA) and character == "}":
+            self._close()
+        elif expected is _Expected.COMMA and character == ",":
+            self._expected = _Expected.KEY
+        elif expected is _Expected.COLON and character == ":":
+            self._expected = _Expected.VALUE
+        elif (expected is _Expected.KEY and character == '"') or (
+            expected is _Expected.VALUE and character not in ",:]}"
+        ):
+            self._start_value(character)
+            return place
+        else:
+            self.broken = True
+            return place
+        return place + 1
+
+    def _start_value(self, character: str) -> None:
+        self._value = JsonValue()
+        self._collected = ""
+        self._streams = (
+            self._expected is _Expected.VALUE
+            and self._key in _ARGUMENT_KEYS
+            and self._name is not None
+            and not self.begun
+            and character == "{"
+        )
+        if self._streams:
+            self._begin()
+
+    def _read_value(self, value: JsonValue, text: str, place: int) -> int:
+        end = value.scan(text, place)
+        if self._streams:
+            self._add_arguments(text[place:end])
+        else:
+            self._collected += text[place:end]
+        if value.broken:
+            self.broken = True
+        elif value.complete:
+            self._value = None
+            self._end_value()
+        return end
+
+    def _end_value(self) -> None:
+        if self._expected is _Expected.KEY:
+            self._key = _text_of(self._collected) or ""
+            self._expected = _Expected.COLON
+            return
+        self._expected = _Expected.COMMA
+        if self._key == "name" and not self.begun:
+            self._name = _text_of(self._collected)
+            self.broken = not self._name or (
+                self._names is not None and self._name not in self._names
+            )
+        elif self._key in _ARGUMENT_KEYS and not self.begun:
+            self._arguments = _object_of(self._collected)
+            self.broken = self._arguments is None
+
+    def _close(self) -> None:
+        if not self.begun:
+            if self._name is None:
+                self.broken = True
+                return
+            self._begin()
+            self._add_arguments(self._arguments or "{}")
+        self.done = True
+
+    def _begin(self) -> None:
+        assert self._name is not None
+        self.begun = True
+        self.events.append(ToolCallBegin(self._index, self._call_id, self._name))
+
+    def _add_arguments(self, text: str) -> None:
+        if text:
+            self.events.append(ToolCallArguments(self._index, text))
+
+
+def _text_of(value: str) -> str | None:
+    """A JSON string decoded; None for anything else."""
+    try:
+        decoded = json.loads(value)
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, str) else None
+
+
+def _object_of(value: str) -> str | None:
+    """Text of a JSON object, also one that was written as a string, or null for an empty one."""
+    if value == "null":
+        return "{}"
+    text = _text_of(value) if value.startswith('"') else value
+    return text if text is not None and text.lstrip().startswith("{") else None

@@ -1,0 +1,84 @@
+"""What a model's text says, piece by piece: the events of one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+MessageFinish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """More of the message's content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegin:
+    """A call begins; `index` counts the calls of the message from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of the arguments' JSON text of call `index`, which has begun."""
+
+    index: int
+    text: str
+
+
+ToolEvent = ContentText | ToolCallBegin | ToolCallArguments
+MessageEvent = ToolEvent | ReasoningText
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """Events that became known together; `finish` is set on the last delta of a message."""
+
+    events: list[MessageEvent]
+    finish: MessageFinish | None = None
+
+    @property
+    def content(self) -> str:
+        """The content among the events."""
+        return "".join(each.text for each in self.events if isinstance(each, ContentText))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning among the events."""
+        return "".join(each.text for each in self.events if isinstance(each, ReasoningText))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedCall:
+    """All that some events say of call `index`; `begin` is None where it began earlier."""
+
+    index: int
+    begin: ToolCallBegin | None
+    arguments: str
+
+
+def joined_calls(events: Iterable[MessageEvent]) -> list[JoinedCall]:
+    """The calls among the events, each once, in order."""
+    begins: dict[int, ToolCallBegin] = {}
+    arguments: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ToolCallBegin):
+            begins[event.index] = event
+            arguments.setdefault(event.index, "")
+        elif isinstance(event, ToolCallArguments):
+            arguments[event.index] = arguments.get(event.index, "") + event.text
+    return [JoinedCall(index, begins.get(index), text) for index, text in arguments.items()]

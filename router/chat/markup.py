@@ -1,0 +1,132 @@
+"""How the served model marks tool calls and reasoning, found out from its checkpoint.
+
+The family is recognised by what its chat template writes and by its special tokens; an operator
+may name it instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from protocol.errors import ModelLoadError
+from router.chat import hermes, llama, mistral
+from router.chat.conversation import Conversation
+from router.chat.message_parser import MessageParser
+from router.chat.reasoning import ReasoningMarkers, ReasoningParser
+from router.chat.tool_parser import CallIds, ToolParser
+from router.tokenizer import Tokenizer
+
+AUTO = "auto"
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMarkup:
+    """A family's way of calling tools. `markers` are what may be special tokens."""
+
+    parser: type[ToolParser]
+    markers: tuple[str, ...]
+    short_ids: bool = False
+
+    def call_ids(self, seed: str) -> CallIds:
+        """Ids that are a function of the seed, so that every attempt gives the same ones."""
+
+        def call_id(index: int) -> str:
+            digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=12).hexdigest()
+            return digest[:9] if self.short_ids else f"call_{digest}"
+
+        return call_id
+
+
+TOOL_MARKUPS = {
+    "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END)),
+    "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,)),
+    "mistral": ToolMarkup(mistral.MistralParser, mistral.SPECIAL_MARKERS, short_ids=True),
+}
+REASONING_MARKERS = {
+    "think": ReasoningMarkers("<think>", "</think>"),
+    "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+}
+TOOL_PARSERS = (AUTO, NONE, *TOOL_MARKUPS)
+REASONING_PARSERS = (AUTO, NONE, *REASONING_MARKERS)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMarkup:
+    """What the parsers of this model are made from; None where it has no such thing.
+
+    `tool_ids` and `reasoning_ids` are the tokens of the markers, whose text parsers need.
+    """
+
+    tools: ToolMarkup | None = None
+    reasoning: ReasoningMarkers | None = None
+    tool_ids: frozenset[int] = frozenset()
+    reasoning_ids: frozenset[int] = frozenset()
+
+    def kept_ids(self, conversation: Conversation) -> frozenset[int]:
+        """Special tokens that must not be skipped in the text of an answer."""
+        return self.reasoning_ids | (self.tool_ids if conversation.may_call_tools else frozenset())
+
+    def parser(self, conversation: Conversation, prompt: str, seed: str) -> MessageParser:
+        """A parser of one answer to the conversation.
+
+        `prompt` is its rendered text; `seed` is unique for the choice, and the same in every
+        attempt at it.
+        """
+        reasoning = tools = None
+        if self.reasoning is not None:
+            goes_on = conversation.continue_final_message
+            is_open = not goes_on and self.reasoning.is_open(prompt)
+            reasoning = ReasoningParser(self.reasoning, is_open)
+        if self.tools is not None and conversation.may_call_tools:
+            names = frozenset(tool.name for tool in conversation.tools)
+            tools = self.tools.parser(self.tools.call_ids(seed), names)
+        return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
+
+
+def find_markup(
+    tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> ChatMarkup:
+    """The served model's markup; parsers by name replace what the checkpoint says.
+
+    Raises ModelLoadError for an unknown name.
+    """
+    tool_name = _tool_family(tokenizer) if tool_parser == AUTO else tool_parser
+    reasoning_name = _reasoning_family(tokenizer) if reasoning_parser == AUTO else reasoning_parser
+    if tool_name not in TOOL_PARSERS or reasoning_name not in REASONING_PARSERS:
+        raise ModelLoadError(f"no parser is called {tool_name!r} or {reasoning_name!r}")
+    tools = TOOL_MARKUPS.get(tool_name)
+    reasoning = REASONING_MARKERS.get(reasoning_name)
+    return ChatMarkup(
+        tools,
+        reasoning,
+        tool_ids=_ids(tokenizer, tools.markers if tools else ()),
+        reasoning_ids=_ids(tokenizer, (reasoning.begin, reasoning.end) if reasoning else ()),
+    )
+
+
+def _tool_family(tokenizer: Tokenizer) -> str:
+    template = tokenizer.chat_template
+    if template is None or "tools" not in template.variables:
+        return NONE
+    if hermes.BEGIN in template.source:
+        return "hermes"
+    if mistral.MARKER in template.source or tokenizer.added_token_id(mistral.MARKER) is not None:
+        return "mistral"
+    if llama.MARKER in template.source or tokenizer.added_token_id(llama.MARKER) is not None:
+        return "llama3"
+    return NONE
+
+
+def _reasoning_family(tokenizer: Tokenizer) -> str:
+    source = tokenizer.chat_template.source if tokenizer.chat_template else ""
+    for name, markers in REASONING_MARKERS.items():
+        if markers.end in source:
+            return name
+    return NONE
+
+
+def _ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[int]:
+    found = (tokenizer.added_token_id(marker) for marker in markers)
+    return frozenset(each for each in found if each is not None)

@@ -1,0 +1,117 @@
+"""What the parsers of all model families share: text in, tool calls and content out.
+
+A family says how a call is marked. The outcome does not depend on where the text is cut; what
+turns out to be no call is content, unchanged; white space around calls belongs to the format.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Set
+
+from router.chat.call_reader import CallReader
+from router.chat.events import ContentText, ToolCallArguments, ToolCallBegin, ToolEvent
+
+CallIds = Callable[[int], str]
+"""The id of a message's n-th call."""
+
+
+class ToolParser(ABC):
+    """Parses one message. `names` are the tools that the caller offers.
+
+    A family's `_step` takes text from the front of `_pending` and returns whether that changed
+    anything; False waits for more. `_give_up` hands back what an unfinished call held.
+    """
+
+    def __init__(self, call_ids: CallIds, names: Set[str]) -> None:
+        self._call_ids = call_ids
+        self._names = names
+        self._pending = ""
+        self._events: list[ToolEvent] = []
+        self._num_calls = 0
+        self._space = ""
+        self._after_call = False
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Events that this text settles."""
+        self._pending += text
+        while self._pending and self._step():
+            pass
+        return self._take_events()
+
+    def flush(self) -> list[ToolEvent]:
+        """The rest, now that no more text comes."""
+        self._give_up()
+        self._add_content(self._pending)
+        self._pending = ""
+        if not self._num_calls and self._space:
+            self._events.append(ContentText(self._space))
+        return self._take_events()
+
+    @abstractmethod
+    def _step(self) -> bool: ...
+
+    @abstractmethod
+    def _give_up(self) -> None: ...
+
+    def _take(self, length: int) -> str:
+        taken, self._pending = self._pending[:length], self._pending[length:]
+        return taken
+
+    def _take_content_before(self, marker: str) -> bool:
+        """Passes content on up to the marker; takes the marker, too, and True if it is there."""
+        start = self._pending.find(marker)
+        if start >= 0:
+            self._add_content(self._take(start))
+            self._take(len(marker))
+            return True
+        self._add_content(self._take(len(self._pending) - partial_end(self._pending, marker)))
+        return False
+
+    def _take_space(self) -> str:
+        return self._take(len(self._pending) - len(self._pending.lstrip()))
+
+    def _new_reader(self, names: Set[str] | None = None) -> CallReader:
+        return CallReader(self._num_calls, self._call_ids(self._num_calls), names)
+
+    def _read(self, reader: CallReader) -> None:
+        """Lets the reader take its part of the text."""
+        self._take(reader.push(self._pending))
+        for event in reader.events:
+            self._add_call_event(event)
+        reader.events.clear()
+
+    def _add_call_event(self, event: ToolEvent) -> None:
+        if isinstance(event, ToolCallBegin):
+            self._num_calls += 1
+            self._space = ""
+        self._after_call = True
+        self._events.append(event)
+
+    def _add_arguments(self, text: str) -> None:
+        """More arguments of the call that began last."""
+        if text:
+            self._add_call_event(ToolCallArguments(self._num_calls - 1, text))
+
+    def _add_content(self, text: str) -> None:
+        """Content; space at its end waits, since a call may follow."""
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        text = self._space + text
+        content = text.rstrip()
+        self._space = text[len(content) :]
+        if content:
+            self._events.append(ContentText(content))
+
+    def _take_events(self) -> list[ToolEvent]:
+        events, self._events = self._events, []
+        return events
+
+
+def partial_end(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
