@@ -22,10 +22,7 @@ from runtime.embedded import EmbeddedValkey
 
 _POLL_S = 0.05
 _START_S = 120.0
-_FLAGS = {
-    "worker": ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--chunk-max-tokens=128"),
-    "router": ("--port=0",),
-}
+_WORKER_FLAGS = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--chunk-max-tokens=128")
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,7 @@ class ChaosConfig:
     num_prefill: int = 2
     num_decode: int = 2
     num_blocks: int = 1024
+    worker_flags: tuple[str, ...] = _WORKER_FLAGS
     extra: dict[str, str] = field(default_factory=dict)
 
 
@@ -90,9 +88,9 @@ class ChaosFleet:
         flags = [f"--model={self._config.model}", f"--parent-pid={os.getpid()}"]
         if role == "router":
             self._port_file(name).unlink(missing_ok=True)
-            flags += [*_FLAGS["router"], f"--port-file={self._port_file(name)}"]
+            flags += ["--port=0", f"--port-file={self._port_file(name)}"]
         else:
-            flags += [*_FLAGS["worker"], f"--worker-id={name}"]
+            flags += [*self._config.worker_flags, f"--worker-id={name}"]
             flags.append(f"--num-blocks={self._config.num_blocks}")
         env = {**os.environ, "BATON_REDIS_URL": self._valkey.url}
         env |= {**self._config.extra, "BATON_CLUSTER_SECRET": self._secret}

@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 SHAPES: dict[str, dict[str, Any]] = {
     "M1": {
@@ -67,6 +71,21 @@ def benchmark_checkpoint(name: str) -> Path:
         Path(made).rename(folder)
         Path(made).mkdir()  # for the clean-up
     return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """A word for every token id, so that a server can be started on the checkpoint."""
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    words = {f"w{token_id}": token_id for token_id in range(vocab_size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.decoder = ByteLevel()
+    partial = folder / f".tokenizer.{os.getpid()}"
+    tokenizer.save(str(partial))
+    partial.rename(path)
 
 
 def random_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:

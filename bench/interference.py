@@ -1,0 +1,242 @@
+"""What long prompts do to running streams: one engine whole, one engine chunked, and two apart.
+
+    python -m bench.interference [--model M1|M2|FOLDER] [--seconds 30] [--repeat 2] [--plot FILE]
+
+Streams decode steadily while long prompts arrive (see bench.stream_load), over HTTP, on fleets of
+real processes with the same cores in all: (a) one worker that computes every prompt in one step,
+(b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill and a
+decode worker with half of the cores each. Each fleet is measured undisturbed first. The fleets
+take turns. `--plot` needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.chaos_fleet import ChaosConfig, ChaosFleet
+from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.stream_load import Phase, StreamClient, StreamLoad
+from engine.config import load_model_config
+from protocol.errors import BatonError
+
+WARM_UP_S = 3.0
+QUIET_S = 10.0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way of dividing the cores: prefill workers beside one decode worker, flags of both."""
+
+    name: str
+    label: str
+    num_prefill: int
+    flags: tuple[str, ...]
+
+
+def contestants(cores: int, longest: int, itl_target_ms: float) -> list[Contestant]:
+    """The three, on `cores` cores; `longest` prompt in tokens."""
+    together, apart = f"--torch-threads={cores}", f"--torch-threads={max(1, cores // 2)}"
+    whole = (f"--chunk-min-tokens={longest}", f"--chunk-max-tokens={longest}")
+    target = f"--itl-target-ms={itl_target_ms}"
+    return [
+        Contestant("a", "together, whole prompts", 0, (together, *whole)),
+        Contestant("b", "together, chunked", 0, (together, target)),
+        Contestant("c", "prefill and decode apart", 1, (apart, target)),
+    ]
+
+
+@dataclass
+class Result:
+    """Every turn of one contestant: (undisturbed, disturbed)."""
+
+    contestant: Contestant
+    turns: list[tuple[Phase, Phase]]
+
+    def gaps_ms(self, disturbed: bool) -> list[float]:
+        """All gaps between tokens of streams."""
+        return sorted(1e3 * gap for turn in self.turns for gap in turn[disturbed].gaps_s)
+
+    def ttft_ms(self) -> list[float]:
+        """Of all long prompts."""
+        return sorted(1e3 * each for turn in self.turns for each in turn[1].ttft_s)
+
+    def rate(self, name: str) -> float:
+        """Median over the turns of a count per second, while disturbed."""
+        return statistics.median(getattr(t[1], name) / t[1].seconds for t in self.turns)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Of sorted values: the least that `share` of them do not exceed."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def run_contestant(
+    each: Contestant, model: str, load: StreamLoad, seconds: float
+) -> tuple[Phase, Phase]:
+    """One turn on a fleet of its own."""
+    longest = load.long_prompt + load.long_tokens
+    tokens = load.num_streams * (load.stream_prompt + load.stream_tokens) + 16 * longest
+    config = ChaosConfig(
+        model,
+        num_routers=1,
+        num_prefill=each.num_prefill,
+        num_decode=1,
+        num_blocks=tokens // 16,
+        worker_flags=each.flags,
+    )
+    with ChaosFleet(config) as fleet:
+        client = StreamClient(fleet.url("router-1"), load)
+        return asyncio.run(client.run(WARM_UP_S, QUIET_S, seconds))
+
+
+def report(results: list[Result], ttft_target_ms: float, itl_target_ms: float) -> Table:
+    """One row per contestant; goodput is what met its target."""
+    table = Table(
+        "fleet",
+        "ITL undisturbed p50 / p99 ms",
+        "ITL p50 / p99 ms",
+        "p99 over undisturbed",
+        "TTFT p50 / p99 ms",
+        "stream tokens/s",
+        "prompt tokens/s",
+        f"tokens within {itl_target_ms:g} ms",
+        f"prompts within {ttft_target_ms:g} ms",
+    )
+    for result in results:
+        quiet, gaps, ttft = result.gaps_ms(False), result.gaps_ms(True), result.ttft_ms()
+        table.add_row(
+            f"({result.contestant.name}) {result.contestant.label}",
+            f"{quantile(quiet, 0.5):.1f} / {quantile(quiet, 0.99):.1f}",
+            f"{quantile(gaps, 0.5):.1f} / {quantile(gaps, 0.99):.1f}",
+            f"{quantile(gaps, 0.99) / quantile(quiet, 0.99):.2f}x",
+            f"{quantile(ttft, 0.5):,.0f} / {quantile(ttft, 0.99):,.0f}",
+            f"{result.rate('stream_tokens'):,.0f}",
+            f"{result.rate('prompt_tokens'):,.0f}",
+            f"{_share(gaps, itl_target_ms):.1%}",
+            f"{_share(ttft, ttft_target_ms):.0%}",
+        )
+    return table
+
+
+def ratios(results: list[Result]) -> list[str]:
+    """What is claimed of the three, measured."""
+    p99 = {r.contestant.name: quantile(r.gaps_ms(True), 0.99) for r in results}
+    quiet = quantile(results[2].gaps_ms(False), 0.99)
+    total = {r.contestant.name: r.rate("stream_tokens") + r.rate("prompt_tokens") for r in results}
+    return [
+        f"p99 inter-token latency: (a) over (b) {p99['a'] / p99['b']:.1f}x, "
+        f"(a) over (c) {p99['a'] / p99['c']:.1f}x, (c) over undisturbed {p99['c'] / quiet:.2f}x",
+        f"tokens/s in all: (b) over (a) {total['b'] / total['a']:.2f}x, "
+        f"(c) over (a) {total['c'] / total['a']:.2f}x",
+    ]
+
+
+def plot(results: list[Result], path: Path) -> None:
+    """Share of tokens against inter-token latency, undisturbed and disturbed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BatonError("--plot needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for result, color in zip(results, ("tab:red", "tab:orange", "tab:blue"), strict=True):
+        for disturbed in (False, True):
+            gaps = result.gaps_ms(disturbed)
+            shares = [1 - i / len(gaps) for i in range(len(gaps))]
+            label = f"({result.contestant.name}) {result.contestant.label}"
+            axes.plot(
+                gaps,
+                shares,
+                color=color,
+                linestyle="-" if disturbed else ":",
+                label=label if disturbed else None,
+            )
+    axes.set(xscale="log", yscale="log", xlabel="inter-token latency, ms (dotted: undisturbed)")
+    axes.set_ylabel("share of tokens that took longer")
+    axes.legend()
+    axes.grid(alpha=0.3, which="both")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _share(values: list[float], target: float) -> float:
+    return sum(value <= target for value in values) / len(values)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.interference", description=__doc__)
+    parser.add_argument("--model", default="M1", help="M1, M2 or a checkpoint's folder")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of each fleet")
+    parser.add_argument("--streams", type=int, default=8, help="that decode all the time")
+    parser.add_argument("--stream-tokens", type=int, default=256, help="of each stream")
+    parser.add_argument("--prompt-tokens", type=int, default=1024, help="of a long prompt")
+    parser.add_argument("--arrivals", type=float, default=1.5, help="long prompts per second")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a turn, disturbed")
+    parser.add_argument("--repeat", type=int, default=2, help="turns of each fleet")
+    parser.add_argument("--itl-target-ms", type=float, default=25.0)
+    parser.add_argument("--ttft-target-ms", type=float, default=2000.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", type=Path, help="write a picture here")
+    return parser.parse_args()
+
+
+def _compare(options: argparse.Namespace, console: Console) -> None:
+    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
+    if options.model in SHAPES:
+        add_tokenizer(folder)
+    load = StreamLoad(
+        model=folder.name,
+        vocab_size=load_model_config(folder).vocab_size,
+        num_streams=options.streams,
+        stream_prompt=32,
+        stream_tokens=options.stream_tokens,
+        long_prompt=options.prompt_tokens,
+        long_tokens=2,
+        arrivals_per_s=options.arrivals,
+        seed=options.seed,
+    )
+    longest = options.prompt_tokens + load.stream_prompt
+    results = [
+        Result(each, []) for each in contestants(options.cores, longest, options.itl_target_ms)
+    ]
+    for turn in range(options.repeat):
+        for result in results:
+            console.print(f"turn {turn + 1}: {result.contestant.label}")
+            result.turns.append(
+                run_contestant(result.contestant, str(folder), load, options.seconds)
+            )
+    console.print(
+        f"{options.model}, {options.cores} cores, {options.streams} streams, "
+        f"{options.arrivals:g} prompts of {options.prompt_tokens:,} tokens per second, "
+        f"{options.repeat} x {options.seconds:g} s, seed {options.seed}"
+    )
+    console.print(report(results, options.ttft_target_ms, options.itl_target_ms))
+    for line in ratios(results):
+        console.print(line)
+    if options.plot is not None:
+        plot(results, options.plot)
+
+
+def main() -> int:
+    """The command line."""
+    try:
+        _compare(_parse(), Console(width=160))
+    except BatonError as error:
+        print(f"bench.interference: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Steady streams with long prompts arriving among them: when every token came.
+
+Two kinds of load on one server, by completions of token ids: streams that decode all the time (one
+that ends is followed by another), and long prompts that want a few tokens. Arrivals and prompts
+are a function of the seed, the same for every server. Parses no more than it needs to see tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from protocol.errors import BatonError
+
+_EVENT = b"data: {"
+_DONE = b"data: [DONE]"
+
+
+@dataclass(frozen=True)
+class StreamLoad:
+    """What to send. Lengths in tokens, `arrivals_per_s` of long prompts (Poisson)."""
+
+    model: str
+    vocab_size: int
+    num_streams: int
+    stream_prompt: int
+    stream_tokens: int
+    long_prompt: int
+    long_tokens: int
+    arrivals_per_s: float
+    seed: int
+
+
+@dataclass
+class Phase:
+    """What a span of time saw: gaps between a stream's tokens, and long prompts' first tokens, s.
+
+    `stream_tokens` and `prompt_tokens` count what was finished within it.
+    """
+
+    seconds: float
+    gaps_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    stream_tokens: int = 0
+    prompt_tokens: int = 0
+    num_sent: int = 0
+
+
+class StreamClient:
+    """One server under load. `quiet` and `disturbed` are its two phases, in this order."""
+
+    def __init__(self, url: str, load: StreamLoad) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._host, self._port = parts.hostname, parts.port
+        self._load = load
+        self._phase: Phase | None = None
+
+    async def run(
+        self, warm_up_s: float, quiet_s: float, disturbed_s: float
+    ) -> tuple[Phase, Phase]:
+        """Raises BatonError if a request fails."""
+        streams = [asyncio.create_task(self._stream(i)) for i in range(self._load.num_streams)]
+        try:
+            await asyncio.sleep(warm_up_s)
+            quiet = await self._during(quiet_s, self._nothing())
+            disturbed = await self._during(disturbed_s, self._arrivals(disturbed_s))
+        finally:
+            for task in streams:
+                task.cancel()
+            ended = await asyncio.gather(*streams, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BatonError):
+                raise error
+        return quiet, disturbed
+
+    async def _during(self, seconds: float, work: Coroutine[None, None, None]) -> Phase:
+        self._phase = phase = Phase(seconds)
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(seconds)
+        self._phase = None
+        await task
+        return phase
+
+    async def _nothing(self) -> None:
+        pass
+
+    async def _arrivals(self, seconds: float) -> None:
+        """Send the long prompts of a phase; return when all are answered."""
+        load, rng = self._load, random.Random(load_seed(self._load, "arrivals"))
+        at, sent = 0.0, []
+        started = time.perf_counter()
+        phase = self._phase
+        assert phase is not None
+        while (at := at + rng.expovariate(load.arrivals_per_s)) < seconds:
+            await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+            prompt = [rng.randrange(3, load.vocab_size) for _ in range(load.long_prompt)]
+            sent.append(asyncio.create_task(self._long(prompt, phase)))
+        phase.num_sent = len(sent)
+        await asyncio.gather(*sent)
+
+    async def _long(self, prompt: list[int], phase: Phase) -> None:
+        sent_at = time.perf_counter()
+        times = [at async for at in self._tokens(prompt, self._load.long_tokens)]
+        phase.ttft_s.append(times[0] - sent_at)
+        if phase is self._phase:
+            phase.prompt_tokens += len(prompt)
+
+    async def _stream(self, number: int) -> None:
+        """Streams, one after the other, until cancelled."""
+        load, turn = self._load, 0
+        while True:
+            rng = random.Random(load_seed(load, f"stream {number} {turn}"))
+            prompt = [rng.randrange(3, load.vocab_size) for _ in range(load.stream_prompt)]
+            turn += 1
+            before = None
+            async for at in self._tokens(prompt, load.stream_tokens):
+                if self._phase is not None:
+                    self._phase.stream_tokens += 1
+                    if before is not None:
+                        self._phase.gaps_s.append(at - before)
+                before = at
+
+    async def _tokens(self, prompt: list[int], max_tokens: int) -> AsyncGenerator[float, None]:
+        """When each token of a completion came."""
+        body = {
+            "model": self._load.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        data = json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\nconnection: close\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                rest = await reader.read()
+                raise BatonError(f"{status.decode().strip()}: {rest.decode()[-300:]}")
+            async for line in reader:
+                if line.startswith(_EVENT):
+                    yield time.perf_counter()
+                elif line.startswith(_DONE):
+                    return
+            raise BatonError("a stream broke off")
+        finally:
+            writer.close()
+
+
+def load_seed(load: StreamLoad, what: str) -> str:
+    """A seed for one part of the load."""
+    return f"{load.seed} {what}"

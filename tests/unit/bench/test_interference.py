@@ -1,0 +1,92 @@
+"""The interference benchmark's client and its arithmetic, on a server that answers by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from bench.interference import Contestant, Result, quantile, ratios, report
+from bench.stream_load import Phase, StreamClient, StreamLoad
+from protocol.errors import BatonError
+
+LOAD = StreamLoad("m", 100, 3, 5, 8, 40, 2, 50.0, seed=1)
+
+
+class Server:
+    """Streams as many events as tokens were asked for; remembers the bodies."""
+
+    def __init__(self, status: str = "200 OK") -> None:
+        self.bodies: list[dict] = []
+        self._status = status
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        body = json.loads(await reader.readexactly(length))
+        self.bodies.append(body)
+        writer.write(f"HTTP/1.1 {self._status}\r\n\r\n".encode())
+        try:
+            for _ in range(body["max_tokens"]):
+                writer.write(b"data: {}\n\n")
+                await writer.drain()
+                await asyncio.sleep(0.002)
+            writer.write(b"data: [DONE]\n\n")
+            await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+async def test_both_loads_are_sent_and_counted():
+    async with Server() as server:
+        quiet, disturbed = await StreamClient(server.url, LOAD).run(0.0, 0.1, 0.3)
+    long = [body for body in server.bodies if len(body["prompt"]) == LOAD.long_prompt]
+    assert len(long) == disturbed.num_sent == len(disturbed.ttft_s) > 0
+    assert quiet.num_sent == 0
+    assert not quiet.ttft_s
+    for phase in (quiet, disturbed):
+        assert phase.stream_tokens >= len(phase.gaps_s) > 0
+        assert all(gap > 0 for gap in phase.gaps_s)
+    assert {len(body["prompt"]) for body in server.bodies} == {5, 40}
+    assert all(body["ignore_eos"] and body["stream"] for body in server.bodies)
+
+
+async def test_the_load_is_a_function_of_its_seed():
+    prompts = []
+    for _ in range(2):
+        async with Server() as server:
+            await StreamClient(server.url, LOAD).run(0.0, 0.02, 0.1)
+        prompts.append([body["prompt"] for body in server.bodies if len(body["prompt"]) == 40])
+    assert prompts[0] == prompts[1] != []
+
+
+async def test_a_refusal_ends_the_run():
+    async with Server("503 Service Unavailable") as server:
+        with pytest.raises(BatonError, match="503"):
+            await StreamClient(server.url, LOAD).run(0.05, 0.01, 0.01)
+
+
+def test_quantiles_and_ratios():
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
+    assert quantile([1.0], 0.99) == 1.0
+    results = []
+    for name, gap_s in (("a", 0.5), ("b", 0.1), ("c", 0.012)):
+        quiet = Phase(10.0, gaps_s=[0.01] * 50)
+        disturbed = Phase(10.0, [gap_s] * 50, [0.3] * 4, stream_tokens=500, prompt_tokens=1000)
+        results.append(Result(Contestant(name, name, 0, ()), [(quiet, disturbed)]))
+    first, second = ratios(results)
+    assert "(a) over (b) 5.0x, (a) over (c) 41.7x, (c) over undisturbed 1.20x" in first
+    assert "(b) over (a) 1.00x" in second
+    assert report(results, 200.0, 50.0).row_count == 3
