@@ -304,7 +304,8 @@ class DecodeWorker:
             task = self._tasks[HandoffKey(*produced.sequence.key)]
             task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
             self._emit(task, produced, logprobs)
-        self._fail(result.failed, "the model gave no finite logits")
+        for sequence, failure in result.failed:
+            self._fail([sequence], failure.reason, failure.retryable)
 
     def _emit(self, task: Task, produced: Produced, logprobs: TokenLogprobs | None) -> None:
         """Queue a token for its router; with the last one the task ends."""

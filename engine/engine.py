@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, RowFailure
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Produced, Scheduler
 from engine.sequence import Sequence
@@ -22,8 +22,9 @@ from protocol.sampling import SamplingParams, TokenLogprobs
 class StepResult:
     """A step that ran: its batch, the tokens it produced, and its two clock readings (s).
 
-    `failed` are sequences whose logits were not finite. They are not part of `batch`, nothing of
-    theirs was committed, their blocks are offered to nobody, and their owner has to end them.
+    `failed` are sequences from whose logits nothing could be chosen, and why. They are not part of
+    `batch`, nothing of theirs was committed, their blocks are offered to nobody, and their owner
+    has to end them.
     """
 
     batch: Batch
@@ -31,7 +32,7 @@ class StepResult:
     logprobs: list[TokenLogprobs | None]
     started: float
     ended: float
-    failed: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, RowFailure]] = field(default_factory=list)
 
 
 class Engine:
@@ -64,11 +65,12 @@ class Engine:
         rows = self._runner.run(batch)
         ended = self._clock()
         self.scheduler.model.observe(cost, ended - started)
-        failed = [s for s, row in zip(batch.sampled, rows, strict=True) if row is None]
-        for sequence in failed:
+        outcomes = zip(batch.sampled, rows, strict=True)
+        failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
+        for sequence, _ in failed:
             self.scheduler.blocks.withdraw(sequence.block_table)
-        batch = _without(batch, failed) if failed else batch
-        sampled = [row for row in rows if row is not None]
+        batch = _without(batch, [sequence for sequence, _ in failed]) if failed else batch
+        sampled = [row for row in rows if isinstance(row, SampledToken)]
         produced = self.scheduler.commit(batch, [s.token_id for s in sampled], ended)
         logprobs = [_wire_logprobs(s) for s in sampled]
         return StepResult(batch, produced, logprobs, started, ended, failed)

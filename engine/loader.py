@@ -23,6 +23,7 @@ from engine.checkpoint import Progress, load_weights
 from engine.config import ModelConfig, load_model_config
 from engine.device import torch_dtype
 from engine.engine import Engine, EngineLimits
+from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.model import DecoderModel
 from engine.model_files import model_fingerprint
@@ -59,11 +60,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine, and the pool that a transport has to register."""
+    """An engine, the pool that a transport has to register, and what makes grammars' matchers."""
 
     engine: Engine
     pool: KvPool
     config: ModelConfig
+    grammars: Grammars
 
 
 def pick_device(name: str) -> torch.device:
@@ -106,9 +108,12 @@ def load_engine(
     pool = KvPool(layout, num_blocks, device, buffer)
     limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
     attention = _attention(config.attention, pool, model_config, kernels)
-    runner = ModelRunner(model, attention, Sampler(model_config.vocab_size))
+    vocab_size = model_config.vocab_size
+    grammars = Grammars(config.folder / "tokenizer.json", vocab_size, model_config.eos_token_ids)
+    runner = ModelRunner(model, attention, Sampler(vocab_size), grammars)
     scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
-    return LoadedEngine(Engine(scheduler, runner, layout, limits, clock), pool, model_config)
+    engine = Engine(scheduler, runner, layout, limits, clock)
+    return LoadedEngine(engine, pool, model_config, grammars)
 
 
 def _context(config: EngineConfig, model_config: ModelConfig) -> int:

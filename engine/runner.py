@@ -6,37 +6,65 @@ Rows are in the batch's order: decodes, then chunks.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
+from engine.grammar import Grammars, TokenMask
 from engine.model import DecoderModel
 from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 
 
-class ModelRunner:
-    """A model with its attention backend and sampler; used by one thread."""
+@dataclass(frozen=True)
+class RowFailure:
+    """Why a sequence got no token; `retryable` says whether another worker may do better."""
 
-    def __init__(self, model: DecoderModel, attention: AttentionBackend, sampler: Sampler) -> None:
+    reason: str
+    retryable: bool = True
+
+
+NOT_FINITE = RowFailure("the model gave no finite logits")
+NOTHING_LEFT = RowFailure(
+    "nothing can be chosen: its grammar or the tokens allowed, forbidden and biased leave no token",
+    retryable=False,
+)
+
+
+class ModelRunner:
+    """A model with its attention backend, sampler and grammars; used by one thread."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        grammars: Grammars,
+    ) -> None:
         self._model = model
         self._attention = attention
         self._sampler = sampler
+        self._grammars = grammars
 
-    def run(self, batch: Batch) -> list[SampledToken | None]:
+    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
         """Compute the batch's tokens; one sampled token for each of `batch.sampled`, in order.
 
-        None where the model gave no finite logits: that fails its sequence, not its neighbours.
+        A row that gives none fails its sequence, not its neighbours.
         """
+        sampled = batch.sampled
+        masks = self._begin_masks(sampled)
         segments: list[Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
         logits_rows: list[int] = []
-        for sequence, start, size, sampled in _spans(batch):
+        for sequence, start, size, gives_token in _spans(batch):
             segments.append(Segment(size, start + size, sequence.block_table))
             tokens += sequence.tokens[start : start + size]
             positions += range(start, start + size)
-            if sampled:
+            if gives_token:
                 logits_rows.append(len(tokens) - 1)
         self._attention.plan(segments)
         device = self._model.device
@@ -46,21 +74,34 @@ class ModelRunner:
             self._attention,
             torch.tensor(logits_rows, dtype=torch.long, device=device),
         )
-        if not logits_rows:
+        if not sampled:
             return []
-        return self._sample(logits, [_sample_row(s) for s in batch.sampled])
+        allowed, failures = _collect_masks(sampled, masks)
+        rows = [_sample_row(s, allowed.get(position)) for position, s in enumerate(sampled)]
+        return self._sample(logits, rows, failures)
 
-    def _sample(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[SampledToken | None]:
-        """A token per row of `logits` [R, vocab_size], fp32; None for rows that have none."""
-        try:
-            return [*self._sampler.sample(logits, rows)]
-        except InvalidLogits as error:
-            invalid = set(error.rows)
-        valid = [row for row in range(len(rows)) if row not in invalid]
-        where = torch.tensor(valid, dtype=torch.long, device=logits.device)
-        tokens = self._sampler.sample(logits[where], [rows[row] for row in valid])
-        by_row = dict(zip(valid, tokens, strict=True))
-        return [by_row.get(row) for row in range(len(rows))]
+    def _begin_masks(self, sampled: list[Sequence]) -> Future[list[TokenMask | None]] | None:
+        """Masks of the sequences with a grammar, in their order, computed beside the model."""
+        matchers = [s.grammar for s in sampled if s.grammar is not None]
+        return self._grammars.fill_masks(matchers) if matchers else None
+
+    def _sample(
+        self, logits: torch.Tensor, rows: list[SampleRow], failures: dict[int, RowFailure]
+    ) -> list[SampledToken | RowFailure]:
+        """A token per row of `logits` [R, vocab_size], fp32, but those that fail or have failed."""
+        outcomes: dict[int, SampledToken | RowFailure] = {**failures}
+        while len(outcomes) < len(rows):  # twice at most: what is invalid is left out then
+            left = [row for row in range(len(rows)) if row not in outcomes]
+            part = logits
+            if outcomes:
+                part = logits[torch.tensor(left, dtype=torch.long, device=logits.device)]
+            try:
+                tokens = self._sampler.sample(part, [rows[row] for row in left])
+                outcomes.update(zip(left, tokens, strict=True))
+            except InvalidLogits as error:
+                outcomes.update({left[row]: NOT_FINITE for row in error.rows})
+                outcomes.update({left[row]: NOTHING_LEFT for row in error.forbidden_rows})
+        return [outcomes[row] for row in range(len(rows))]
 
 
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:
@@ -69,12 +110,29 @@ def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:
     return decodes + [(c.sequence, c.start, c.num_tokens, c.completes) for c in batch.chunks]
 
 
-def _sample_row(sequence: Sequence) -> SampleRow:
+def _collect_masks(
+    sampled: list[Sequence], masks: Future[list[TokenMask | None]] | None
+) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
+    """Masks by row, and the rows whose grammar has failed."""
+    allowed: dict[int, TokenMask] = {}
+    failures: dict[int, RowFailure] = {}
+    if masks is None:
+        return allowed, failures
+    constrained = [(row, s.grammar) for row, s in enumerate(sampled) if s.grammar is not None]
+    for (row, grammar), mask in zip(constrained, masks.result(), strict=True):
+        if mask is None:
+            failures[row] = RowFailure(f"its grammar failed: {grammar.error}", retryable=False)
+        else:
+            allowed[row] = mask
+    return allowed, failures
+
+
+def _sample_row(sequence: Sequence, allowed: TokenMask | None) -> SampleRow:
     params = sequence.sampling
     if not params.penalizes:
-        return SampleRow(params, sequence.num_output, (), ())
+        return SampleRow(params, sequence.num_output, (), (), allowed)
     prompt, output = (
         sequence.tokens[: sequence.num_prompt],
         sequence.tokens[sequence.num_prompt :],
     )
-    return SampleRow(params, sequence.num_output, prompt, output)
+    return SampleRow(params, sequence.num_output, prompt, output, allowed)

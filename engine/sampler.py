@@ -5,10 +5,10 @@ for bit: no other row, no padding and no thread count changes it, so that any wo
 attempt continues a text identically. Hence sums over the vocabulary are sums of integers (exact
 in any order), and filters cut at a value, never at a rank (tokens of equal logits stay together).
 
-Order, as OpenAI, vLLM and Hugging Face have it: repetition penalty, frequency and presence
-penalties, logit bias, `min_tokens` mask; then greedy ends; else temperature, top-k, top-p, min-p,
-and the choice by inverse CDF with one uniform number per row. Log-probabilities are those of the
-model itself: of the raw logits, before all of this (vLLM's default).
+Order, as OpenAI, vLLM and Hugging Face have it: the grammar's mask, repetition penalty, frequency
+and presence penalties, logit bias, `min_tokens` mask; then greedy ends; else temperature, top-k,
+top-p, min-p, and the choice by inverse CDF with one uniform number per row. Log-probabilities are
+those of the model itself: of the raw logits, before all of this (vLLM's default).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from engine.device import to_device
+from engine.grammar import TokenMask
 from protocol.errors import GenerationFailed
 from protocol.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -34,12 +35,16 @@ _FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at fir
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sequence's row of logits: its parameters, the output index to choose, its tokens."""
+    """One sequence's row of logits: its parameters, the output index to choose, its tokens.
+
+    `allowed` is the mask of what a grammar lets come next.
+    """
 
     params: SamplingParams
     index: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    allowed: TokenMask | None = None
 
     @property
     def greedy(self) -> bool:
@@ -59,12 +64,17 @@ class SampledToken:
 class InvalidLogits(GenerationFailed):
     """Some rows have no finite largest logit (NaN or infinite): nothing can be chosen from them.
 
-    `rows` are their positions in the batch; the others can be sampled without them.
+    `rows` are the positions in the batch of those that the model gave so, `forbidden_rows` of
+    those whose own parameters or grammar leave no token. The others can be sampled without them.
     """
 
-    def __init__(self, rows: list[int]) -> None:
-        super().__init__(f"the model returned logits that are not finite for rows {rows}")
+    def __init__(self, rows: list[int], forbidden_rows: list[int]) -> None:
+        super().__init__(
+            f"the model returned logits that are not finite for rows {rows}; "
+            f"nothing is allowed in rows {forbidden_rows}"
+        )
         self.rows = rows
+        self.forbidden_rows = forbidden_rows
 
 
 class Sampler:
@@ -79,14 +89,14 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
         """One token per row of `logits` [R, vocab_size], fp32, which is left as it is.
 
-        Raises InvalidLogits naming the rows whose logits are not finite.
+        Raises InvalidLogits naming the rows from which nothing can be chosen.
         """
         if not rows:
             return []
         assert logits.shape == (len(rows), self._vocab_size), logits.shape
         adjusted = _adjust(logits, rows)
         best = adjusted.max(dim=-1)
-        _check_finite(best.values)
+        _check_finite(best.values, logits)
         chosen = best.indices
         random = [position for position, row in enumerate(rows) if not row.greedy]
         if random:
@@ -173,19 +183,33 @@ def _mix64(value: int) -> int:
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """`logits` after penalties, bias and the `min_tokens` mask; a copy where a row needs one."""
+    """`logits` after grammars' masks, penalties, bias and the `min_tokens` mask; a copy where a row
+    needs one."""
+    masked = [position for position, row in enumerate(rows) if row.allowed is not None]
     repeated, penalties = _flat(rows, logits, _repetition_penalties)
     added, amounts = _flat(rows, logits, _additions)
     forbidden, _ = _flat(rows, logits, _forbidden)
-    if not (len(repeated) or len(added) or len(forbidden)):
+    if not (masked or len(repeated) or len(added) or len(forbidden)):
         return logits
     adjusted = logits.clone()
+    if masked:
+        _apply_masks(adjusted, masked, [row.allowed for row in rows if row.allowed is not None])
     flat = adjusted.view(-1)
     values = flat[repeated]
     flat[repeated] = torch.where(values < 0, values * penalties, values / penalties)
     flat.index_add_(0, added, amounts)
     flat[forbidden] = -torch.inf
     return adjusted
+
+
+def _apply_masks(adjusted: torch.Tensor, positions: list[int], masks: Sequence[TokenMask]) -> None:
+    """Forbid in `adjusted` [R, vocab_size], at `positions`, what the masks of these rows do."""
+    device = adjusted.device
+    packed = to_device(torch.from_numpy(np.stack(masks).view(np.uint8)), device)  # [M, bytes]
+    bits = torch.arange(8, dtype=torch.uint8, device=device)
+    allowed = (packed[:, :, None] >> bits & 1).flatten(1)[:, : adjusted.shape[-1]]  # [M, vocab]
+    where = _tensor(positions, torch.int64, device)
+    adjusted[where] = adjusted[where].masked_fill_(allowed == 0, -torch.inf)
 
 
 _Adjustment = dict[int, float]  # token id to the number that changes its logit
@@ -237,10 +261,14 @@ def _forbidden(row: SampleRow) -> _Adjustment:
     return dict.fromkeys(row.params.stop_token_ids, -torch.inf)
 
 
-def _check_finite(largest: torch.Tensor) -> None:
+def _check_finite(largest: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raises InvalidLogits unless the `largest` adjusted logit of each row [R] is finite."""
     finite = largest.isfinite()
-    if not bool(finite.all()):
-        raise InvalidLogits((~finite).nonzero().flatten().tolist())
+    if bool(finite.all()):
+        return
+    is_forbidden = ~finite & logits.amax(dim=-1).isfinite()
+    rows = (~finite & ~is_forbidden).nonzero().flatten().tolist()
+    raise InvalidLogits(rows, is_forbidden.nonzero().flatten().tolist())
 
 
 def _with_logprobs(

@@ -267,7 +267,8 @@ class Scheduler:
         """Admit in order of age and priority, each with all its blocks, until one does not fit.
 
         A local one that finds no budget left does not hold up a remote one, which needs none; but
-        no local one overtakes it: workers that admit in one order cannot wait for each other.
+        no local one overtakes it: workers that admit in one order cannot wait for each other. One
+        whose grammar is still being compiled holds up nobody.
         """
         if self.num_running >= self.config.max_batch_size:
             return
@@ -275,7 +276,7 @@ class Scheduler:
         for sequence in sorted(self._waiting.values(), key=lambda s: self._urgency(s, now)):
             if self.num_running >= self.config.max_batch_size:
                 break
-            if not sequence.remote and not budget_left:
+            if not sequence.remote and not (budget_left and sequence.is_ready):
                 continue
             cached = self._usable_prefix(sequence)
             size = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.grammar import GrammarMatcher
 from protocol.hashing import next_hash
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
@@ -52,7 +53,8 @@ class Sequence:
     `tokens` is the prompt followed by the output; the first `num_prompt` of them were the
     caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
     KV in `block_table`. `remote` means that the blocks and the first token come from a peer;
-    `prefill_only` that the sequence ends here with its first token.
+    `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
+    where `sampling` has one.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class Sequence:
     priority: int = 0
     remote: bool = False
     prefill_only: bool = False
+    grammar: GrammarMatcher | None = None
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     num_cached: int = 0
@@ -100,6 +103,11 @@ class Sequence:
         """Tokens whose KV is still to be computed."""
         return len(self.tokens) - self.num_computed
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be computed: its grammar, if any, is compiled."""
+        return self.grammar is None or self.grammar.is_ready
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
@@ -121,6 +129,8 @@ class Sequence:
         """Add one token of output; the reason why the sequence ends with it, or None."""
         self.tokens.append(token_id)
         self.extend_hashes()
+        if self.grammar is not None and self.grammar.advance(token_id):
+            return FinishReason.STOP
         if token_id in self.sampling.stop_token_ids and self.num_output > self.sampling.min_tokens:
             return FinishReason.STOP
         if self.num_output >= self.sampling.max_tokens:

@@ -180,7 +180,8 @@ class PrefillWorker:
                 job.token = job.handoff_token(produced, logprobs)
                 self._host.send(job.router, job.first_token(job.token, self._trace(job)))
                 self._outbound.finish(job.key, job.token)
-        self._fail(result.failed, "the model gave no finite logits")
+        for sequence, failure in result.failed:
+            self._fail([sequence], failure.reason, failure.retryable)
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""

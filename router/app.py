@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from router.api.chat import chat_router
 from router.api.completions import completions_router
-from router.api.context import ApiContext, ApiLimits
+from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
 from router.api.service import service_router
 from router.api.tokenize import tokenize_router
@@ -23,14 +23,16 @@ from router.http_errors import describe
 from router.probes import probe_router
 from router.request_scope import RequestScope, record_of
 from router.sampling_defaults import load_sampling_defaults
+from router.timing import TraceLookup
 from router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """What may be left out: routes of others, bounds on requests, names of parsers."""
+    """What may be left out: routes of others, bounds on requests, traces, names of parsers."""
 
     extra_routers: Iterable[APIRouter] = ()
+    trace_of: TraceLookup = no_traces
     limits: ApiLimits = field(default_factory=ApiLimits)
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -54,7 +56,15 @@ def create_app(
     defaults = load_sampling_defaults(model.path, tokenizer.eos_id)
     markup = find_markup(tokenizer, options.tool_parser, options.reasoning_parser)
     context = ApiContext(
-        generator, tokenizer, model, defaults, metrics, ready, options.limits, markup
+        generator,
+        tokenizer,
+        model,
+        defaults,
+        metrics,
+        ready,
+        options.limits,
+        markup,
+        options.trace_of,
     )
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestScope, metrics=metrics)

@@ -210,7 +210,8 @@ async def _open_api(
     model = ServedModel(name, path, max_context, created=int(time.time()))
     options = AppOptions(
         extra_routers=[admin_router(fleet, parts.traces)],
-        limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes),
+        trace_of=parts.traces.get,
+        limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes, settings.keepalive_s),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
     )

@@ -119,6 +119,12 @@ class RouterSettings:
         unit="s",
         minimum=0.01,
     )
+    keepalive_s: float = setting(
+        15.0,
+        help="silence in a stream, also before its first token, after which a comment is sent",
+        unit="s",
+        minimum=0.01,
+    )
     max_unread_deltas: int = setting(
         8192,
         help="pieces of a generation that wait for a slow client before it is given up",

@@ -7,21 +7,28 @@ engine fail gets past this module.
 from __future__ import annotations
 
 from engine.engine import EngineLimits
+from engine.grammar import Grammars
 from engine.sequence import Sequence
 from protocol.errors import InvalidRequest
 from protocol.hashing import chain_root
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill
-from protocol.sampling import MAX_LOGPROBS, SamplingParams
+from protocol.sampling import MAX_GRAMMAR_CHARS, MAX_LOGPROBS, SamplingParams
 
 
 class Intake:
     """Makes sequences for one engine. `max_deadline_s` bounds whatever a router allows."""
 
     def __init__(
-        self, limits: EngineLimits, layout: KvLayout, hash_seed: str, max_deadline_s: float
+        self,
+        limits: EngineLimits,
+        layout: KvLayout,
+        grammars: Grammars,
+        hash_seed: str,
+        max_deadline_s: float,
     ) -> None:
         self._limits = limits
+        self._grammars = grammars
         self._layout = layout
         self._hash_seed = hash_seed
         self._max_deadline_s = max_deadline_s
@@ -30,12 +37,17 @@ class Intake:
         """The sequence that `message` asks for. Raises InvalidRequest, naming the field."""
         self._check(message)
         _check_sampling(message.sampling, self._limits.vocab_size)
+        num_prompt = len(message.token_ids) - message.num_output
+        grammar = None
+        if message.sampling.grammar is not None:
+            output = message.token_ids[num_prompt:]
+            grammar = self._grammars.matcher(message.sampling.grammar, output)
         root = chain_root(self._layout.model_fingerprint, message.cache_salt, self._hash_seed)
         return Sequence(
             request_id=message.request_id,
             attempt=message.attempt,
             tokens=list(message.token_ids),
-            num_prompt=len(message.token_ids) - message.num_output,
+            num_prompt=num_prompt,
             sampling=message.sampling,
             root_hash=root,
             block_size=self._layout.block_size,
@@ -44,6 +56,7 @@ class Intake:
             priority=message.priority,
             remote=isinstance(message, Generate) and message.prefill is not None,
             prefill_only=isinstance(message, Prefill),
+            grammar=grammar,
         )
 
     def _check(self, message: Generate | Prefill) -> None:
@@ -90,6 +103,8 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             raise InvalidRequest(f"{name} must lie in [{low}, {high}], got {value}", name)
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
         raise InvalidRequest(f"logprobs must lie in [0, {MAX_LOGPROBS}]", "logprobs")
+    if sampling.grammar is not None and len(sampling.grammar) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(f"a grammar has {MAX_GRAMMAR_CHARS} characters at most", "grammar")
     for token_id, bias in (sampling.logit_bias or {}).items():
         if not 0 <= token_id < vocab_size or not -1e4 <= bias <= 1e4:
             raise InvalidRequest(f"logit_bias {token_id}: {bias} is out of range", "logit_bias")

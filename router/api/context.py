@@ -8,15 +8,24 @@ from router.api_metrics import ApiMetrics
 from router.chat.markup import ChatMarkup
 from router.generation import Generator, ReadinessCheck, ServedModel
 from router.sampling_defaults import SamplingDefaults
+from router.timing import TraceLookup
 from router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """Bounds on one HTTP request: seconds for all of it, bytes of its body."""
+    """Bounds on one HTTP request: seconds for all of it, bytes of its body.
+
+    `keepalive_s`: how long a stream may be silent before a comment says that it lives.
+    """
 
     request_timeout_s: float = 600.0
     max_body_bytes: int = 32 * 1024 * 1024
+    keepalive_s: float = 15.0
+
+
+def no_traces(request_id: str) -> None:
+    """For a generator that leaves no traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +40,4 @@ class ApiContext:
     ready: ReadinessCheck
     limits: ApiLimits
     markup: ChatMarkup
+    trace_of: TraceLookup = no_traces

@@ -6,14 +6,13 @@ ends every choice at once, in either way of answering.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 from fastapi import Request
 from starlette.responses import Response
 
 from protocol.messages import FinishReason
+from router.api.answer_format import AnswerFormat, TimedFormat, wants_timing
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.api.responses import CachedTokens, Usage
@@ -24,22 +23,6 @@ from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
 from router.sse import Events, EventStream
-
-
-class AnswerFormat(Protocol):
-    """JSON documents of one kind of completion."""
-
-    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        """A chunk of a stream, for one choice; `is_first` of that choice."""
-        ...
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The last chunk of a stream whose client wants to know the usage."""
-        ...
-
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
-        """The whole answer, given each choice's whole text."""
-        ...
 
 
 async def reply(
@@ -53,17 +36,17 @@ async def reply(
     record = record_of(request.scope)
     num_prompt_tokens = sum(_prompt_lengths(choices).values())
     context.metrics.prompt_tokens.inc(num_prompt_tokens)
+    if wants_timing(request.headers):
+        answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
     deltas = _run(context, choices, record)
     if not fields.stream:
         body = await while_connected(request.receive, _collect(deltas, choices, answer_format))
         return Response(body, media_type="application/json")
-    events = _events(deltas, choices, fields, answer_format)
-    first = await while_connected(request.receive, anext(events))
     return EventStream(
-        first,
-        events,
+        _events(deltas, choices, fields, answer_format),
         describe=lambda error: describe(error, record.request_id).body(),
         ended=lambda error: _note_end(context, record, error),
+        keepalive_s=context.limits.keepalive_s,
     )
 
 

@@ -118,3 +118,34 @@ def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
     assert raised.value.status_code == 413
     assert "4096" in raised.value.message
     assert "5000" in raised.value.message
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_says_where_its_time_went(client: openai.OpenAI, streamed: bool) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=[300 + streamed] * 200,
+        n=2,
+        max_tokens=5,
+        stream=streamed,
+        extra_headers={"x-baton-timing": "1"},
+        extra_body={"ignore_eos": True},
+    )
+    shown = [each.model_extra.get("baton") for each in answer] if streamed else [answer.baton]
+    assert [each is not None for each in shown] == [False] * (len(shown) - 1) + [True]
+    first, second = shown[-1]["choices"]
+    assert (first["index"], second["index"]) == (0, 1)
+    assert first["placement"]["mode"] == "remote"
+    assert (first["placement"]["prefill"], first["placement"]["decode"][:6]) == (
+        "prefill-1",
+        "decode",
+    )
+    assert all(first[name] >= 0 for name in ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms"))
+    assert first["ttft_ms"] >= first["prefill_ms"] > 0
+
+
+def test_a_wish_for_timing_is_yes_or_no(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="x-baton-timing"):
+        client.chat.completions.create(
+            model=MODEL, messages=QUESTION, extra_headers={"x-baton-timing": "maybe"}
+        )

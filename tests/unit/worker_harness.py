@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from decode_worker.worker import DecodeWorker
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineLimits
+from engine.grammar import Grammars
+from engine.runner import NOT_FINITE, RowFailure
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.step_model import StepModel
@@ -53,6 +56,7 @@ from runtime.worker_host import WorkerHost, WorkerParts
 
 BLOCK = 4
 VOCAB = 50
+DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
 SECRET = "a secret of sixteen"
 TTL_S, LANDING_S, MARGIN_S = 3.0, 1.0, 0.25
 LAYOUT = KvLayout(
@@ -99,7 +103,7 @@ class FakeModel:
         self.broken: set[str] = set()
         self.explodes = False
 
-    def run(self, batch: Batch) -> list[SampledToken | None]:
+    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
         if self.explodes:
             self.explodes = False
             raise RuntimeError("the device is on fire")
@@ -109,11 +113,11 @@ class FakeModel:
             for position in range(start, start + size):
                 block = sequence.block_table[position // BLOCK]
                 self._memory[block, position % BLOCK] = sequence.tokens[position]
-        rows: list[SampledToken | None] = []
+        rows: list[SampledToken | RowFailure] = []
         for sequence in batch.sampled:
             context = self._memory[sequence.block_table].flatten()[: sequence.num_tokens].tolist()
             token = SampledToken(next_token(context))
-            rows.append(None if sequence.request_id in self.broken else token)
+            rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
         return rows
 
 
@@ -281,7 +285,7 @@ class Bench:
             transfers=self.transfers,  # type: ignore[arg-type]
             server=self.server,  # type: ignore[arg-type]
             reporter=self.reporter,
-            intake=Intake(limits, LAYOUT, "seed", 60.0),
+            intake=Intake(limits, LAYOUT, Grammars(DEMO_TOKENIZER, VOCAB, ()), "seed", 60.0),
             wakeup=self.wakeup,
             stop=self.stop,
             announce=self.announced.append,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from engine.attention.base import Segment
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineLimits
-from engine.runner import ModelRunner
+from engine.grammar import Grammars
+from engine.runner import NOT_FINITE, ModelRunner, RowFailure
 from engine.sampler import SampledToken, Sampler
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
@@ -20,6 +22,7 @@ from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
 
 BLOCK, VOCAB = 4, 20
+NO_GRAMMARS = Grammars(Path("no-such-file"), VOCAB, ())
 
 
 class ScriptedRunner:
@@ -29,10 +32,12 @@ class ScriptedRunner:
         self.broken: set[str] = set()
         self._advance = advance
 
-    def run(self, batch: Batch) -> list[SampledToken | None]:
+    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
         self._advance()
         return [
-            None if sequence.request_id in self.broken else SampledToken(9, -0.5, ((9, -0.5),))
+            NOT_FINITE
+            if sequence.request_id in self.broken
+            else SampledToken(9, -0.5, ((9, -0.5),))
             for sequence in batch.sampled
         ]
 
@@ -109,7 +114,7 @@ def test_a_row_without_finite_logits_is_not_committed_and_not_cached(when: str) 
         sick = rig.add("sick", 3, 5)
     num_tokens, num_computed = sick.num_tokens, sick.num_computed
     result = rig.engine.run(rig.engine.plan())
-    assert result.failed == [sick]
+    assert result.failed == [(sick, NOT_FINITE)]
     assert [p.sequence for p in result.produced] == [healthy]
     assert len(result.logprobs) == 1
     assert result.batch.sequences == [healthy]
@@ -170,7 +175,7 @@ class NotedAttention:
 
 def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_bad_row() -> None:
     model, attention = ScriptedModel(), NotedAttention()
-    runner = ModelRunner(model, attention, Sampler(VOCAB))  # type: ignore[arg-type]
+    runner = ModelRunner(model, attention, Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
     rig = Rig()
     running = rig.add("running", 1, 3)
     rig.engine.run(rig.engine.plan())
@@ -184,13 +189,15 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
     assert positions[0] == running.num_computed == 3
     sizes = [1] + [chunk.num_tokens for chunk in batch.chunks]
     assert [segment.query_len for segment in attention.segments] == sizes
-    expected = {"running": 10, "sick": None, "healthy": 6}
+    expected = {"running": 10, "sick": NOT_FINITE, "healthy": 6}
     names = [sequence.request_id for sequence in batch.sampled]
-    assert dict(zip(names, [row and row.token_id for row in rows], strict=True)) == expected
+    assert (
+        dict(zip(names, [getattr(row, "token_id", row) for row in rows], strict=True)) == expected
+    )
 
 
 def test_a_step_that_samples_nothing_gives_no_tokens() -> None:
-    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB))  # type: ignore[arg-type]
+    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
     rig = Rig()
     rig.add("long", 6, 30)
     assert runner.run(rig.engine.plan()) == []

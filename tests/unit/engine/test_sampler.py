@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -335,6 +336,28 @@ def test_rows_without_a_finite_largest_logit_are_named(bad, temperature):
     assert isinstance(raised.value, GenerationFailed)
     good = [0, 2]
     assert len(Sampler(VOCAB).sample(logits[good], [rows[i] for i in good])) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("spare_words", [0, 1])
+def test_a_mask_leaves_what_it_allows_and_touches_no_other_row(temperature, spare_words):
+    logits = random_logits(3)
+    rows = [row(seed=seed, temperature=temperature) for seed in range(3)]
+    free = Sampler(VOCAB).sample(logits, rows)
+    for token in (0, 31, 32, VOCAB - 1):
+        words = np.full(-(-VOCAB // 32) + spare_words, 0, dtype=np.int32)
+        words[token // 32] = np.uint32(1 << token % 32).astype(np.int32)
+        masked = Sampler(VOCAB).sample(logits, [rows[0], replace(rows[1], allowed=words), rows[2]])
+        assert [each.token_id for each in masked] == [free[0].token_id, token, free[2].token_id]
+
+
+def test_a_row_in_which_nothing_is_allowed_is_named_apart():
+    logits = random_logits(3)
+    logits[0, 1] = math.nan
+    nothing = np.zeros(2, dtype=np.int32)
+    with pytest.raises(InvalidLogits) as raised:
+        Sampler(VOCAB).sample(logits, [row(), row(), replace(row(), allowed=nothing)])
+    assert (raised.value.rows, raised.value.forbidden_rows) == ([0], [2])
 
 
 def test_an_empty_batch():

@@ -65,7 +65,27 @@ class Forever:
     """A step that never ends: only an abort gets past it."""
 
 
-Step = TokenDelta | Exception | Forever
+class Pause:
+    """A step that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+        self._is_over = False
+
+    def end(self) -> None:
+        """From any thread, before or while a generation waits here."""
+        self._is_over = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self._is_over:
+            await self._event.wait()
+
+
+Step = TokenDelta | Exception | Forever | Pause
 
 
 class ScriptedGenerator:
@@ -86,6 +106,8 @@ class ScriptedGenerator:
                 await asyncio.sleep(0)
                 if isinstance(step, Forever):
                     await asyncio.Event().wait()
+                elif isinstance(step, Pause):
+                    await step.wait()
                 elif isinstance(step, Exception):
                     raise step
                 else:
@@ -125,7 +147,12 @@ class _Server(uvicorn.Server):
 class LiveApi:
     """The application on 127.0.0.1 and a free port, in a thread of its own."""
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        limits: ApiLimits = ApiLimits(max_body_bytes=MAX_BODY_BYTES),  # noqa: B008 - frozen
+    ) -> None:
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator(lambda request: [])
         self.unready_reason: str | None = None
@@ -136,7 +163,7 @@ class LiveApi:
             ServedModel(MODEL, path, MAX_CONTEXT, created=1_700_000_000),
             self.registry,
             ready=lambda: self.unready_reason,
-            options=AppOptions(limits=ApiLimits(max_body_bytes=MAX_BODY_BYTES)),
+            options=AppOptions(limits=limits),
         )
 
     def __enter__(self) -> LiveApi:

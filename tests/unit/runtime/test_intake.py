@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from engine.engine import EngineLimits
+from engine.grammar import Grammars
 from protocol.errors import InvalidRequest
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill, PrefillPeer
-from protocol.sampling import SamplingParams
+from protocol.sampling import MAX_GRAMMAR_CHARS, SamplingParams
 from runtime.intake import Intake
 
 LAYOUT = KvLayout(
     model_fingerprint="m", dtype="float32", num_layers=1, num_kv_heads=1, block_size=4, head_dim=8
 )
+GRAMMARS = Grammars(Path(__file__).parents[3] / "demo_model" / "tokenizer.json", 10, (2047,))
 SAMPLING = SamplingParams(max_tokens=8, seed=1)
 GENERATE = Generate(
     request_id="r",
@@ -30,7 +34,8 @@ GENERATE = Generate(
 
 @pytest.fixture
 def intake() -> Intake:
-    return Intake(EngineLimits(vocab_size=10, max_context=16), LAYOUT, "seed", max_deadline_s=60)
+    limits = EngineLimits(vocab_size=10, max_context=16)
+    return Intake(limits, LAYOUT, GRAMMARS, "seed", max_deadline_s=60)
 
 
 def test_a_message_becomes_a_sequence(intake: Intake) -> None:
@@ -57,6 +62,24 @@ def test_roles_and_deadlines_follow_from_the_message(intake: Intake) -> None:
         deadline_ms=1,
     )
     assert intake.sequence(prefill, now=0.0).prefill_only
+
+
+def test_a_grammar_is_followed_from_the_output_so_far(intake: Intake) -> None:
+    sampling = msgspec.structs.replace(SAMPLING, grammar='start: ")"+')
+    message = msgspec.structs.replace(GENERATE, sampling=sampling)
+    sequence = intake.sequence(message, now=0.0)
+    assert sequence.grammar is not None
+    assert sequence.grammar.error == ""
+    assert sequence.grammar.state.is_accepting(), "token 8 is a parenthesis"
+    assert intake.sequence(GENERATE, now=0.0).grammar is None
+
+
+def test_without_a_vocabulary_a_grammar_is_refused() -> None:
+    limits = EngineLimits(vocab_size=10, max_context=16)
+    intake = Intake(limits, LAYOUT, Grammars(Path("no"), 10, ()), "seed", max_deadline_s=60)
+    sampling = msgspec.structs.replace(SAMPLING, grammar='start: "a"')
+    with pytest.raises(InvalidRequest, match="cannot follow grammars: no is missing"):
+        intake.sequence(msgspec.structs.replace(GENERATE, sampling=sampling), now=0.0)
 
 
 def test_tenants_do_not_share_blocks(intake: Intake) -> None:
@@ -100,6 +123,7 @@ def test_impossible_requests_are_refused(
         ("seed", 2**64),
         ("min_tokens", 9),
         ("logprobs", 21),
+        ("grammar", "x" * (MAX_GRAMMAR_CHARS + 1)),
         ("logit_bias", {10: 1.0}),
         ("logit_bias", {1: float("nan")}),
     ],

@@ -1,0 +1,71 @@
+"""JSON of one kind of answer, whole or in chunks; and any of them with its timing added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.datastructures import Headers
+
+from protocol.errors import InvalidRequest
+from router.api.responses import Usage
+from router.choices import Choice
+from router.output import TextDelta
+from router.timing import TIMING_HEADER, Timing, TraceLookup, add_timing, choice_timing
+
+
+class AnswerFormat(Protocol):
+    """JSON documents of one kind of completion."""
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """A chunk of a stream, for one choice; `is_first` of that choice."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last chunk of a stream whose client wants to know the usage."""
+        ...
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """The whole answer, given each choice's whole text."""
+        ...
+
+
+def wants_timing(headers: Headers) -> bool:
+    """Whether the client asks for it. Raises InvalidRequest for what is neither yes nor no."""
+    value = headers.get(TIMING_HEADER, "0")
+    if value not in ("0", "1"):
+        raise InvalidRequest(f"the header '{TIMING_HEADER}' must be 0 or 1", TIMING_HEADER)
+    return value == "1"
+
+
+class TimedFormat:
+    """Adds the field `baton` to a whole answer, or to the last chunk of a stream."""
+
+    def __init__(
+        self, inner: AnswerFormat, choices: Sequence[Choice], has_usage: bool, traces: TraceLookup
+    ) -> None:
+        self._inner = inner
+        self._choices = choices
+        self._has_usage = has_usage
+        self._traces = traces
+        self._num_open = len(choices)
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        document = self._inner.chunk(choice, delta, is_first)
+        self._num_open -= delta.finish is not None
+        is_last = self._num_open == 0 and not self._has_usage
+        return self._timed(document) if is_last else document
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._timed(self._inner.usage_chunk(usage))
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._timed(self._inner.answer(texts, usage))
+
+    def _timed(self, document: bytes) -> bytes:
+        found = [(each.index, self._traces(each.request.request_id)) for each in self._choices]
+        timings = [choice_timing(index, trace) for index, trace in found if trace is not None]
+        return add_timing(document, Timing(timings))
