@@ -19,6 +19,7 @@ from router.api.tokenize import tokenize_router
 from router.api_metrics import ApiMetrics
 from router.chat.markup import AUTO, find_markup
 from router.generation import Generator, ReadinessCheck, ServedModel
+from router.grammar import GrammarChecker
 from router.http_errors import describe
 from router.probes import probe_router
 from router.request_scope import RequestScope, record_of
@@ -64,6 +65,7 @@ def create_app(
         ready,
         options.limits,
         markup,
+        GrammarChecker(model.path, tokenizer),
         options.trace_of,
     )
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)

@@ -31,6 +31,7 @@ from router.api.responses import (
     FunctionCall,
     Usage,
 )
+from router.api.structured import wanted_grammar
 from router.chat.events import JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
 from router.choices import Choice
@@ -47,7 +48,10 @@ def chat_router(context: ApiContext) -> APIRouter:
         request_id = record_of(request.scope).request_id = f"chatcmpl-{uuid.uuid4().hex}"
         fields = await read_fields(request, ChatRequest, context.limits.max_body_bytes)
         check_model(context, fields.model)
-        wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages")
+        grammar = await wanted_grammar(
+            fields.response_format, fields.structured_outputs, context.grammars
+        )
+        wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages", grammar)
         plan = await plan_conversation(context, request_id, fields.conversation, fields, wish)
         answer_format = ChatFormat(
             request_id,

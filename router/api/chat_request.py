@@ -91,7 +91,6 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     modalities: Annotated[Any, only(["text"])] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none")] = None

@@ -44,7 +44,6 @@ class CompletionRequest(GenerationFields):
     logprobs: LogprobsCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     prompt_logprobs: Unsupported = None
 
     @property

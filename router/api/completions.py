@@ -19,6 +19,7 @@ from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_mode
 from router.api.reply import reply
 from router.api.request_fields import read_fields
 from router.api.responses import Completion, CompletionChoice, Usage
+from router.api.structured import wanted_grammar
 from router.choices import Choice
 from router.output import TextDelta
 from router.request_scope import record_of
@@ -36,7 +37,10 @@ def completions_router(context: ApiContext) -> APIRouter:
         fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
         check_model(context, fields.model)
         prompts = [await _encode(context.tokenizer, fields, each) for each in fields.prompts]
-        wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt")
+        grammar = await wanted_grammar(
+            fields.response_format, fields.structured_outputs, context.grammars
+        )
+        wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar)
         choices = ChoicePlanner(context, request_id, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
             request_id, int(time.time()), context.model.name, context.tokenizer, fields

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from router.api_metrics import ApiMetrics
 from router.chat.markup import ChatMarkup
 from router.generation import Generator, ReadinessCheck, ServedModel
+from router.grammar import GrammarChecker
 from router.sampling_defaults import SamplingDefaults
 from router.timing import TraceLookup
 from router.tokenizer import Tokenizer
@@ -40,4 +41,5 @@ class ApiContext:
     ready: ReadinessCheck
     limits: ApiLimits
     markup: ChatMarkup
+    grammars: GrammarChecker
     trace_of: TraceLookup = no_traces

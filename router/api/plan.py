@@ -40,13 +40,15 @@ class OutputWish:
     """What the two kinds of request say differently.
 
     `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
-    context has left); `prompt_param` is the field that holds the prompt.
+    context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the
+    output's text.
     """
 
     requested_tokens: int | None
     default_tokens: int | None
     logprobs: int | None
     prompt_param: str
+    grammar: str | None = None
 
 
 def check_model(context: ApiContext, name: str) -> None:
@@ -91,7 +93,10 @@ class ChoicePlanner:
             self.context.model.max_context,
             param,
         )
-        return build_sampling(self.fields, self.context.defaults, max_tokens, self.wish.logprobs)
+        sampling = build_sampling(
+            self.fields, self.context.defaults, max_tokens, self.wish.logprobs
+        )
+        return msgspec.structs.replace(sampling, grammar=self.wish.grammar)
 
     def _choice(
         self, place: tuple[int, int], prompt: EncodedPrompt, sampling: SamplingParams

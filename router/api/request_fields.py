@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
+from router.api.structured import ResponseFormat, StructuredOutputs
 from router.disconnect import ClientGone
 from router.http_errors import invalid_request
 
@@ -119,6 +120,8 @@ class GenerationFields(RequestBody):
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def check_together(self) -> None:
         """See the base."""
