@@ -10,11 +10,15 @@ import asyncio
 from dataclasses import dataclass, field
 
 from protocol.messages import Abort, WorkerState
-from router.generation import GenerationRequest, TokenDelta
+from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.placement import Mode, Placement
 from router.token_stream import TokenStream
 from router.trace import AttemptTrace, RequestTrace
 from router.worker import Reservation, Worker
+
+
+class End:
+    """Nothing more is wanted of a generation: it finished, or whoever took its deltas is done."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,16 @@ class Generation:
     `num_failures` and `num_deaths` count attempts that failed, and workers that were lost under
     it, since the last new token: a request that gets on is not to blame for what dies around it.
     Both legs of an attempt (`suspected_with`) count as one death: they may have died together.
+    Deltas go straight to the sink; once it was full (`is_behind`) they queue up among the events
+    until it has caught up.
     """
 
     request: GenerationRequest
+    sink: DeltaSink
     deadline: float
     trace: RequestTrace
     stream: TokenStream = field(default_factory=TokenStream)
-    events: asyncio.Queue[TokenDelta | Failure] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[TokenDelta | Failure | End] = field(default_factory=asyncio.Queue)
     attempt: Attempt | None = None
     num_attempts: int = 0
     num_failures: int = 0
@@ -103,12 +110,41 @@ class Generation:
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
     prefer_decode: str | None = None
+    is_behind: bool = False
+    is_ended: bool = False
+    outcome: str = "closed"
 
     def begin(self, attempt: Attempt, now_us: int) -> None:
         """From now on this attempt's messages count, and no other's."""
         self.attempt = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """Give a new delta to the sink, or keep it until the sink has caught up."""
+        if self.is_behind or self.sink.is_full:
+            self.is_behind = True
+            self.events.put_nowait(delta)
+        else:
+            self.hand_over(delta)
+
+    def hand_over(self, delta: TokenDelta) -> None:
+        """Give the next delta to the sink; after the last one `End` is among the events."""
+        if self.is_ended:
+            return
+        wants_more = self.sink.take(delta)
+        if delta.finish is not None:
+            self.outcome = "finished"
+        if delta.finish is not None or not wants_more:
+            self.is_ended = True
+            self.events.put_nowait(End())
+
+    async def catch_up(self, delta: TokenDelta) -> None:
+        """Give a delta that was kept to the sink, as soon as that has room."""
+        while self.sink.is_full and not self.is_ended:
+            await self.sink.wait_room()
+        self.hand_over(delta)
+        self.is_behind = not self.events.empty()
 
     def got_on(self) -> None:
         """A new token came: nothing that failed before counts any more."""

@@ -1,19 +1,21 @@
 """Running the sequences of one HTTP request side by side.
 
-A choice is one generated sequence with its text. Whoever closes the stream of choices, or fails
-in it, closes every generation at once. Knows neither HTTP nor the shape of any answer.
+A choice is one generated sequence with its text, which goes to a sink the moment its tokens are
+read. Whoever cancels the run, or fails in it, ends every generation at once. Knows neither HTTP
+nor the shape of any answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from protocol.errors import GenerationFailed
+from protocol.messages import FinishReason
 from router.api_metrics import LatencyProbe
-from router.generation import GenerationRequest, Generator
+from router.generation import GenerationRequest, Generator, TokenDelta
 from router.output import OutputText, TextDelta
 
 
@@ -31,54 +33,74 @@ class Choice:
     echo: str = ""
 
 
-ChoiceDeltas = AsyncGenerator[tuple[Choice, TextDelta], None]
-_Item = tuple[Choice, TextDelta] | Exception | None
+class TextSink(Protocol):
+    """Where the text of all choices goes as it comes; see `router.generation.DeltaSink`."""
+
+    @property
+    def is_full(self) -> bool: ...
+    async def wait_room(self) -> None: ...
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        """Take a delta at once; the last one of a choice carries `finish`. What it raises ends
+        all choices."""
+        ...
 
 
-async def run_choice(generator: Generator, choice: Choice, probe: LatencyProbe) -> ChoiceDeltas:
-    """Deltas of one choice; the last one carries `finish`, and the generation is closed then."""
-    async with aclosing(generator.generate(choice.request)) as deltas:
-        async for delta in deltas:
-            out = choice.output.push(delta)
-            probe.observe(len(out.token_ids), out.cached_tokens)
-            yield choice, out
-            if out.finish is not None:
-                return
-    raise GenerationFailed(f"request {choice.request.request_id}: the generation broke off")
-
-
-async def merge(streams: Sequence[ChoiceDeltas]) -> ChoiceDeltas:
-    """Deltas of several choices as they come. The first error ends all of them."""
-    if len(streams) == 1:  # the usual case needs no task and no queue
-        async with aclosing(streams[0]) as only:
-            async for pair in only:
-                yield pair
+async def run_choices(
+    generator: Generator,
+    choices: Sequence[Choice],
+    sink: TextSink,
+    probe: Callable[[], LatencyProbe],
+) -> None:
+    """Run all choices to their ends. The first error ends all of them, and is raised."""
+    if len(choices) == 1:  # the usual case needs no task
+        await _run(generator, choices[0], sink, probe())
         return
-    queue: asyncio.Queue[_Item] = asyncio.Queue(maxsize=len(streams))
-    pumps = [asyncio.ensure_future(_pump(stream, queue)) for stream in streams]
+    tasks = [asyncio.ensure_future(_run(generator, choice, sink, probe())) for choice in choices]
     try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item
+        await asyncio.gather(*tasks)
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(stream: ChoiceDeltas, queue: asyncio.Queue[_Item]) -> None:
-    """Moves a stream into the queue, then its error, or None for its end."""
-    end: Exception | None = None
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                await queue.put(item)
-    except Exception as error:  # noqa: BLE001 - merge() raises it again
-        end = error
-    await queue.put(end)
+async def _run(generator: Generator, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+    if choice.request.sampling.max_tokens == 0:  # its echo says it all
+        sink.take(choice, TextDelta("", [], finish=FinishReason.LENGTH))
+        return
+    decoding = _Decoding(choice, sink, probe)
+    await generator.generate(choice.request, decoding)
+    if decoding.error is not None:
+        raise decoding.error
+    if not decoding.is_finished:
+        name = choice.request.request_id
+        raise GenerationFailed(f"request {name}: the generation broke off")
+
+
+class _Decoding:
+    """Turns the tokens of one choice into text; implements `DeltaSink`."""
+
+    def __init__(self, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+        self.error: Exception | None = None
+        self.is_finished = False
+        self._choice = choice
+        self._sink = sink
+        self._probe = probe
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink.is_full
+
+    async def wait_room(self) -> None:
+        await self._sink.wait_room()
+
+    def take(self, delta: TokenDelta) -> bool:
+        try:
+            out = self._choice.output.push(delta)
+            self._probe.observe(len(out.token_ids), out.cached_tokens)
+            self._sink.take(self._choice, out)
+        except Exception as error:  # noqa: BLE001 - raised again where the choice is awaited
+            self.error = error
+            return False
+        self.is_finished = out.finish is not None
+        return not self.is_finished

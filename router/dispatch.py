@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
 
 from protocol.errors import (
     GenerationFailed,
@@ -36,13 +35,13 @@ from protocol.messages import (
     SequenceTokens,
     StepTokens,
 )
-from router.attempt import Attempt, Failure, Generation
+from router.attempt import Attempt, End, Failure, Generation
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
-from router.generation import GenerationRequest, TokenDelta
+from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.launch import Launcher, legs
 from router.settings import RouterSettings
-from router.token_stream import Piece
+from router.token_stream import Piece, TokenPiece
 from router.trace import TraceStore
 from router.worker import Worker
 
@@ -77,20 +76,23 @@ class Dispatcher:
         """Generations that have not ended."""
         return len(self._generations)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
         """See `Generator.generate`."""
-        generation = self._admit(request)
-        outcome = "closed"
+        generation = self._admit(request, sink)
         try:
-            while outcome != "finished":
-                delta = await self._next(generation)
-                outcome = "finished" if delta.finish else outcome
-                yield delta
+            async with asyncio.timeout(generation.deadline - time.monotonic()):
+                await self._follow(generation)
+        except TimeoutError:
+            generation.outcome = "failed"
+            raise GenerationFailed(
+                f"request {request.request_id} was not finished within its deadline; "
+                f"attempts: {generation.num_attempts}"
+            ) from None
         except (RequestError, ServiceError):
-            outcome = "failed"
+            generation.outcome = "failed"
             raise
         finally:
-            self._end(generation, outcome)
+            self._end(generation)
 
     def stop(self) -> None:
         """End every generation with an error, and begin no other."""
@@ -100,7 +102,7 @@ class Dispatcher:
 
     # -- the steps of a generation, in order ------------------------------------------------
 
-    def _admit(self, request: GenerationRequest) -> Generation:
+    def _admit(self, request: GenerationRequest, sink: DeltaSink) -> Generation:
         """Open a generation, or say at once why not."""
         if request.request_id in self._generations:
             raise InvalidRequest(f"request id {request.request_id} is in use")
@@ -116,30 +118,23 @@ class Dispatcher:
             )
         timeout_s = min(request.deadline_ms / 1000, self._settings.request_timeout_s)
         trace = self._traces.begin(request.request_id, len(request.token_ids))
-        generation = Generation(request, time.monotonic() + timeout_s, trace)
+        generation = Generation(request, sink, time.monotonic() + timeout_s, trace)
         self._generations[request.request_id] = generation
         self._metrics.inflight.set(self.inflight)
         return generation
 
-    async def _next(self, generation: Generation) -> TokenDelta:
-        """The next delta, over as many attempts as it takes and are allowed."""
-        try:
-            remaining_s = generation.deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(remaining_s):
-                while True:
-                    if generation.attempt is None and generation.events.empty():
-                        self._launch(generation)
-                    event = await generation.events.get()
-                    if isinstance(event, TokenDelta):
-                        return event
-                    await self._recover(generation, event)
-        except TimeoutError:
-            raise GenerationFailed(
-                f"request {generation.request.request_id} was not finished within its deadline; "
-                f"attempts: {generation.num_attempts}"
-            ) from None
+    async def _follow(self, generation: Generation) -> None:
+        """Until its end, over as many attempts as it takes and are allowed."""
+        while True:
+            if generation.attempt is None and generation.events.empty():
+                self._launch(generation)
+            event = await generation.events.get()
+            if isinstance(event, End):
+                return
+            if isinstance(event, TokenDelta):
+                await generation.catch_up(event)
+            else:
+                await self._recover(generation, event)
 
     def _launch(self, generation: Generation, source: Worker | None = None) -> None:
         """Place the next attempt and start both of its legs at once.
@@ -170,7 +165,7 @@ class Dispatcher:
         if not failure.retryable:
             raise GenerationFailed(f"request {name} failed: {failure.reason}")
         if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
-            generation.events.put_nowait(TokenDelta([], finish=FinishReason.LENGTH))
+            generation.deliver(TokenDelta([], finish=FinishReason.LENGTH))
             return
         if generation.num_deaths >= MAX_DEATHS:
             raise GenerationFailed(
@@ -196,9 +191,9 @@ class Dispatcher:
                 f"{self._settings.recovery_wait_s:g} s"
             ) from None
 
-    def _end(self, generation: Generation, outcome: str) -> None:
+    def _end(self, generation: Generation) -> None:
         """Leave nothing behind; a generation that was given up is aborted on its workers."""
-        name = generation.request.request_id
+        name, outcome = generation.request.request_id, generation.outcome
         attempt, generation.attempt = generation.attempt, None
         if attempt is not None:
             attempt.close()
@@ -286,8 +281,7 @@ class Dispatcher:
         assert attempt is not None
         if sequence.cached_tokens is not None:
             self._note_cached(generation, sequence.cached_tokens)
-        piece = Piece(sequence.index, sequence.token_ids, sequence.logprobs, sequence.finish)
-        self._take(generation, worker, piece)
+        self._take(generation, worker, sequence)
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
         self._traces.attach_prefill(
@@ -298,7 +292,7 @@ class Dispatcher:
             return
         self._note_cached(generation, message.trace.cached_tokens)
         logprobs = None if message.logprobs is None else [message.logprobs]
-        piece = Piece(message.index, [message.token_id], logprobs, message.finish)
+        piece = TokenPiece(message.index, [message.token_id], logprobs, message.finish)
         self._take(generation, worker, piece)
 
     def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
@@ -315,9 +309,8 @@ class Dispatcher:
             generation.got_on()
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
-            logprobs = None if each.logprobs is None else list(each.logprobs)
-            generation.events.put_nowait(
-                TokenDelta(list(each.token_ids), logprobs, each.finish, generation.cached_tokens)
+            generation.deliver(
+                TokenDelta(each.token_ids, each.logprobs, each.finish, generation.cached_tokens)
             )
         if generation.stream.finish is not None:
             generation.attempt = None

@@ -1,17 +1,20 @@
 """The seam between the HTTP half of the router and the half that talks to workers.
 
-The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and consumes
+The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and takes
 `TokenDelta`s; whoever implements `Generator` decides where a request runs and hides retries.
 Nothing here knows HTTP, text or workers. Deltas of one request arrive in order, without gaps or
-duplicates, and the last one carries `finish`.
+duplicates, and the last one carries `finish`. They are pushed, the moment a worker's message is
+read: a task that is woken for each token would cost more than all that is done with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams, TokenLogprobs
@@ -46,8 +49,7 @@ class GenerationRequest:
     cache_salt: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     """Tokens that became known together.
 
     `logprobs` has one entry per token, or is None where none were asked for. `finish` is set on
@@ -61,13 +63,32 @@ class TokenDelta:
     cached_tokens: int = 0
 
 
+class DeltaSink(Protocol):
+    """Where the deltas of one request go as they come."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes nothing for now, because its reader is slow."""
+        ...
+
+    async def wait_room(self) -> None:
+        """Returns when it is not full, or nobody reads any more."""
+        ...
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Take a delta at once; False if no other one is wanted. Never raises."""
+        ...
+
+
 class Generator(Protocol):
     """Produces the tokens of a request, wherever they are computed."""
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
-        """Deltas until one carries `finish`; `aclose()` or cancellation aborts everywhere at once.
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
+        """Give deltas to `sink` until one carries `finish` or it wants no other one.
 
-        Raises `RequestError` (such as `PromptTooLong`) for what the caller did wrong, `Overloaded`
-        where no worker can take the request, `GenerationFailed` when the attempts are used up.
+        While the sink is full they wait here, within bounds. Cancellation aborts everywhere at
+        once. Raises `RequestError` (such as `PromptTooLong`) for what the caller did wrong,
+        `Overloaded` where no worker can take the request, `GenerationFailed` when the attempts
+        are used up.
         """
         ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from protocol.errors import RequestError
+from router.disconnect import offer_connection
 from router.http_errors import HttpError
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_head_too_large = False
         self._receive_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], object] | None = None
+        self._is_lost = False
 
     # -- the connection ---------------------------------------------------------------------
 
@@ -90,7 +94,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Ends the timers."""
         self._stop_receiving()
         self._stop_stall()
+        self._is_lost = True
         super().connection_lost(exc)
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parses, within bounds. What began in these very bytes is counted from the next on."""
@@ -119,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._receive_timer is None:
             self._start_receiving()
         super().on_message_begin()
+        offer_connection(self.scope, self)
 
     def on_url(self, url: bytes) -> None:
         """A part of the URL."""
@@ -167,6 +176,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
         self._start_stall()
+
+    # -- for whoever answers, see `router.disconnect.ClientConnection` -------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client is gone."""
+        return self._is_lost
+
+    def watch(self, on_lost: Callable[[], object] | None) -> None:
+        """Call this once when the client goes."""
+        self._on_lost = on_lost
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the write buffer is full."""
+        return self.flow.write_paused
+
+    async def wait_writable(self) -> None:
+        """Returns when the write buffer has drained, or the client is gone."""
+        await self.flow.drain()
+
+    def write_chunk(self, data: bytes) -> None:
+        """One chunk of the answer's body."""
+        if not self._is_lost:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     # -- time to receive --------------------------------------------------------------------
 

@@ -1,32 +1,26 @@
 """Server-sent events as OpenAI's clients read them.
 
-The response begins with the first event, so that what goes wrong before it still has an HTTP
-status of its own; unless that event takes so long that proxies might lose patience. Then, and in
-every long silence, comments keep the connection alive. The response owns the stream: however it
-ends, the stream is closed, and with it every generation behind it.
+Whoever makes the events writes them when they are there, without waiting; what is written in one
+turn of the event loop leaves together. The response begins with the first event, so that what goes
+wrong before it still has an HTTP status of its own; unless that event takes so long that proxies
+might lose patience. Then, and in every long silence, comments keep the connection alive. However
+the response ends, the making of events has ended, too, and with it every generation behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
-from typing import Any, Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.disconnect import ClientGone, while_connected
-
-Events = AsyncGenerator[bytes, None]
-"""JSON documents, one an event."""
+from router.disconnect import ClientGone, connection_of, while_connected
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
-
-logger = logging.getLogger(__name__)
 
 
 def event(document: bytes) -> bytes:
@@ -34,91 +28,179 @@ def event(document: bytes) -> bytes:
     return b"data: " + document + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends `events`, then `[DONE]`.
+class Outlet(Protocol):
+    """Where the bytes of a body go that has begun; a part of `ClientConnection`."""
 
-    An error before the first event is raised, if no comment was sent yet. In mid-stream it becomes
-    a last event, as `describe` words it, and no `[DONE]` follows; `ended` is then called once with
-    the error (`ClientGone` where the client went away), or with None. After `keepalive_s` without
-    an event a comment is sent.
+    @property
+    def is_paused(self) -> bool: ...
+    async def wait_writable(self) -> None: ...
+    def write_chunk(self, data: bytes) -> None: ...
+
+
+class EventWriter:
+    """The events of one response. `begun` is done with the first of them.
+
+    After `keepalive_s` without an event a comment is written, until `close`: that costs a timer a
+    stream and interval, and nothing per event but the counting.
+    """
+
+    def __init__(self, keepalive_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = self._loop.create_future()
+        self._keepalive_s = keepalive_s
+        self._count = self._counted = 0
+        self._timer = self._loop.call_later(keepalive_s, self._on_interval)
+        self._pending: list[bytes] = []
+        self._outlet: Outlet | None = None
+
+    def write(self, events: bytes) -> None:
+        """Send one or several whole events, soon. Never waits."""
+        self._count += 1
+        pending = self._pending
+        if not pending:
+            if self._outlet is not None:
+                self._loop.call_soon(self.flush)
+            elif not self.begun.done():
+                self.begun.set_result(None)
+        pending.append(events)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly."""
+        return self._outlet is not None and self._outlet.is_paused
+
+    async def wait_room(self) -> None:
+        """Returns when the client has caught up, or is gone."""
+        if self._outlet is not None:
+            await self._outlet.wait_writable()
+
+    def open(self, outlet: Outlet) -> None:
+        """The response has begun: from now on events leave."""
+        self._outlet = outlet
+        self.flush()
+
+    def flush(self) -> None:
+        """Let go of what was written."""
+        pending, self._pending = self._pending, []
+        if pending and self._outlet is not None:
+            self._outlet.write_chunk(pending[0] if len(pending) == 1 else b"".join(pending))
+
+    def close(self) -> None:
+        """No comments from now on."""
+        self._timer.cancel()
+
+    def _on_interval(self) -> None:
+        if self._count == self._counted and not self.is_full:
+            self.write(_KEEP_ALIVE)
+        self._counted = self._count
+        self._timer = self._loop.call_later(self._keepalive_s, self._on_interval)
+
+
+class EventStream(Response):
+    """Sends what `produce` writes, then `[DONE]`.
+
+    An error before the first event is raised, if no comment was sent yet. Later it becomes a last
+    event, as `describe` words
+    it, and no `[DONE]` follows. `ended` is called once at the end of a response that has begun,
+    with None, or the error (`ClientGone` where the client went away).
     """
 
     def __init__(
         self,
-        events: Events,
+        produce: Callable[[EventWriter], Coroutine[Any, Any, None]],
         describe: Callable[[Exception], bytes],
         ended: Callable[[Exception | None], None],
         keepalive_s: float,
     ) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
-        self._events = events
+        self._produce = produce
         self._describe = describe
         self._ended = ended
         self._keepalive_s = keepalive_s
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything, watching for a client that goes away."""
-        outcome: Exception | None = None
-        async with aclosing(self._events):
-            try:
-                await while_connected(receive, self._send_all(send))
-            except ClientGone as error:
-                outcome = error
-            except Exception as error:
-                if not self._has_begun:
-                    raise
-                outcome = error
-                await self._send(send, event(self._describe(error)), more=False)
-        self._ended(outcome)
+        try:
+            await while_connected(scope, receive, self._send_all(scope, send))
+        except ClientGone as error:
+            if not self._has_begun:
+                raise
+            if not self._has_ended:
+                self._ended(error)
 
-    async def _send_all(self, send: Send) -> None:
-        with _Pulse(lambda: self._send(send, _KEEP_ALIVE), self._keepalive_s) as pulse:
-            async for document in self._events:
-                pulse.count += 1
-                await self._send(send, event(document))
-        await self._send(send, _DONE, more=False)
-
-    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
-        if not self._has_begun:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        writer = EventWriter(self._keepalive_s)
+        producing = asyncio.ensure_future(self._produce(writer))
+        relay: _AsgiOutlet | None = None
+        try:
+            await asyncio.wait((producing, writer.begun), return_when=asyncio.FIRST_COMPLETED)
+            if not writer.begun.done():
+                producing.result()
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             self._has_begun = True
-            start = {"type": "http.response.start", "status": self.status_code}
-            await send({**start, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+            outlet: Outlet | None = connection_of(scope)
+            if outlet is None:
+                outlet = relay = _AsgiOutlet(send)
+            writer.open(outlet)
+            outcome = await self._outcome(producing)
+            writer.close()
+            writer.write(_DONE if outcome is None else event(self._describe(outcome)))
+            writer.flush()
+            if relay is not None:
+                await relay.finish()
+            self._has_ended = True
+            self._ended(outcome)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            writer.close()
+            producing.cancel()
+            if relay is not None:
+                relay.close()
+            await asyncio.gather(producing, return_exceptions=True)
+
+    async def _outcome(self, producing: asyncio.Future[None]) -> Exception | None:
+        try:
+            await producing
+        except Exception as error:  # noqa: BLE001 - the top: fails this one request
+            return error
+        return None
 
 
-class _Pulse:
-    """Calls `beat` in every interval in which `count` did not grow, while it is open.
+class _AsgiOutlet:
+    """Chunks by ASGI's own `send`, from a task: for servers that offer no connection."""
 
-    Costs one timer a stream and interval, and nothing per event but the counting.
-    """
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task = asyncio.ensure_future(self._run())
 
-    def __init__(self, beat: Callable[[], Coroutine[Any, Any, None]], interval_s: float) -> None:
-        self.count = 0
-        self._beat = beat
-        self._interval_s = interval_s
-        self._seen = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._beating: asyncio.Task[None] | None = None
+    @property
+    def is_paused(self) -> bool:
+        return not self._chunks.empty()
 
-    def __enter__(self) -> Self:
-        self._wait()
-        return self
+    async def wait_writable(self) -> None:
+        await self._chunks.join()
 
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._beating is not None:
-            self._beating.cancel()
+    def write_chunk(self, data: bytes) -> None:
+        self._chunks.put_nowait(data)
 
-    def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._interval_s, self._on_interval)
+    async def finish(self) -> None:
+        """Returns when everything was sent."""
+        await self._chunks.join()
 
-    def _on_interval(self) -> None:
-        is_idle = self._beating is None or self._beating.done()
-        if self.count == self._seen and is_idle:  # a client that does not read has one waiting
-            self._beating = asyncio.ensure_future(self._beat())
-        self._seen = self.count
-        self._wait()
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            chunk = await self._chunks.get()
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._chunks.task_done()

@@ -9,20 +9,37 @@ tokens may overtake the prefill worker's first one; they are held until it comes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive output tokens; `index` is that of the first, over the whole output."""
+class Piece(Protocol):
+    """Consecutive output tokens; `index` is that of the first, over the whole output.
+
+    A worker's message is one as it is.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None: ...
+    @property
+    def finish(self) -> FinishReason | None: ...
+
+
+class TokenPiece(msgspec.Struct, frozen=True):
+    """A piece that is no message."""
 
     index: int
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs] | None
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
     finish: FinishReason | None
 
 
@@ -46,11 +63,21 @@ class TokenStream:
         self._held.clear()
         self._overtakes_from = len(self.token_ids) + 1 if is_remote else None
 
-    def take(self, piece: Piece) -> list[Piece]:
+    def take(self, piece: Piece) -> Sequence[Piece]:
         """Add a piece; returns what is new, in order.
 
         Raises ProtocolError for a hole, and for log-probabilities that do not fit their tokens.
         """
+        if (
+            piece.index == len(self.token_ids)
+            and piece.logprobs is None
+            and piece.token_ids
+            and self.finish is None
+            and not self._held
+        ):  # nearly every piece
+            self.token_ids += piece.token_ids
+            self.finish = piece.finish
+            return (piece,)
         if piece.logprobs is not None and len(piece.logprobs) != len(piece.token_ids):
             raise ProtocolError(
                 f"{len(piece.token_ids)} tokens came with {len(piece.logprobs)} log-probabilities"
@@ -90,4 +117,4 @@ class TokenStream:
         reaches_end = piece.index + len(piece.token_ids) == len(self.token_ids)
         finish = piece.finish if reaches_end else None
         self.finish = finish
-        return Piece(index, fresh, logprobs, finish)
+        return TokenPiece(index, fresh, logprobs, finish)

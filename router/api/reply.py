@@ -6,23 +6,20 @@ ends every choice at once, in either way of answering.
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 from fastapi import Request
 from starlette.responses import Response
 
-from protocol.messages import FinishReason
 from router.api.answer_format import AnswerFormat, TimedFormat, wants_timing
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.api.responses import CachedTokens, Usage
 from router.api_metrics import CLIENT_GONE_STATUS
-from router.choices import Choice, ChoiceDeltas, merge, run_choice
+from router.choices import Choice, TextSink, run_choices
 from router.disconnect import ClientGone, while_connected
 from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
-from router.sse import Events, EventStream
+from router.sse import EventStream, EventWriter, event
 
 
 async def reply(
@@ -38,64 +35,89 @@ async def reply(
     context.metrics.prompt_tokens.inc(num_prompt_tokens)
     if wants_timing(request.headers):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
-    deltas = _run(context, choices, record)
+
+    async def run(sink: TextSink) -> None:
+        await run_choices(
+            context.generator, choices, sink, lambda: context.metrics.probe(record.arrived)
+        )
+
     if not fields.stream:
-        body = await while_connected(request.receive, _collect(deltas, choices, answer_format))
-        return Response(body, media_type="application/json")
+        answer = _Answer(choices)
+        await while_connected(request.scope, request.receive, run(answer))
+        return Response(answer.whole(answer_format), media_type="application/json")
+
+    async def produce(writer: EventWriter) -> None:
+        chunks = _Chunks(writer, choices, fields, answer_format)
+        await run(chunks)
+        chunks.finish()
+
     return EventStream(
-        _events(deltas, choices, fields, answer_format),
+        produce,
         describe=lambda error: describe(error, record.request_id).body(),
         ended=lambda error: _note_end(context, record, error),
         keepalive_s=context.limits.keepalive_s,
     )
 
 
-def _run(context: ApiContext, choices: list[Choice], record: RequestRecord) -> ChoiceDeltas:
-    return merge(
-        [
-            run_choice(context.generator, choice, context.metrics.probe(record.arrived))
-            if choice.request.sampling.max_tokens
-            else _nothing(choice)
-            for choice in choices
-        ]
-    )
+class _Answer:
+    """Collects the text of all choices; implements `TextSink`."""
+
+    is_full = False
+
+    def __init__(self, choices: list[Choice]) -> None:
+        self._usage = _UsageCount(choices)
+        self._choices = choices
+        self._parts: list[list[TextDelta]] = [[] for _ in choices]
+
+    async def wait_room(self) -> None:
+        """There is always room."""
+
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        self._usage.add(choice, delta)
+        self._parts[choice.index].append(delta)
+
+    def whole(self, answer_format: AnswerFormat) -> bytes:
+        """The answer's document, when all choices have ended."""
+        texts = [(choice, _join(self._parts[choice.index])) for choice in self._choices]
+        return answer_format.answer(texts, self._usage.total())
 
 
-async def _nothing(choice: Choice) -> ChoiceDeltas:
-    """The output of a choice that asks for none: its echo says it all."""
-    yield choice, TextDelta("", [], finish=FinishReason.LENGTH)
+class _Chunks:
+    """Writes the text of all choices as events; implements `TextSink`."""
 
+    def __init__(
+        self,
+        writer: EventWriter,
+        choices: list[Choice],
+        fields: GenerationFields,
+        answer_format: AnswerFormat,
+    ) -> None:
+        self._writer = writer
+        self._usage = _UsageCount(choices)
+        self._begun: set[int] = set()
+        self._fields = fields
+        self._sends_all = bool(fields.return_token_ids)
+        self._format = answer_format
 
-async def _collect(
-    deltas: ChoiceDeltas, choices: list[Choice], answer_format: AnswerFormat
-) -> bytes:
-    usage = _UsageCount(choices)
-    parts: list[list[TextDelta]] = [[] for _ in choices]
-    async with aclosing(deltas):
-        async for choice, delta in deltas:
-            usage.add(choice, delta)
-            parts[choice.index].append(delta)
-    texts = [(choice, _join(parts[choice.index])) for choice in choices]
-    return answer_format.answer(texts, usage.total())
+    @property
+    def is_full(self) -> bool:
+        return self._writer.is_full
 
+    async def wait_room(self) -> None:
+        await self._writer.wait_room()
 
-async def _events(
-    deltas: ChoiceDeltas,
-    choices: list[Choice],
-    fields: GenerationFields,
-    answer_format: AnswerFormat,
-) -> Events:
-    usage = _UsageCount(choices)
-    begun: set[int] = set()
-    async with aclosing(deltas):
-        async for choice, delta in deltas:
-            usage.add(choice, delta)
-            is_first = choice.index not in begun
-            begun.add(choice.index)
-            if is_first or delta.text or delta.tokens or delta.finish or fields.return_token_ids:
-                yield answer_format.chunk(choice, delta, is_first)
-    if fields.wants_usage:
-        yield answer_format.usage_chunk(usage.total())
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        self._usage.add(choice, delta)
+        is_first = choice.index not in self._begun
+        if is_first:
+            self._begun.add(choice.index)
+        if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
+            self._writer.write(event(self._format.chunk(choice, delta, is_first)))
+
+    def finish(self) -> None:
+        """After the last delta of all choices."""
+        if self._fields.wants_usage:
+            self._writer.write(event(self._format.usage_chunk(self._usage.total())))
 
 
 def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:

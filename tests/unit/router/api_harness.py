@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +21,8 @@ from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.generation import GenerationRequest, ServedModel, TokenDelta
+from router.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
+from router.http_protocol import BoundedProtocols, ConnectionLimits
 from router.tokenizer import Tokenizer
 
 MODEL = "tiny"
@@ -98,7 +99,7 @@ class ScriptedGenerator:
         self._active: set[str] = set()
         self.most_active = 0
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
         self.requests.append(request)
         self._note(lambda: self._active.add(request.request_id))
         try:
@@ -111,7 +112,10 @@ class ScriptedGenerator:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield step
+                    while sink.is_full:
+                        await sink.wait_room()
+                    if not sink.take(step) or step.finish:
+                        return
         finally:
             self._note(lambda: self._active.discard(request.request_id))
 
@@ -171,7 +175,11 @@ class LiveApi:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            self.app, loop="uvloop", http="httptools", lifespan="off", log_level="error"
+            self.app,
+            loop="uvloop",
+            http=BoundedProtocols(ConnectionLimits(), CollectorRegistry()).factory(),
+            lifespan="off",
+            log_level="error",
         )
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))

@@ -126,15 +126,27 @@ class Consumer:
 
     def __init__(self, dispatcher: Dispatcher, generation: GenerationRequest) -> None:
         self.deltas: list[TokenDelta] = []
-        self._stream = dispatcher.generate(generation)
-        self.task = asyncio.create_task(self._consume())
+        self.is_full = False
+        self.wants_more = True
+        self._has_room = asyncio.Event()
+        self.task = asyncio.create_task(dispatcher.generate(generation, self))
 
-    async def _consume(self) -> None:
-        try:
-            async for delta in self._stream:
-                self.deltas.append(delta)
-        finally:
-            await self._stream.aclose()
+    async def wait_room(self) -> None:
+        await self._has_room.wait()
+
+    def take(self, delta: TokenDelta) -> bool:
+        self.deltas.append(delta)
+        return self.wants_more
+
+    def fill(self) -> None:
+        """Take nothing from now on."""
+        self.is_full = True
+        self._has_room.clear()
+
+    def make_room(self) -> None:
+        """Take what waited, and what comes."""
+        self.is_full = False
+        self._has_room.set()
 
     @property
     def tokens(self) -> list[int]:

@@ -346,10 +346,9 @@ async def test_the_time_to_receive_does_not_limit_the_answer(serve) -> None:
     self_paced = [TokenDelta([70]), TokenDelta([71], finish=FinishReason.LENGTH)]
     original = served.generator.generate
 
-    async def slow(request):
-        async for delta in original(request):
-            await until_released()
-            yield delta
+    async def slow(request, sink):
+        await until_released()
+        await original(request, sink)
 
     served.generator.generate = slow
     client, slow_client = await served.connect(), await served.connect()

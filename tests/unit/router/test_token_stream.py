@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
-from router.token_stream import Piece, TokenStream
+from router.token_stream import Piece, TokenPiece, TokenStream
 
 
 def piece(index: int, *token_ids: int, finish: FinishReason | None = None) -> Piece:
-    return Piece(index, token_ids, None, finish)
+    return TokenPiece(index, list(token_ids), None, finish)
 
 
 def taken(stream: TokenStream, given: Piece) -> list[int]:
@@ -87,7 +87,7 @@ def test_an_end_may_come_without_tokens() -> None:
 
 def test_logprobs_must_fit_their_tokens() -> None:
     with pytest.raises(ProtocolError, match="2 tokens came with 1 log-probabilities"):
-        started().take(Piece(0, [1, 2], [TokenLogprobs(logprob=-1.0)], None))
+        started().take(TokenPiece(0, [1, 2], [TokenLogprobs(logprob=-1.0)], None))
 
 
 @settings(max_examples=200, deadline=None)
