@@ -114,6 +114,16 @@ class Generation:
     is_ended: bool = False
     outcome: str = "closed"
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.request.token_ids) + len(self.stream.token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and all the output that there may be."""
+        return len(self.request.token_ids) + self.request.sampling.max_tokens
+
     def begin(self, attempt: Attempt, now_us: int) -> None:
         """From now on this attempt's messages count, and no other's."""
         self.attempt = attempt

@@ -29,7 +29,6 @@ from protocol.messages import (
     FinishReason,
     FirstToken,
     HandedOver,
-    HandOver,
     PrefillDone,
     Role,
     SequenceTokens,
@@ -39,6 +38,7 @@ from router.attempt import Attempt, End, Failure, Generation
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
+from router.handover import orders
 from router.launch import Launcher, legs
 from router.settings import RouterSettings
 from router.token_stream import Piece, TokenPiece
@@ -227,17 +227,10 @@ class Dispatcher:
 
     def on_fleet(self) -> None:
         """See `FleetListener`: what runs on decode workers that drain leaves, if it can."""
-        if not self._fleet.ready(Role.DECODE):
-            return  # they finish what they have
-        for generation in self._generations.values():
-            attempt = generation.attempt
-            if attempt is not None and attempt.may_leave:
-                order = HandOver(
-                    request_id=generation.request.request_id,
-                    attempt=attempt.number,
-                    next_attempt=generation.num_attempts + 1,
-                )
-                attempt.is_leaving = attempt.decode.link.send(order)
+        for order in orders(self._generations.values(), self._fleet.ready(Role.DECODE)):
+            attempt = self._generations[order.request_id].attempt
+            assert attempt is not None
+            attempt.is_leaving = attempt.decode.link.send(order)
 
     def on_lost(self, worker: Worker, reason: str) -> None:
         """See `FleetListener`: every attempt on the worker fails at once."""

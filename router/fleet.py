@@ -65,7 +65,7 @@ class FleetListener(Protocol):
         ...
 
     def on_fleet(self) -> None:
-        """Workers came, went, or changed their state."""
+        """Workers came, went, or changed their state or load; often more than once."""
         ...
 
     def on_lost(self, worker: Worker, reason: str) -> None:
@@ -129,6 +129,8 @@ class Fleet:
             answers = worker.link.is_ready and worker.link.is_responsive(now)
             if worker_id not in self._members and not answers:
                 self._lose(worker_id, "its lease ended")
+        if self._listener is not None:
+            self._listener.on_fleet()
 
     async def close(self) -> None:
         """Close every link, and wait until nothing of them is left."""

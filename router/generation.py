@@ -27,14 +27,19 @@ ReadinessCheck = Callable[[], str | None]
 class ServedModel:
     """The model that this router serves.
 
-    `path` is the checkpoint's folder; `max_context` counts prompt and output tokens together;
-    `created` is in seconds of the Unix epoch.
+    `path` is the checkpoint's folder; `context` tells the tokens that a prompt and its output may
+    have together by what the fleet takes now; `created` is in seconds of the Unix epoch.
     """
 
     name: str
     path: Path
-    max_context: int
+    context: Callable[[], int]
     created: int
+
+    @property
+    def max_context(self) -> int:
+        """Prompt and output tokens together that every decode worker takes now."""
+        return self.context()
 
 
 @dataclass(frozen=True, slots=True)

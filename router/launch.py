@@ -58,6 +58,7 @@ class Launcher:
     ) -> PlacementQuery:
         return PlacementQuery(
             num_tokens=num_tokens,
+            max_tokens=generation.max_tokens,
             block_size=identity.block_size,
             exclude=frozenset(
                 each.worker_id

@@ -203,11 +203,10 @@ async def _open_api(
     """Wait for the first decode worker, then serve the API as it says. Raises ModelLoadError."""
     fleet = parts.fleet
     await fleet.wait_for_decode()
-    identity, max_context = fleet.identity, fleet.max_context
-    assert identity is not None
-    assert max_context is not None, "a decode worker is ready"
+    identity = fleet.identity
+    assert identity is not None, "a decode worker is ready"
     name = settings.served_model_name or identity.model
-    model = ServedModel(name, path, max_context, created=int(time.time()))
+    model = ServedModel(name, path, _context_of(fleet), created=int(time.time()))
     options = AppOptions(
         extra_routers=[admin_router(fleet, parts.traces)],
         trace_of=parts.traces.get,
@@ -220,7 +219,20 @@ async def _open_api(
             parts.dispatcher, tokenizer, model, parts.registry, fleet.not_ready_reason, options
         )
     )
-    log.info("serving %s, context %d tokens", name, max_context)
+    log.info("serving %s, context %d tokens", name, model.max_context)
+
+
+def _context_of(fleet: Fleet) -> Callable[[], int]:
+    """Tells what every ready decode worker takes; while there is none, what the last ones took."""
+    known = fleet.max_context
+
+    def context() -> int:
+        nonlocal known
+        known = fleet.max_context or known
+        assert known is not None, "a decode worker was ready"
+        return known
+
+    return context
 
 
 async def _serve_beside(

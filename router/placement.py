@@ -40,7 +40,8 @@ class WorkerLoad:
 
     `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
     running requests. `held_blocks` and `expected_blocks` are leading blocks of this prompt in
-    its cache: now, and once the prompts that were just routed there are computed.
+    its cache: now, and once the prompts that were just routed there are computed. `max_context`
+    bounds a prompt and its output together.
     """
 
     worker_id: str
@@ -50,13 +51,18 @@ class WorkerLoad:
     blocks_used: int
     held_blocks: int
     expected_blocks: int
+    max_context: int
 
 
 @dataclass(frozen=True)
 class PlacementQuery:
-    """What is to be placed. `exclude` failed this request before; `prefer_decode` holds a part."""
+    """What is to be placed: `num_tokens` that are known, `max_tokens` with all output to come.
+
+    `exclude` failed this request before; `prefer_decode` holds a part.
+    """
 
     num_tokens: int
+    max_tokens: int
     block_size: int
     exclude: frozenset[str] = frozenset()
     prefer_decode: str | None = None
@@ -154,15 +160,20 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
     fitting = [each for each in decode if _fits(query, each)]
     if not fitting:
         capacity = max(each.blocks_total for each in decode) * query.block_size
+        if query.num_tokens > capacity:
+            raise PromptTooLong(
+                f"the prompt has {query.num_tokens} tokens, but the largest KV pool of this "
+                f"service holds {capacity}"
+            )
         raise PromptTooLong(
-            f"the prompt has {query.num_tokens} tokens, but the largest KV pool of this service "
-            f"holds {capacity}"
+            f"prompt and output may have {query.max_tokens} tokens, but no decode worker that is "
+            "ready takes so many"
         )
     return [each for each in fitting if each.worker_id not in query.exclude] or fitting
 
 
 def _fits(query: PlacementQuery, load: WorkerLoad) -> bool:
-    return _blocks(query) <= load.blocks_total
+    return _blocks(query) <= load.blocks_total and query.max_tokens <= load.max_context
 
 
 def _blocks(query: PlacementQuery) -> int:

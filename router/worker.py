@@ -66,6 +66,12 @@ class Worker:
         """Requests sent that its stats may not count yet."""
         return len(self._reservations)
 
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody uses, by its last stats and what was sent there since."""
+        used = self.stats.blocks_used if self.stats else 0
+        return self.info.num_blocks - used - sum(each.blocks for each in self._reservations)
+
     def take_stats(self, stats: WorkerStats) -> None:
         """Its newest load; reservations that it must include end."""
         self.stats = stats
@@ -100,6 +106,7 @@ class Worker:
             blocks_used=(stats.blocks_used if stats else 0) + blocks,
             held_blocks=match.held,
             expected_blocks=match.expected,
+            max_context=self.info.max_context,
         )
 
     def as_json(self) -> dict[str, Any]:

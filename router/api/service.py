@@ -34,14 +34,16 @@ def service_router(context: ApiContext) -> APIRouter:
     """The endpoints, for an application."""
     router = APIRouter()
     served = context.model
-    model = Model(served.name, served.created, served.max_context)
+
+    def model() -> Model:
+        return Model(served.name, served.created, served.max_context)
 
     async def list_models() -> Response:
-        return _json(ModelList([model]))
+        return _json(ModelList([model()]))
 
     async def get_model(model_id: str) -> Response:
         check_model(context, model_id)
-        return _json(model)
+        return _json(model())
 
     async def refuse(request: Request) -> Response:
         raise HTTPException(404, f"{served.name!r} only generates text, so this is not served")

@@ -164,7 +164,7 @@ class LiveApi:
         self.app = create_app(
             self.generator,
             tokenizer,
-            ServedModel(MODEL, path, MAX_CONTEXT, created=1_700_000_000),
+            ServedModel(MODEL, path, lambda: MAX_CONTEXT, created=1_700_000_000),
             self.registry,
             ready=lambda: self.unready_reason,
             options=AppOptions(limits=limits),

@@ -20,6 +20,7 @@ from protocol.messages import (
     Prefill,
     PrefillDone,
     WorkerState,
+    WorkerStats,
 )
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, until
@@ -73,6 +74,19 @@ def hand_over(worker: FakeWorker, order: HandOver, num_output: int, keeps_kv: bo
 def prefill_done(worker: FakeWorker, leg: Generate) -> PrefillDone:
     trace = prefill_trace(worker.info.worker_id)
     return PrefillDone(request_id=leg.request_id, attempt=leg.attempt, trace=trace)
+
+
+def stats(worker: FakeWorker, blocks_used: int) -> WorkerStats:
+    return WorkerStats(
+        worker_id=worker.info.worker_id,
+        incarnation=worker.info.incarnation,
+        num_waiting=0,
+        num_running=0,
+        queued_tokens=0,
+        blocks_total=worker.info.num_blocks,
+        blocks_used=blocks_used,
+        blocks_cached=0,
+    )
 
 
 async def leave(harness: Harness) -> tuple[Consumer, FakeWorker, FakeWorker, Generate]:
@@ -170,6 +184,36 @@ async def test_without_another_decode_worker_it_stays_until_one_comes(harness: H
     hand_over(source, await source.received.next(HandOver), num_output=3)
     leg = await target.received.next(Generate)
     await end(consumer, target, leg, 2)
+
+
+async def test_it_stays_while_no_other_worker_has_the_room(harness: Harness) -> None:
+    """100 tokens of prompt and 3 of output are 26 blocks."""
+    await harness.join("d1")
+    consumer, source, _ = await start(harness)
+    (small,) = await harness.join("d2", num_blocks=25)
+    (short,) = await harness.join("d3", max_context=199)
+    drain(harness, source)
+    (target,) = await harness.join("d4", num_blocks=26)
+    hand_over(source, await source.received.next(HandOver), num_output=3)
+    await end(consumer, target, await target.received.next(Generate), 2)
+    assert source.received.count(HandOver) == 0
+    assert small.received.count(Generate) == short.received.count(Generate) == 0
+
+
+async def test_room_that_became_free_is_found(harness: Harness) -> None:
+    (source,) = await harness.join("d1")
+    consumer, _, _ = await start(harness)
+    (target,) = await harness.join("d2", num_blocks=100)
+    await target.subscribed()
+    target.publish(stats(target, blocks_used=75))
+    await until(lambda: harness.fleet.worker("d2").stats)
+    drain(harness, source)
+    assert not harness.dispatcher._generations["r"].attempt.is_leaving
+    target.publish(stats(target, blocks_used=74))
+    await until(lambda: harness.fleet.worker("d2").stats.blocks_used == 74)
+    harness.fleet.sweep()
+    hand_over(source, await source.received.next(HandOver), num_output=3)
+    await end(consumer, target, await target.received.next(Generate), 2)
 
 
 async def test_it_is_asked_once_and_may_finish_instead(harness: Harness) -> None:

@@ -40,7 +40,7 @@ class Served:
         self.num_produced = 0
         self.generator = ScriptedGenerator(lambda request: self._count(itertools.count()))
         self.registry = CollectorRegistry()
-        model = ServedModel(MODEL, checkpoint, max_context=10**9, created=0)
+        model = ServedModel(MODEL, checkpoint, lambda: 10**9, created=0)
         options = AppOptions(limits=ApiLimits(max_body_bytes=MAX_BODY_BYTES))
         app = create_app(self.generator, tokenizer, model, self.registry, lambda: None, options)
         known = {"max_head_bytes": 2000, "max_body_bytes": MAX_BODY_BYTES}

@@ -10,6 +10,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,17 +99,24 @@ async def router(
     assert "Traceback" not in log.read_text()
 
 
-@pytest.fixture
-async def worker(valkey: EmbeddedValkey, cluster: str) -> AsyncIterator[FakeWorker]:
-    """A decode worker that registered in the cluster of `router`."""
+@asynccontextmanager
+async def registered(valkey: EmbeddedValkey, cluster: str, **info) -> AsyncIterator[FakeWorker]:
+    """A decode worker in the cluster of `router`."""
     network = Network(SECRET, zmq.asyncio.Context())
-    made = FakeWorker(network, "d1", Role.DECODE, max_context=123)
+    made = FakeWorker(network, role=Role.DECODE, **info)
     lease = WorkerLease(valkey.url, cluster, made.info, 2.0)
     lease.start()
     yield made
     await asyncio.to_thread(lease.close)
     await made.close()
     network.close()
+
+
+@pytest.fixture
+async def worker(valkey: EmbeddedValkey, cluster: str) -> AsyncIterator[FakeWorker]:
+    """The first decode worker."""
+    async with registered(valkey, cluster, worker_id="d1", max_context=123) as made:
+        yield made
 
 
 async def healthy(client: httpx.AsyncClient) -> None:
@@ -127,6 +135,16 @@ async def closed(url: httpx.URL) -> None:
                 return
             writer.close()
             await writer.wait_closed()
+
+
+async def serves_context(client: httpx.AsyncClient, num_tokens: int) -> None:
+    """Wait until that is the context of the model."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            (model,) = (await client.get("/v1/models")).json()["data"]
+            if model["max_model_len"] == num_tokens:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def serve(worker: FakeWorker, token_ids: list[int], **fields) -> Generate:
@@ -149,6 +167,17 @@ async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterP
     assert "baton_router_inflight 0.0" in (await router.client.get("/metrics")).text
     assert (await router.client.get("/requests/x/trace")).status_code == 404
     assert await router.stop() == 0
+
+
+async def test_the_context_is_what_every_decode_worker_takes_now(
+    router: RouterProcess, worker: FakeWorker, valkey: EmbeddedValkey, cluster: str
+) -> None:
+    client = router.client
+    await healthy(client)
+    await serves_context(client, 123)
+    async with registered(valkey, cluster, worker_id="d2", max_context=99):
+        await serves_context(client, 99)
+    await serves_context(client, 123)
 
 
 async def test_it_serves_what_its_workers_serve(router: RouterProcess, worker: FakeWorker) -> None:

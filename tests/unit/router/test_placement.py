@@ -23,12 +23,14 @@ def load(worker_id: str, held: int = 0, **fields: int) -> WorkerLoad:
         "blocks_used": 0,
         "held_blocks": held,
         "expected_blocks": held,
+        "max_context": 100_000,
     }
     return WorkerLoad(worker_id=worker_id, **(known | fields))
 
 
 def decide(num_tokens, decode, prefill, threshold=64, seed=0, **query):
-    asked = PlacementQuery(num_tokens=num_tokens, block_size=BLOCK, **query)
+    known = {"max_tokens": num_tokens + 1}
+    asked = PlacementQuery(num_tokens=num_tokens, block_size=BLOCK, **(known | query))
     return place(asked, decode, prefill, threshold, random.Random(seed))
 
 
@@ -143,13 +145,23 @@ def test_a_prompt_is_not_placed_where_it_cannot_fit() -> None:
         decide(513, decode, prefill)
 
 
+def test_a_request_goes_to_workers_whose_context_holds_its_output_too() -> None:
+    decode = [load("d1", held=6, max_context=199), load("d2", max_context=200)]
+    prefill = [load("p1", max_context=199)]
+    placement = decide(100, decode, prefill, max_tokens=200)
+    assert placement.decode.worker_id == "d2"
+    assert placement.prefill is None
+    with pytest.raises(PromptTooLong, match="201 tokens, but no decode worker"):
+        decide(100, decode, prefill, max_tokens=201)
+
+
 def test_without_decode_workers_it_is_overloaded() -> None:
     with pytest.raises(Overloaded):
         decide(10, [], [load("p1")])
 
 
 loads = st.builds(
-    lambda number, requests, queued, total, used, held, expected: WorkerLoad(
+    lambda number, requests, queued, total, used, held, expected, context: WorkerLoad(
         worker_id=f"w{number}",
         num_requests=requests,
         queued_tokens=queued,
@@ -157,6 +169,7 @@ loads = st.builds(
         blocks_used=min(used, total),
         held_blocks=held,
         expected_blocks=max(held, expected),
+        max_context=context,
     ),
     st.integers(0, 1000),
     st.integers(0, 50),
@@ -165,6 +178,7 @@ loads = st.builds(
     st.integers(0, 300),
     st.integers(0, 100),
     st.integers(0, 100),
+    st.sampled_from([1000, 5000]),
 )
 fleets = st.lists(loads, max_size=5, unique_by=lambda each: each.worker_id)
 
@@ -184,7 +198,11 @@ def test_every_placement_keeps_the_rules(
     everyone = [each.worker_id for each in (*decode, *prefill)]
     exclude = frozenset(everyone[each] for each in excluded if each < len(everyone))
     blocks = -(-num_tokens // BLOCK)
-    fitting = {each.worker_id for each in decode if each.blocks_total >= blocks}
+
+    def fits(each: WorkerLoad) -> bool:
+        return each.blocks_total >= blocks and each.max_context > num_tokens
+
+    fitting = {each.worker_id for each in decode if fits(each)}
     try:
         placement = decide(num_tokens, decode, prefill, threshold, seed, exclude=exclude)
     except Overloaded:
@@ -197,9 +215,7 @@ def test_every_placement_keeps_the_rules(
     assert placement.decode.worker_id in fitting
     if fitting - exclude:
         assert placement.decode.worker_id not in exclude
-    usable = [
-        each for each in prefill if each.blocks_total >= blocks and each.worker_id not in exclude
-    ]
+    usable = [each for each in prefill if fits(each) and each.worker_id not in exclude]
     assert (placement.mode is Mode.REMOTE) == (placement.prefill is not None)
     if placement.prefill is not None:
         assert placement.prefill.worker_id in {each.worker_id for each in usable}
