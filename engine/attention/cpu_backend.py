@@ -110,7 +110,7 @@ class KernelAttention:
             block_stride=pool.tensor.stride(0),
             value_offset=num_kv_heads * block_size * head_dim,
             is_bf16=pool.tensor.dtype == torch.bfloat16,
-            scale=1.0 / math.sqrt(head_dim),
+            scale=math.log2(math.e) / math.sqrt(head_dim),
             **shape,
         )
 

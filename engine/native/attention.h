@@ -44,7 +44,7 @@ struct AttentionCall {
   int32_t window;           // 0: none
   int32_t is_bf16;
   int32_t num_threads;
-  float scale;
+  float scale;              // of scores, times log2(e): powers of 2 are cheaper
 };
 
 struct Unit {
@@ -126,48 +126,53 @@ Tile<Word> carve(Arena& arena, int rows, int padded) {
 }
 
 // Scores of one query row over a tile become weights; `sums` and `totals` follow the new maximum.
-// Key i of the tile is visible for i in [begin, end).
-template <class Word>
-void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
+// Key i of the tile is visible for i in [begin, end), of a whole tile every one.
+template <class Word, bool kWhole>
+void soften_row(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
   constexpr int kPerRow = kTileKeys / Word::kPerWord;
   typename Word::Type* weights = tile.p + (size_t)row * kPerRow;
-  if (begin >= end) {
-    std::memset((void*)weights, 0, kPerRow * 4);
-    return;
-  }
   const float* scores = tile.scores + (size_t)row * kTileKeys;
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const bool whole = begin <= 0 && end >= kTileKeys;
-  Vec s[kTileColumns];
-  IntVec visible[kTileColumns];
-  Vec top = splat(-INFINITY);
+  const float before = tile.highest[row];
+  Vec s[kTileColumns], top = splat(before);
   for (int j = 0; j < kTileColumns; ++j) {
     s[j] = load(scores + j * kLanes) * scale;
-    if (!whole) {
+    if (!kWhole) {
       const IntVec key = lane + j * kLanes;
-      visible[j] = (key >= begin) & (key < end);
-      s[j] = select(visible[j], s[j], splat(-INFINITY));
+      s[j] = select((key >= begin) & (key < end), s[j], splat(-INFINITY));
     }
-    top = select((IntVec)(s[j] > top), s[j], top);
+    top = larger(s[j], top);
   }
-  const float before = tile.highest[row];
-  float highest = largest(top);
-  highest = highest > before ? highest : before;
+  const float highest = largest(top);
   Vec total{};
   for (int j = 0; j < kTileColumns; ++j) {
-    Vec weight = exp_nonpositive(s[j] - highest);
-    if (!whole) weight = select(visible[j], weight, Vec{});
+    Vec weight = exp2_nonpositive<Word::kPerWord == 2>(s[j] - highest);
+    if (!kWhole) {
+      const IntVec key = lane + j * kLanes;
+      weight = select((key >= begin) & (key < end), weight, Vec{});
+    }
     total += weight;
     store_weights(weights, j, weight);
   }
   if (highest != before) {
-    const float shrink = before == -INFINITY ? 0.0f : std::exp(before - highest);
+    const float shrink = before == -INFINITY ? 0.0f : std::exp2(before - highest);
     float* sums = tile.sums + (size_t)row * padded;
     for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink);
     tile.totals[row] *= shrink;
     tile.highest[row] = highest;
   }
   tile.totals[row] += total;
+}
+
+template <class Word>
+void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
+  constexpr int kPerRow = kTileKeys / Word::kPerWord;
+  if (begin >= end)
+    std::memset((void*)(tile.p + (size_t)row * kPerRow), 0, kPerRow * 4);
+  else if (begin <= 0 && end >= kTileKeys)
+    soften_row<Word, true>(tile, row, begin, end, padded, scale);
+  else
+    soften_row<Word, false>(tile, row, begin, end, padded, scale);
 }
 
 template <class T>
@@ -295,14 +300,14 @@ void merge_splits(const AttentionCall& call, const Merge& merge) {
     for (int s = 0; s < merge.num_splits; ++s)
       highest = from[s * split_size] > highest ? from[s * split_size] : highest;
     for (int s = 0; s < merge.num_splits; ++s)
-      total += std::exp(from[s * split_size] - highest) * from[s * split_size + 1];
+      total += std::exp2(from[s * split_size] - highest) * from[s * split_size + 1];
     T* to = (T*)call.out + ((int64_t)(merge.token + row / group) * call.num_heads +
                             merge.kv_head * group + row % group) * head_dim;
     for (int d = 0; d < head_dim; d += kLanes) {
       Vec sum{};
       for (int s = 0; s < merge.num_splits; ++s) {
         const float* split = from + s * split_size;
-        sum += load(split + kLanes + d) * std::exp(split[0] - highest);
+        sum += load(split + kLanes + d) * std::exp2(split[0] - highest);
       }
       const int count = head_dim - d < kLanes ? head_dim - d : kLanes;
       if (count == kLanes) store(to + d, sum / total);

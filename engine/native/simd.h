@@ -47,6 +47,15 @@ inline Vec select(IntVec mask, Vec yes, Vec no) {
   return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no));
 }
 
+// The larger of each pair; b where one is NaN.
+inline Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select((IntVec)(a > b), a, b);
+#endif
+}
+
 inline float sum(Vec x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
@@ -88,6 +97,35 @@ inline Vec exp_nonpositive(Vec x) {
   const IntVec exponent = ((IntVec)shifted - (IntVec)magic) << 23;
   const Vec scaled = (Vec)((IntVec)p + exponent);
   return select(vanishes, Vec{}, scaled);
+}
+
+// 2^x for x <= 0, relative error below 2^-22 (2^-18 if kRough, enough for what becomes bf16); at
+// most 2^-125 below -126; NaN stays.
+template <bool kRough>
+inline Vec exp2_nonpositive(Vec x) {
+  const Vec lowest = splat(-126.0f);
+#if defined(__AVX512F__)
+  x = larger(lowest, x);
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)x, 0);
+#else
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  x = larger(lowest, x);
+  const Vec shifted = x + magic;
+  const Vec n = shifted - magic;
+#endif
+  const Vec r = x - n;  // the series of e^(r log 2), |r| <= 1/2
+  Vec p = splat(1.33335581e-3f);
+  if (!kRough) p = r * 1.54035304e-4f + p;
+  p = p * r + 9.61812911e-3f;
+  p = p * r + 5.55041087e-2f;
+  p = p * r + 2.40226507e-1f;
+  p = p * r + 6.93147181e-1f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  return (Vec)((IntVec)p + (((IntVec)shifted - (IntVec)magic) << 23));
+#endif
 }
 
 struct Bf16 {
