@@ -42,7 +42,29 @@ ROW_LENGTHS = {128: 0.12, 256: 0.38, 512: 0.26, 1024: 0.15, 2048: 0.07, 4096: 0.
 CHAT_SHARE = 0.4
 
 CHAT_TEMPLATE = """\
+{%- if tools or documents %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0]['role'] == 'system' %}
+{{- messages[0]['content'] + '\\n\\n' }}
+{%- endif %}
+{%- if documents %}
+{{- 'Answer from these documents:\\n<documents>\\n' }}
+{%- for document in documents %}
+{{- document | tojson + '\\n' }}
+{%- endfor %}
+{{- '</documents>\\n' }}
+{%- endif %}
+{%- if tools %}
+{{- 'Functions to call:\\n<tools>\\n' }}
+{%- for tool in tools %}
+{{- tool['function'] | tojson + '\\n' }}
+{%- endfor %}
+{{- '</tools>\\nWrite a call as <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
+{%- if not ((tools or documents) and loop.first and message['role'] == 'system') %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['content'] is string %}
 {{- message['content'] }}
@@ -51,10 +73,17 @@ CHAT_TEMPLATE = """\
 {{- part['text'] }}
 {%- endfor %}
 {%- endif %}
+{%- for call in message['tool_calls'] or [] %}
+{{- '\\n<tool_call>\\n' + call['function'] | tojson + '\\n</tool_call>' }}
+{%- endfor %}
 {{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}
+{{- '<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}
 {%- endif %}
 """
 
