@@ -6,13 +6,13 @@ is refused by name: it would change nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
 from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish
 from router.api.request_fields import GenerationFields
-from router.chat.conversation import Conversation
+from router.chat.conversation import Conversation, ToolMode
 from router.chat.message_parser import MessageParser
 from router.chat_template import RESERVED_NAMES, ChatTemplate
 from router.choices import Choice
@@ -42,11 +42,33 @@ async def plan_conversation(
     """
     text, token_ids = await encode_conversation(context, conversation)
     prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
+    reasons = wish.grammar is None
+    grammar = await _tool_grammar(context, conversation, text, wish)
+    wish = replace(wish, grammar=grammar)
     choices = ChoicePlanner(context, request_id, fields, wish).plan([prompt])
     parsers = [
-        context.markup.parser(conversation, text, choice.request.request_id) for choice in choices
+        context.markup.parser(conversation, text, choice.request.request_id, reasons)
+        for choice in choices
     ]
     return ConversationPlan(choices, parsers)
+
+
+async def _tool_grammar(
+    context: ApiContext, conversation: Conversation, prompt: str, wish: OutputWish
+) -> str | None:
+    """The grammar of the whole answer: what its tools need, or else what was wished."""
+    grammar = context.markup.grammar(conversation, prompt)
+    may_not_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
+    if wish.grammar is not None and may_not_call:
+        raise InvalidRequest(
+            "'response_format' or 'structured_outputs' beside 'tools' needs 'tool_choice' to be "
+            '"none", "required" or a function\'s name',
+            "tool_choice",
+        )
+    if grammar is None:
+        return wish.grammar
+    await context.grammars.check(grammar, "tools")
+    return grammar
 
 
 async def encode_conversation(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from router.chat.call_reader import CallReader
+from router.chat.tool_grammar import CallForm
 from router.chat.tool_parser import ToolParser
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"
+FORM = CallForm(begin=(BEGIN, "\n"), end=("\n", END), separator=("\n",))
 
 
 class HermesParser(ToolParser):

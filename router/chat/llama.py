@@ -8,9 +8,11 @@ names a tool that the caller offers: JSON may as well be the answer.
 from __future__ import annotations
 
 from router.chat.call_reader import CallReader
+from router.chat.tool_grammar import CallForm
 from router.chat.tool_parser import ToolParser
 
 MARKER = "<|python_tag|>"
+FORM = CallForm(arguments_key="parameters")
 
 
 class LlamaParser(ToolParser):

@@ -7,13 +7,15 @@ may name it instead.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from protocol.errors import ModelLoadError
 from router.chat import hermes, llama, mistral
 from router.chat.conversation import Conversation
 from router.chat.message_parser import MessageParser
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
+from router.chat.tool_grammar import CallForm, ToolGrammar
 from router.chat.tool_parser import CallIds, ToolParser
 from router.tokenizer import Tokenizer
 
@@ -23,11 +25,23 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkup:
-    """A family's way of calling tools. `markers` are what may be special tokens."""
+    """A family's way of calling tools. `markers` are what may be tokens of their own.
+
+    A vocabulary that has the token `newer_marker` writes calls in the `newer_form`.
+    """
 
     parser: type[ToolParser]
     markers: tuple[str, ...]
+    form: CallForm
+    newer_marker: str | None = None
+    newer_form: CallForm | None = None
     short_ids: bool = False
+
+    def grammar(self, ids: Mapping[str, int]) -> ToolGrammar:
+        """What writes grammars for a vocabulary in which these markers are tokens."""
+        if self.newer_form is not None and self.newer_marker in ids:
+            return ToolGrammar(self.newer_form, ids)
+        return ToolGrammar(self.form, ids)
 
     def call_ids(self, seed: str) -> CallIds:
         """Ids that are a function of the seed, so that every attempt gives the same ones."""
@@ -40,9 +54,16 @@ class ToolMarkup:
 
 
 TOOL_MARKUPS = {
-    "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END)),
-    "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,)),
-    "mistral": ToolMarkup(mistral.MistralParser, mistral.SPECIAL_MARKERS, short_ids=True),
+    "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END), hermes.FORM),
+    "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,), llama.FORM),
+    "mistral": ToolMarkup(
+        mistral.MistralParser,
+        mistral.SPECIAL_MARKERS,
+        mistral.LIST_FORM,
+        mistral.ARGS,
+        mistral.NAMED_FORM,
+        short_ids=True,
+    ),
 }
 REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
@@ -56,26 +77,36 @@ REASONING_PARSERS = (AUTO, NONE, *REASONING_MARKERS)
 class ChatMarkup:
     """What the parsers of this model are made from; None where it has no such thing.
 
-    `tool_ids` and `reasoning_ids` are the tokens of the markers, whose text parsers need.
+    `tool_ids` and `reasoning_ids` are the tokens of markers, whose text parsers need.
     """
 
     tools: ToolMarkup | None = None
     reasoning: ReasoningMarkers | None = None
-    tool_ids: frozenset[int] = frozenset()
-    reasoning_ids: frozenset[int] = frozenset()
+    tool_ids: Mapping[str, int] = field(default_factory=dict)
+    reasoning_ids: Mapping[str, int] = field(default_factory=dict)
 
     def kept_ids(self, conversation: Conversation) -> frozenset[int]:
         """Special tokens that must not be skipped in the text of an answer."""
-        return self.reasoning_ids | (self.tool_ids if conversation.may_call_tools else frozenset())
+        tool_ids = self.tool_ids.values() if conversation.may_call_tools else ()
+        return frozenset((*self.reasoning_ids.values(), *tool_ids))
 
-    def parser(self, conversation: Conversation, prompt: str, seed: str) -> MessageParser:
+    def grammar(self, conversation: Conversation, prompt: str) -> str | None:
+        """What holds an answer to the tools that were asked for. Raises InvalidRequest."""
+        if self.tools is None or not conversation.may_call_tools:
+            return None
+        grammar = self.tools.grammar({**self.tool_ids, **self.reasoning_ids})
+        return grammar.of(conversation, self.reasoning, prompt)
+
+    def parser(
+        self, conversation: Conversation, prompt: str, seed: str, reasons: bool = True
+    ) -> MessageParser:
         """A parser of one answer to the conversation.
 
         `prompt` is its rendered text; `seed` is unique for the choice, and the same in every
-        attempt at it.
+        attempt at it. An answer that may not begin with reasoning is one that never `reasons`.
         """
         reasoning = tools = None
-        if self.reasoning is not None:
+        if self.reasoning is not None and reasons:
             goes_on = conversation.continue_final_message
             is_open = not goes_on and self.reasoning.is_open(prompt)
             reasoning = ReasoningParser(self.reasoning, is_open)
@@ -127,6 +158,6 @@ def _reasoning_family(tokenizer: Tokenizer) -> str:
     return NONE
 
 
-def _ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> frozenset[int]:
-    found = (tokenizer.added_token_id(marker) for marker in markers)
-    return frozenset(each for each in found if each is not None)
+def _ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[str, int]:
+    found = {marker: tokenizer.added_token_id(marker) for marker in markers}
+    return {marker: id_ for marker, id_ in found.items() if id_ is not None}

@@ -13,11 +13,14 @@ from enum import Enum, auto
 from router.chat.call_reader import CallReader
 from router.chat.events import ToolCallBegin
 from router.chat.json_value import JsonValue
+from router.chat.tool_grammar import CallForm
 from router.chat.tool_parser import ToolParser
 
 MARKER = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
+LIST_FORM = CallForm(opening=(MARKER, " ["), closing=("]",), separator=(", ",))
+NAMED_FORM = CallForm(begin=(MARKER,), middle=(ARGS,), separator=(), arguments_key=None)
 SPECIAL_MARKERS = (MARKER, ARGS, CALL_ID)
 _NAMED = re.compile(r"(?P<name>[\w.-]{1,256})\s*(\[CALL_ID\]\s*\w{1,64}\s*)?(\[ARGS\]\s*)?(?=\{)")
 _NAMED_SO_FAR = re.compile(

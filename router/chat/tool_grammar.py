@@ -1,0 +1,155 @@
+"""Grammars that hold an answer to tool calls: the caller's choice, and schemas of strict tools.
+
+Where a call must come, the whole answer is calls (behind the reasoning of a model that has tokens
+for it). Where it may come, only what follows a call's first marker is held to the tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import InvalidRequest
+from router.chat.conversation import Conversation, Tool, ToolMode
+from router.chat.reasoning import ReasoningMarkers
+from router.grammar import json_schema_part, text_part
+
+_ANY_TEXT = "/(?s:.*)/"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a family writes calls: `opening` (`begin` call `end`, by `separator`) `closing`.
+
+    Each is a sequence of texts, of which some may be tokens of their own. A call is a JSON object
+    with the arguments under `arguments_key`, or, without one, the name, `middle` and the
+    arguments. `separator` None: there is one call at most.
+    """
+
+    opening: tuple[str, ...] = ()
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    separator: tuple[str, ...] | None = None
+    arguments_key: str | None = "arguments"
+    middle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolGrammar:
+    """Writes grammars for a model whose calls have this form; `ids` are its marker tokens."""
+
+    form: CallForm
+    ids: Mapping[str, int]
+
+    def of(
+        self, conversation: Conversation, reasoning: ReasoningMarkers | None, prompt: str
+    ) -> str | None:
+        """The grammar of an answer; None where any text may come. Raises InvalidRequest."""
+        mode = conversation.tool_choice.mode
+        if mode is ToolMode.NAMED:
+            chosen = [t for t in conversation.tools if t.name == conversation.tool_choice.name]
+            return self._must_call(chosen, False, reasoning, prompt)
+        if mode is ToolMode.REQUIRED:
+            many = conversation.parallel_tool_calls
+            return self._must_call(conversation.tools, many, reasoning, prompt)
+        if mode is ToolMode.AUTO and any(tool.strict for tool in conversation.tools):
+            return self._may_call(conversation)
+        return None
+
+    def _must_call(
+        self, tools: Sequence[Tool], many: bool, reasoning: ReasoningMarkers | None, prompt: str
+    ) -> str:
+        thought, rules = self._thought(reasoning, prompt)
+        form = self.form
+        calls = "call"
+        if many and form.separator is not None:
+            calls = f"call ({self._parts(form.separator)} call)*"
+        start = f"{thought} {self._parts(form.opening)} {calls} {self._parts(form.closing)}"
+        return "\n".join([f"start: {start}", *rules, *self._call_rules(tools, strict_only=False)])
+
+    def _thought(self, reasoning: ReasoningMarkers | None, prompt: str) -> tuple[str, list[str]]:
+        """What may stand before the calls, and the rules for it."""
+        if reasoning is None:
+            return "", []
+        rule = f"thought[suffix={text_part(reasoning.end)}]: {_ANY_TEXT}"
+        if reasoning.end in self.ids:
+            rule = f"thought: {_ANY_TEXT} {self._part(reasoning.end)}"
+        gap = r"gap: /\n{0,2}/"
+        if reasoning.is_open(prompt):
+            return "thought gap", [rule, gap]
+        if reasoning.begin in self.ids and not prompt.rstrip().endswith(reasoning.end):
+            return f"({self._part(reasoning.begin)} thought gap)?", [rule, gap]
+        return "", []
+
+    def _may_call(self, conversation: Conversation) -> str:
+        form = self.form
+        lead, *rest = [*form.opening, *form.begin] or [""]
+        if not lead:
+            raise InvalidRequest(
+                "'tools': 'strict' needs 'tool_choice' to be \"required\" or a function's name, "
+                "since nothing marks where this model's calls begin",
+                "tools",
+            )
+        again = "*" if conversation.parallel_tool_calls else "?"
+        inner = self._parts(rest)
+        calls = "call"
+        if form.opening:
+            many = form.separator is not None and conversation.parallel_tool_calls
+            calls = f"call ({self._parts(form.separator or ())} call)*" if many else "call"
+        calls = f"{inner} {calls} {self._parts(form.closing)}"
+        bare = self._call_rules(conversation.tools, strict_only=True, with_begin=False)
+        if lead in self.ids:
+            start = f"start: {_ANY_TEXT} ({self._part(lead)} {calls} {_ANY_TEXT}){again}"
+            return "\n".join([start, *bare])
+        return "\n".join(
+            [
+                f"start: (lead {calls}){again} TAIL",
+                f"lead[suffix={text_part(lead)}]: {_ANY_TEXT}",
+                f"TAIL: ~/(?s:.*){_escaped(lead)}(?s:.*)/",
+                *bare,
+            ]
+        )
+
+    def _call_rules(
+        self, tools: Sequence[Tool], strict_only: bool, with_begin: bool = True
+    ) -> list[str]:
+        """Rule `call`: one call of any of the tools; without `strict`, of any arguments."""
+        form = self.form
+        begin = self._parts(form.begin) if with_begin else ""
+        names = " | ".join(f"call_{place}" for place in range(len(tools)))
+        rules = [f"call: {begin} ({names}) {self._parts(form.end)}"]
+        for place, tool in enumerate(tools):
+            schema = tool.schema if tool.strict or not strict_only else {"type": "object"}
+            rules.append(f"call_{place}: {self._one_call(tool.name, schema)}")
+        return rules
+
+    def _one_call(self, name: str, schema: dict[str, Any]) -> str:
+        key = self.form.arguments_key
+        if key is None:
+            return f"{text_part(name)} {self._parts(self.form.middle)} {json_schema_part(schema)}"
+        definitions: dict[str, Any] = {
+            each: schema[each] for each in ("$defs", "definitions") if each in schema
+        }
+        return json_schema_part(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, key: schema},
+                "required": ["name", key],
+                "additionalProperties": False,
+                **definitions,
+            }
+        )
+
+    def _parts(self, texts: Sequence[str]) -> str:
+        return " ".join(self._part(text) for text in texts)
+
+    def _part(self, text: str) -> str:
+        token_id = self.ids.get(text)
+        return text_part(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _escaped(text: str) -> str:
+    """The text as a part of a regular expression between slashes."""
+    return "".join(f"\\{each}" if each in r"\/.^$|?*+()[]{}" else each for each in text)

@@ -1,0 +1,144 @@
+"""Grammars of tool choices: they admit what the family's parser reads as the calls, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer as HfTokenizer
+
+from protocol.errors import InvalidRequest
+from protocol.messages import FinishReason
+from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
+from router.chat.events import joined_calls
+from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from router.output import TextDelta
+
+DEMO = Path(__file__).parents[4] / "demo_model" / "tokenizer.json"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Rome", "Köln"]}},
+}
+TOOLS = (Tool("weather", parameters=CITY, strict=True), Tool("now"))
+MARKERS = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"),
+]
+
+
+class Vocabulary:
+    """The demo model's tokens, and perhaps the markers as tokens of their own."""
+
+    def __init__(self, path: Path, with_markers: bool) -> None:
+        self.tokenizer = HfTokenizer.from_file(str(DEMO))
+        if with_markers:
+            self.tokenizer.add_special_tokens(MARKERS)
+        self.tokenizer.save(str(path))
+        self._guide = LLTokenizer(str(path), slices=[])
+        vocab = self.tokenizer.get_vocab()
+        self.ids = {marker: vocab[marker] for marker in MARKERS if marker in vocab}
+
+    def admits(self, grammar: str | None, text: str) -> bool:
+        matcher = LLMatcher(self._guide, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self.tokenizer.encode(text).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tokens"])
+def vocabulary(request, tmp_path_factory) -> Vocabulary:
+    return Vocabulary(tmp_path_factory.mktemp("vocabulary") / "tokenizer.json", request.param)
+
+
+def asked(mode: str, **fields: object) -> Conversation:
+    name = "now" if mode == "named" else None
+    return Conversation((Message("user", "?"),), TOOLS, ToolChoice(ToolMode(mode), name), **fields)
+
+
+def markup(family: str, vocabulary: Vocabulary, reasons: bool = False) -> ChatMarkup:
+    reasoning = REASONING_MARKERS["think"] if reasons else None
+    return ChatMarkup(TOOL_MARKUPS[family], reasoning, vocabulary.ids, vocabulary.ids)
+
+
+def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str:
+    """The calls as the family writes them."""
+    if family == "hermes":
+        objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
+        return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    if family == "llama3":
+        return "; ".join(f'{{"name":"{name}","parameters":{value}}}' for name, value in calls)
+    if vocabulary.ids:
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{value}" for name, value in calls)
+    objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
+    return f"[TOOL_CALLS] [{', '.join(objects)}]"
+
+
+WEATHER = ("weather", '{"city":"Köln"}')
+NOW = ("now", "{}")
+
+
+@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+def test_required_calls(family, vocabulary):
+    form = markup(family, vocabulary)
+    grammar = form.grammar(asked("required"), "")
+    for calls in ([WEATHER], [NOW], *([] if family == "llama3" else [[NOW, WEATHER, NOW]])):
+        text = written(family, vocabulary, *calls)
+        assert vocabulary.admits(grammar, text)
+        parser = form.parser(asked("required"), "", "seed")
+        message = parser.push(TextDelta(text, [], finish=FinishReason.STOP))
+        read = [(call.begin.name, call.arguments) for call in joined_calls(message.events)]
+        assert (read, message.content, message.finish) == (calls, "", "tool_calls")
+    for wrong in (("weather", '{"city":"Paris"}'), ("weather", "{}"), ("other", "{}")):
+        assert not vocabulary.admits(grammar, written(family, vocabulary, wrong))
+    assert not vocabulary.admits(grammar, "Hello")
+
+
+@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+def test_a_named_call_and_one_call_at_most(family, vocabulary):
+    named = markup(family, vocabulary).grammar(asked("named"), "")
+    assert vocabulary.admits(named, written(family, vocabulary, NOW))
+    assert not vocabulary.admits(named, written(family, vocabulary, WEATHER))
+    one = markup(family, vocabulary).grammar(asked("required", parallel_tool_calls=False), "")
+    assert vocabulary.admits(one, written(family, vocabulary, NOW))
+    assert not vocabulary.admits(one, written(family, vocabulary, NOW, NOW))
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral"])
+def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
+    grammar = markup(family, vocabulary).grammar(asked("auto"), "")
+    call = written(family, vocabulary, WEATHER)
+    for text in ("Hello", "", call, f"Well.\n{call}"):
+        assert vocabulary.admits(grammar, text), text
+    assert not vocabulary.admits(
+        grammar, "Well " + written(family, vocabulary, ("weather", '{"city":"Paris"}'))
+    )
+    loose = ("now", '{"any":1}')
+    assert vocabulary.admits(grammar, written(family, vocabulary, loose)), "is not strict"
+    single = markup(family, vocabulary).grammar(asked("auto", parallel_tool_calls=False), "")
+    assert vocabulary.admits(single, call)
+    assert not vocabulary.admits(single, written(family, vocabulary, NOW, NOW))
+
+
+def test_a_family_without_a_marker_cannot_be_strict_of_itself(vocabulary):
+    with pytest.raises(InvalidRequest, match="'strict' needs 'tool_choice'"):
+        markup("llama3", vocabulary).grammar(asked("auto"), "")
+
+
+def test_reasoning_may_come_first(vocabulary):
+    form = markup("hermes", vocabulary, reasons=True)
+    call = written("hermes", vocabulary, NOW)
+    opened = form.grammar(asked("named"), "...<think>\n")
+    assert vocabulary.admits(opened, f"So.\n</think>\n\n{call}")
+    assert not vocabulary.admits(opened, call)
+    free = form.grammar(asked("named"), "...")
+    assert vocabulary.admits(free, call)
+    assert vocabulary.admits(free, f"<think>So.</think>\n{call}") == bool(vocabulary.ids)
+
+
+def test_without_need_there_is_no_grammar(vocabulary):
+    loose = Conversation((Message("user", "?"),), TOOLS[1:])
+    assert markup("hermes", vocabulary).grammar(loose, "") is None
+    assert markup("hermes", vocabulary).grammar(asked("none"), "") is None
