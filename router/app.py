@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -30,13 +31,15 @@ from router.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """What may be left out: routes of others, bounds on requests, traces, names of parsers."""
+    """What may be left out: routes of others, bounds on requests, traces, names of parsers, and the
+    key of event ids, which routers share whose streams are to survive them."""
 
     extra_routers: Iterable[APIRouter] = ()
     trace_of: TraceLookup = no_traces
     limits: ApiLimits = field(default_factory=ApiLimits)
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    ids_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
 
 def create_app(
@@ -66,6 +69,7 @@ def create_app(
         options.limits,
         markup,
         GrammarChecker(model.path, tokenizer),
+        options.ids_key,
         options.trace_of,
     )
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)

@@ -16,6 +16,8 @@ from router.token_stream import TokenStream
 from router.trace import AttemptTrace, RequestTrace
 from router.worker import Reservation, Worker
 
+_LIFE_BITS = 16
+
 
 class End:
     """Nothing more is wanted of a generation: it finished, or whoever took its deltas is done."""
@@ -123,6 +125,12 @@ class Generation:
     def max_tokens(self) -> int:
         """Prompt and all the output that there may be."""
         return len(self.request.token_ids) + self.request.sampling.max_tokens
+
+    @property
+    def attempt_number(self) -> int:
+        """Of the latest attempt. Each life has numbers of its own, above those of former lives, so
+        that whatever another router's attempts left behind is older."""
+        return (self.request.life << _LIFE_BITS) + self.num_attempts
 
     def begin(self, attempt: Attempt, now_us: int) -> None:
         """From now on this attempt's messages count, and no other's."""

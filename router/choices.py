@@ -15,6 +15,7 @@ from typing import Protocol
 from protocol.errors import GenerationFailed
 from protocol.messages import FinishReason
 from router.api_metrics import LatencyProbe
+from router.event_ids import NOTHING, Position
 from router.generation import GenerationRequest, Generator, TokenDelta
 from router.output import OutputText, TextDelta
 
@@ -23,7 +24,8 @@ from router.output import OutputText, TextDelta
 class Choice:
     """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
 
-    `echo` is the prompt's text where the answer repeats it, and empty otherwise.
+    `echo` is the prompt's text where the answer repeats it, and empty otherwise. `known` is what
+    the client of a resumed stream has already.
     """
 
     index: int
@@ -31,6 +33,7 @@ class Choice:
     request: GenerationRequest
     output: OutputText
     echo: str = ""
+    known: Position = NOTHING
 
 
 class TextSink(Protocol):
@@ -86,6 +89,7 @@ class _Decoding:
         self._choice = choice
         self._sink = sink
         self._probe = probe
+        self._known = choice.known.num_tokens
 
     @property
     def is_full(self) -> bool:
@@ -96,11 +100,18 @@ class _Decoding:
 
     def take(self, delta: TokenDelta) -> bool:
         try:
-            out = self._choice.output.push(delta)
-            self._probe.observe(len(out.token_ids), out.cached_tokens)
-            self._sink.take(self._choice, out)
+            if self._known <= 0:
+                return self._decode(delta)
+            return all(self._decode(part) for part in delta.split(self._known))
         except Exception as error:  # noqa: BLE001 - raised again where the choice is awaited
             self.error = error
             return False
+
+    def _decode(self, delta: TokenDelta) -> bool:
+        """What the client of a resumed stream knows already comes by itself, and does not count."""
+        out = self._choice.output.push(delta)
+        self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
+        self._known -= len(delta.token_ids)
+        self._sink.take(self._choice, out)
         self.is_finished = out.finish is not None
         return not self.is_finished

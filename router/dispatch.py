@@ -104,7 +104,7 @@ class Dispatcher:
 
     def _admit(self, request: GenerationRequest, sink: DeltaSink) -> Generation:
         """Open a generation, or say at once why not."""
-        if request.request_id in self._generations:
+        if request.request_id in self._generations and not request.life:
             raise InvalidRequest(f"request id {request.request_id} is in use")
         if self._is_stopping:
             raise Overloaded("the router stops")
@@ -117,6 +117,9 @@ class Dispatcher:
                 f"{request.sampling.max_tokens} of output were asked for"
             )
         timeout_s = min(request.deadline_ms / 1000, self._settings.request_timeout_s)
+        former = self._generations.get(request.request_id)
+        if former is not None:
+            self._end_life(former)
         trace = self._traces.begin(request.request_id, len(request.token_ids))
         generation = Generation(request, sink, time.monotonic() + timeout_s, trace)
         self._generations[request.request_id] = generation
@@ -198,11 +201,20 @@ class Dispatcher:
         if attempt is not None:
             attempt.close()
             attempt.abort(name, outcome)
-        del self._generations[name]
+        if self._generations.get(name) is generation:
+            del self._generations[name]
         self._traces.end(generation.trace, outcome)
         self._metrics.outcomes.labels(outcome).inc()
         self._metrics.duplicates.inc(generation.stream.duplicates)
         self._metrics.inflight.set(self.inflight)
+
+    def _end_life(self, generation: Generation) -> None:
+        """Its client goes on over another connection, even if the former one still stands."""
+        attempt, generation.attempt = generation.attempt, None
+        if attempt is not None:
+            attempt.close()
+            attempt.abort(generation.request.request_id, "the stream was resumed")
+        generation.events.put_nowait(Failure("the stream was resumed elsewhere", retryable=False))
 
     # -- what workers say -------------------------------------------------------------------
 
@@ -253,7 +265,7 @@ class Dispatcher:
         name = message.request_id
         self._traces.attach_decode(name, message.attempt, message.trace)
         generation = self._current(worker, name, message.attempt)
-        if generation is None or message.next_attempt != generation.num_attempts + 1:
+        if generation is None or message.next_attempt != generation.attempt_number + 1:
             worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
             return
         attempt, generation.attempt = generation.attempt, None

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams, TokenLogprobs
+
+_T = TypeVar("_T")
 
 ReadinessCheck = Callable[[], str | None]
 """Returns None while requests can be served, otherwise the reason why they cannot."""
@@ -44,7 +46,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `deadline_ms` is the time that remains for all of it."""
+    """One sequence to generate. `deadline_ms` is the time that remains for all of it.
+
+    A resumable one may be taken up by another router if this one dies: `life` counts how often it
+    was. Its deltas begin with the first token in every life.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -52,6 +58,8 @@ class GenerationRequest:
     priority: int
     deadline_ms: int
     cache_salt: str
+    is_resumable: bool = False
+    life: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +74,21 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
+
+    def split(self, at: int) -> list[TokenDelta]:
+        """The first `at` tokens by themselves, then the rest, if anything is left to say."""
+        if len(self.token_ids) < at and self.finish is None:
+            return [self]
+        first, rest = (None, None) if self.logprobs is None else _halves(self.logprobs, at)
+        head, tail = _halves(self.token_ids, at)
+        parts = [TokenDelta(head, first, None, self.cached_tokens)]
+        if tail or self.finish is not None:
+            parts.append(TokenDelta(tail, rest, self.finish, self.cached_tokens))
+        return parts
+
+
+def _halves(items: list[_T], at: int) -> tuple[list[_T], list[_T]]:
+    return items[:at], items[at:]
 
 
 class DeltaSink(Protocol):

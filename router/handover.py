@@ -37,5 +37,5 @@ def _order(generation: Generation, attempt: int) -> HandOver:
     return HandOver(
         request_id=generation.request.request_id,
         attempt=attempt,
-        next_attempt=generation.num_attempts + 1,
+        next_attempt=generation.attempt_number + 1,
     )

@@ -49,7 +49,7 @@ class Launcher:
             placement = place(query, loads, prefill_loads, threshold, self._rng)
         else:
             placement = place_handover(query, source.worker_id, loads, self._rng)
-        attempt = self._charge(generation.num_attempts, first_index, placement, hashes)
+        attempt = self._charge(generation.attempt_number, first_index, placement, hashes)
         attempt.prefill = attempt.prefill or source
         return attempt
 

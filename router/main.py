@@ -31,6 +31,7 @@ from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
 from router.cache_index import CacheIndex
 from router.dispatch import Dispatcher
+from router.event_ids import ids_key
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
 from router.generation import ServedModel
@@ -213,6 +214,7 @@ async def _open_api(
         limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes, settings.keepalive_s),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        ids_key=ids_key(settings.cluster_secret),
     )
     app.serve(
         create_app(

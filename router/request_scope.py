@@ -32,11 +32,15 @@ _ENDPOINTS = frozenset(
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: its own id, when it arrived (seconds), and how its answer went."""
+    """One HTTP request: its own id, when it arrived (seconds), and how its answer went.
+
+    `body_digest` is that of its body, once that was read.
+    """
 
     arrived: float
     request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
     status: int | None = None
+    body_digest: bytes = b""
 
 
 def record_of(scope: Scope) -> RequestRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from starlette.responses import Response
 from router.api.chat_request import ChatRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
+from router.api.identity import identify
 from router.api.logprobs import chat_logprobs
 from router.api.plan import OutputWish, check_model
-from router.api.reply import reply
+from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.responses import (
     ChatChoice,
@@ -45,23 +45,25 @@ def chat_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_chat_completion(request: Request) -> Response:
-        request_id = record_of(request.scope).request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        record_of(request.scope).request_id = f"chatcmpl-{uuid.uuid4().hex}"
         fields = await read_fields(request, ChatRequest, context.limits.max_body_bytes)
+        identity = identify(request, context, fields)
         check_model(context, fields.model)
         grammar = await wanted_grammar(
             fields.response_format, fields.structured_outputs, context.grammars
         )
         wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages", grammar)
-        plan = await plan_conversation(context, request_id, fields.conversation, fields, wish)
+        planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
         answer_format = ChatFormat(
-            request_id,
-            int(time.time()),
+            identity.request_id,
+            identity.created,
             context.model.name,
             context.tokenizer,
             fields,
-            plan.parsers,
+            planned.parsers,
         )
-        return await reply(request, context, fields, plan.choices, answer_format)
+        plan = Plan(identity, fields, planned.choices)
+        return await reply(request, context, plan, answer_format)
 
     router.add_api_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
     return router

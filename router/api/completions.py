@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from starlette.responses import Response
 
 from router.api.completion_request import CompletionRequest, Prompt
 from router.api.context import ApiContext
+from router.api.identity import identify
 from router.api.logprobs import completion_logprobs
 from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_model
-from router.api.reply import reply
+from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.responses import Completion, CompletionChoice, Usage
 from router.api.structured import wanted_grammar
@@ -33,19 +33,21 @@ def completions_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_completion(request: Request) -> Response:
-        request_id = record_of(request.scope).request_id = f"cmpl-{uuid.uuid4().hex}"
+        record_of(request.scope).request_id = f"cmpl-{uuid.uuid4().hex}"
         fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
+        identity = identify(request, context, fields)
         check_model(context, fields.model)
         prompts = [await _encode(context.tokenizer, fields, each) for each in fields.prompts]
         grammar = await wanted_grammar(
             fields.response_format, fields.structured_outputs, context.grammars
         )
         wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar)
-        choices = ChoicePlanner(context, request_id, fields, wish).plan(prompts)
+        choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
-            request_id, int(time.time()), context.model.name, context.tokenizer, fields
+            identity.request_id, identity.created, context.model.name, context.tokenizer, fields
         )
-        return await reply(request, context, fields, choices, answer_format)
+        plan = Plan(identity, fields, choices)
+        return await reply(request, context, plan, answer_format)
 
     router.add_api_route("/v1/completions", create_completion, methods=["POST"])
     return router

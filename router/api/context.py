@@ -31,7 +31,10 @@ def no_traces(request_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The parts behind the API. Nothing here changes after start."""
+    """The parts behind the API. Nothing here changes after start.
+
+    `ids_key` is the key of streams' event ids, see `router.event_ids`.
+    """
 
     generator: Generator
     tokenizer: Tokenizer
@@ -42,4 +45,5 @@ class ApiContext:
     limits: ApiLimits
     markup: ChatMarkup
     grammars: GrammarChecker
+    ids_key: bytes
     trace_of: TraceLookup = no_traces

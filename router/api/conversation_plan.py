@@ -16,6 +16,7 @@ from router.chat.conversation import Conversation, ToolMode
 from router.chat.message_parser import MessageParser
 from router.chat_template import RESERVED_NAMES, ChatTemplate
 from router.choices import Choice
+from router.event_ids import StreamIdentity
 from router.tokenizer import Tokenizer
 
 _THINKING = "enable_thinking"
@@ -31,7 +32,7 @@ class ConversationPlan:
 
 async def plan_conversation(
     context: ApiContext,
-    request_id: str,
+    identity: StreamIdentity,
     conversation: Conversation,
     fields: GenerationFields,
     wish: OutputWish,
@@ -45,7 +46,7 @@ async def plan_conversation(
     reasons = wish.grammar is None
     grammar = await _tool_grammar(context, conversation, text, wish)
     wish = replace(wish, grammar=grammar)
-    choices = ChoicePlanner(context, request_id, fields, wish).plan([prompt])
+    choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
         context.markup.parser(conversation, text, choice.request.request_id, reasons)
         for choice in choices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +20,7 @@ from router.api.sampling import (
     stop_rules,
 )
 from router.choices import Choice
+from router.event_ids import HEADER, StreamIdentity, check_positions
 from router.generation import GenerationRequest
 from router.output import OutputText
 
@@ -64,7 +66,7 @@ class ChoicePlanner:
     """Turns the prompts of one HTTP request into choices."""
 
     context: ApiContext
-    request_id: str
+    identity: StreamIdentity
     fields: GenerationFields
     wish: OutputWish
 
@@ -73,15 +75,16 @@ class ChoicePlanner:
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
         choices: list[Choice] = []
         for prompt_index, prompt in enumerate(prompts):
-            first = self._sampling(prompt)
+            first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}")
             for number in range(self.fields.n or 1):
                 seed = choice_seed(first.seed, number)
                 sampling = msgspec.structs.replace(first, seed=seed)
                 place = (len(choices), prompt_index)
                 choices.append(self._choice(place, prompt, sampling))
+        check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
 
-    def _sampling(self, prompt: EncodedPrompt) -> SamplingParams:
+    def _sampling(self, prompt: EncodedPrompt, name: str) -> SamplingParams:
         param = self.wish.prompt_param
         if not prompt.token_ids:
             raise InvalidRequest(f"'{param}' must not be empty: it has no tokens", param)
@@ -94,7 +97,7 @@ class ChoicePlanner:
             param,
         )
         sampling = build_sampling(
-            self.fields, self.context.defaults, max_tokens, self.wish.logprobs
+            self.fields, self.context.defaults, max_tokens, self.wish.logprobs, name
         )
         return msgspec.structs.replace(sampling, grammar=self.wish.grammar)
 
@@ -110,13 +113,25 @@ class ChoicePlanner:
             index=index,
             prompt_index=prompt_index,
             request=GenerationRequest(
-                request_id=f"{self.request_id}-{index}",
+                request_id=f"{self.identity.request_id}-{index}",
                 token_ids=prompt.token_ids,
                 sampling=sampling,
                 priority=self.fields.priority or 0,
-                deadline_ms=round(self.context.limits.request_timeout_s * 1000),
+                deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
+                is_resumable=bool(self.fields.stream),
+                life=self.identity.life,
             ),
             output=OutputText(detokenizer, stop_rules(self.fields, sampling)),
             echo=prompt.echo,
+            known=self.identity.position_of(index),
         )
+
+    def _deadline_ms(self) -> int:
+        """What is left for the request. Raises InvalidRequest for a stream whose time is over."""
+        remaining_s = self.context.limits.request_timeout_s
+        if self.identity.life:
+            remaining_s -= max(0.0, time.time() - self.identity.created)
+        if remaining_s <= 0:
+            raise InvalidRequest(f"'{HEADER}': the time of this stream is over", HEADER)
+        return max(1, round(remaining_s * 1000))

@@ -6,6 +6,8 @@ ends every choice at once, in either way of answering.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -16,29 +18,36 @@ from router.api.responses import CachedTokens, Usage
 from router.api_metrics import CLIENT_GONE_STATUS
 from router.choices import Choice, TextSink, run_choices
 from router.disconnect import ClientGone, while_connected
+from router.event_ids import Bookmark, StreamIdentity
 from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
 from router.sse import EventStream, EventWriter, event
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request asks for: which stream or answer it is, and the choices to run."""
+
+    identity: StreamIdentity
+    fields: GenerationFields
+    choices: list[Choice]
+
+
 async def reply(
-    request: Request,
-    context: ApiContext,
-    fields: GenerationFields,
-    choices: list[Choice],
-    answer_format: AnswerFormat,
+    request: Request, context: ApiContext, plan: Plan, answer_format: AnswerFormat
 ) -> Response:
     """Runs the choices. Raises what goes wrong before there is anything to send."""
-    record = record_of(request.scope)
-    num_prompt_tokens = sum(_prompt_lengths(choices).values())
-    context.metrics.prompt_tokens.inc(num_prompt_tokens)
+    record, fields, choices = record_of(request.scope), plan.fields, plan.choices
+    if not plan.identity.life:
+        context.metrics.prompt_tokens.inc(sum(_prompt_lengths(choices).values()))
     if wants_timing(request.headers):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
 
     async def run(sink: TextSink) -> None:
+        unfinished = [choice for choice in choices if not choice.known.has_ended]
         await run_choices(
-            context.generator, choices, sink, lambda: context.metrics.probe(record.arrived)
+            context.generator, unfinished, sink, lambda: context.metrics.probe(record.arrived)
         )
 
     if not fields.stream:
@@ -47,7 +56,8 @@ async def reply(
         return Response(answer.whole(answer_format), media_type="application/json")
 
     async def produce(writer: EventWriter) -> None:
-        chunks = _Chunks(writer, choices, fields, answer_format)
+        bookmark = Bookmark(plan.identity, len(choices), context.ids_key, record.body_digest)
+        chunks = _Chunks(writer, plan, bookmark, answer_format)
         await run(chunks)
         chunks.finish()
 
@@ -83,20 +93,24 @@ class _Answer:
 
 
 class _Chunks:
-    """Writes the text of all choices as events; implements `TextSink`."""
+    """Writes the text of all choices as events, but for what the client has; implements `TextSink`.
+
+    What it has is formatted like the rest: formats have a state of their own.
+    """
 
     def __init__(
         self,
         writer: EventWriter,
-        choices: list[Choice],
-        fields: GenerationFields,
+        plan: Plan,
+        bookmark: Bookmark,
         answer_format: AnswerFormat,
     ) -> None:
         self._writer = writer
-        self._usage = _UsageCount(choices)
+        self._usage = _UsageCount(plan.choices)
+        self._bookmark = bookmark
         self._begun: set[int] = set()
-        self._fields = fields
-        self._sends_all = bool(fields.return_token_ids)
+        self._wants_usage = plan.fields.wants_usage and not plan.identity.knows_usage
+        self._sends_all = bool(plan.fields.return_token_ids)
         self._format = answer_format
 
     @property
@@ -108,16 +122,22 @@ class _Chunks:
 
     def take(self, choice: Choice, delta: TextDelta) -> None:
         self._usage.add(choice, delta)
+        bookmark, has_ended = self._bookmark, delta.finish is not None
+        is_new = bookmark.advance(choice.index, len(delta.token_ids), has_ended)
         is_first = choice.index not in self._begun
         if is_first:
             self._begun.add(choice.index)
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
-            self._writer.write(event(self._format.chunk(choice, delta, is_first)))
+            document = self._format.chunk(choice, delta, is_first)
+            if is_new:
+                self._writer.write(bookmark.line() + event(document))
 
     def finish(self) -> None:
         """After the last delta of all choices."""
-        if self._fields.wants_usage:
-            self._writer.write(event(self._format.usage_chunk(self._usage.total())))
+        if self._wants_usage:
+            self._bookmark.tell_usage()
+            document = self._format.usage_chunk(self._usage.total())
+            self._writer.write(self._bookmark.line() + event(document))
 
 
 def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
@@ -148,7 +168,7 @@ class _UsageCount:
         self._prompts = _prompt_lengths(choices)
         self._counting = {choice.prompt_index: choice.index for choice in reversed(choices)}
         self._cached = dict.fromkeys(self._prompts, 0)
-        self._output = 0
+        self._output = sum(each.known.num_tokens for each in choices if each.known.has_ended)
 
     def add(self, choice: Choice, delta: TextDelta) -> None:
         self._output += len(delta.token_ids)

@@ -20,7 +20,9 @@ from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
 from router.api.structured import ResponseFormat, StructuredOutputs
 from router.disconnect import ClientGone
+from router.event_ids import body_digest
 from router.http_errors import invalid_request
+from router.request_scope import record_of
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -146,7 +148,7 @@ Fields = TypeVar("Fields", bound=RequestBody)
 
 
 async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:
-    """Reads and checks a request's body.
+    """Reads and checks a request's body; its digest goes into the request's record.
 
     Raises InvalidRequest, HTTPException 413 and 415, ClientGone if it breaks off.
     """
@@ -161,6 +163,7 @@ async def read_fields(request: Request, schema: type[Fields], max_body_bytes: in
                 raise HTTPException(413, f"the body exceeds {max_body_bytes} bytes")
     except ClientDisconnect as error:
         raise ClientGone from error
+    record_of(request.scope).body_digest = body_digest(bytes(body))
     try:
         fields = schema.model_validate_json(bytes(body))
     except PydanticValidationError as error:

@@ -7,7 +7,6 @@ that needs the vocabulary or the prompt's length.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Iterable
 
 from protocol.errors import InvalidRequest, PromptTooLong
@@ -20,9 +19,16 @@ _SEED_BITS = 63
 
 
 def build_sampling(
-    fields: GenerationFields, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None
+    fields: GenerationFields,
+    defaults: SamplingDefaults,
+    max_tokens: int,
+    logprobs: int | None,
+    name: str,
 ) -> SamplingParams:
-    """Sampling of choice 0; `for_choice` varies the seed. The ids in `fields` were checked."""
+    """Sampling of choice 0; `choice_seed` varies the seed. The ids in `fields` were checked.
+
+    Without a seed in `fields`, `name` decides, so that any router continues the same text.
+    """
     stop_ids = set(fields.stop_token_ids or ())
     if not fields.ignore_eos:
         stop_ids.update(defaults.end_token_ids)
@@ -35,7 +41,7 @@ def build_sampling(
     bias = fields.logit_bias or {}
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=_fold(secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed),
+        seed=_seed_of(name) if fields.seed is None else _fold(fields.seed),
         min_tokens=min_tokens,
         temperature=_given(fields.temperature, defaults.temperature),
         top_k=max(0, int(_given(fields.top_k, defaults.top_k))),
@@ -103,7 +109,11 @@ def choice_seed(seed: int, choice: int) -> int:
     """Seed of the n-th choice: the request's own for the first, unrelated ones for the others."""
     if choice == 0:
         return seed
-    digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return _seed_of(f"{seed}/{choice}")
+
+
+def _seed_of(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return _fold(int.from_bytes(digest, "big"))
 
 

@@ -268,6 +268,7 @@ def fake_logprobs(token_id: int, count: int) -> TokenLogprobs:
 
 def events_of(text: str) -> list[dict[str, object]]:
     """The JSON documents of an event stream that ended with `[DONE]`."""
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    lines = text.split("\n")
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [json.loads(event) for event in events]

@@ -1,0 +1,144 @@
+"""The ids of a stream's events, by which its client may go on with it at any router.
+
+`cmpl-4fe1.6741b2c0.0.9c3d...:12,9e`: the request, when it began (seconds of the Unix epoch), how
+often it was resumed, and a keyed digest that binds these to the request's body; then for each
+choice the number of tokens that its events so far stand for, with an `e` once its end was told,
+and at last a `u` once the usage was. Positions count tokens, whatever the events they came in, so
+that they mean the same everywhere. Pure; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import InvalidRequest
+
+HEADER = "Last-Event-ID"
+_DIGEST_BYTES = 16
+_ID = re.compile(
+    r"(?P<name>(?P<request_id>[a-z]{1,16}-[0-9a-f]{32})\."
+    r"(?P<created>[0-9a-f]{1,10})\.(?P<life>[0-9a-f]{1,6}))\.(?P<digest>[0-9a-f]{32})"
+    r":(?P<positions>[0-9]{1,10}e?(?:,[0-9]{1,10}e?)*)(?P<usage>u?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of a choice its client has: tokens, and whether it knows the end."""
+
+    num_tokens: int = 0
+    has_ended: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an event of the choice was sent."""
+        return self.num_tokens > 0 or self.has_ended
+
+
+NOTHING = Position()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdentity:
+    """One stream, over all routers that serve it; `life` counts how often it was resumed.
+
+    `positions` is what its client has, one for each choice; empty for a new stream.
+    """
+
+    request_id: str
+    created: int
+    life: int = 0
+    positions: tuple[Position, ...] = ()
+    knows_usage: bool = False
+
+    def position_of(self, choice: int) -> Position:
+        """What the client has of a choice."""
+        return self.positions[choice] if choice < len(self.positions) else NOTHING
+
+
+def resumed_identity(last_id: str, key: bytes, body_digest: bytes) -> StreamIdentity:
+    """The stream that an event's id names, in its next life. Raises InvalidRequest for an id that
+    is none, and one that was not given out under `key` for a body of this digest."""
+    found = _ID.fullmatch(last_id)
+    if found is None:
+        raise InvalidRequest(f"'{HEADER}' is not the id of an event of a stream", HEADER)
+    if not hmac.compare_digest(_digest(found["name"], key, body_digest), found["digest"]):
+        raise InvalidRequest(
+            f"'{HEADER}' does not belong to this request: to resume a stream, send its request "
+            "again with the same body",
+            HEADER,
+        )
+    positions = tuple(
+        Position(int(each.removesuffix("e")), each.endswith("e"))
+        for each in found["positions"].split(",")
+    )
+    life = int(found["life"], 16) + 1
+    created = int(found["created"], 16)
+    return StreamIdentity(found["request_id"], created, life, positions, bool(found["usage"]))
+
+
+class Bookmark:
+    """Where the client of a stream is after each event that is made."""
+
+    def __init__(
+        self, identity: StreamIdentity, num_choices: int, key: bytes, body_digest: bytes
+    ) -> None:
+        name = f"{identity.request_id}.{identity.created:x}.{identity.life:x}"
+        self._prefix = f"id: {name}.{_digest(name, key, body_digest)}:".encode()
+        self._known = [identity.position_of(choice) for choice in range(num_choices)]
+        self._num_tokens = [each.num_tokens if each.has_ended else 0 for each in self._known]
+        self._shown = [_shown(each) for each in self._known]
+        self._suffix = b"u\n" if identity.knows_usage else b"\n"
+
+    def advance(self, choice: int, num_tokens: int, has_ended: bool) -> bool:
+        """So many more tokens of a choice, from its first one on. Returns whether they, or the
+        end, are new to the client."""
+        before, known = self._num_tokens[choice], self._known[choice]
+        self._num_tokens[choice] = before + num_tokens
+        if before < known.num_tokens and not has_ended:
+            return False
+        self._shown[choice] = b"%d" % self._num_tokens[choice] + (b"e" if has_ended else b"")
+        return True
+
+    def tell_usage(self) -> None:
+        """The usage goes out with the next event."""
+        self._suffix = b"u\n"
+
+    def line(self) -> bytes:
+        """The `id:` line of the event that was just made."""
+        return self._prefix + b",".join(self._shown) + self._suffix
+
+
+def body_digest(body: bytes) -> bytes:
+    """What ids are bound to of a request's body."""
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+
+
+def ids_key(cluster_secret: str) -> bytes:
+    """The key of the ids: the same at all routers of a cluster, and told to nobody else."""
+    return hashlib.blake2b(cluster_secret.encode(), digest_size=32, person=b"event ids").digest()
+
+
+def _digest(name: str, key: bytes, digest_of_body: bytes) -> str:
+    data = name.encode() + b"\n" + digest_of_body
+    return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _shown(position: Position) -> bytes:
+    return b"%d" % position.num_tokens + (b"e" if position.has_ended else b"")
+
+
+def check_positions(identity: StreamIdentity, most_tokens: Sequence[int]) -> None:
+    """Raises InvalidRequest unless the positions fit choices of at most so many tokens each."""
+    if not identity.positions:
+        return
+    fits = len(identity.positions) == len(most_tokens) and all(
+        position.num_tokens <= most
+        for position, most in zip(identity.positions, most_tokens, strict=True)
+    )
+    if not fits:
+        raise InvalidRequest(f"'{HEADER}' does not fit this request's choices", HEADER)
