@@ -1,0 +1,82 @@
+"""The demo model's JSON conforms to 200 schemas: apart and alone, streamed and whole, and where a
+worker dies in the middle. It is the same text on every path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from cli.fleet import Fleet
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
+from tests.integration.fleets import counters, running_fleet
+from tests.integration.schemas import make_schemas
+from tests.integration.structured import CONCURRENCY, ask, check
+
+SCHEMAS = make_schemas()
+PATHS = {
+    "apart": {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0},
+    "local": {"prefill": 0, "decode": 1},
+}
+TEXTS: dict[str, list[str]] = {}
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:
+    with running_fleet(**PATHS[request.param]) as fleet:
+        yield fleet, request.param
+
+
+@pytest.fixture(scope="module")
+def mortal_fleet() -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=1, decode=2) as fleet:
+        yield fleet
+
+
+def test_the_text_conforms_to_its_schema_and_is_the_same_on_every_path(
+    fleet: tuple[Fleet, str],
+) -> None:
+    running, path = fleet
+    streams_even = path == "apart"
+
+    def run(number: int) -> str:
+        return ask(running.url, SCHEMAS[number], number, stream=(number % 2 == 0) == streams_even)
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        texts = list(pool.map(run, range(len(SCHEMAS))))
+    compare(path, texts)
+    handoffs = counters(running, "decode-1")["handoffs"]
+    assert (handoffs > len(SCHEMAS) // 2) == (path == "apart")
+
+
+def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFleet) -> None:
+    """A decode worker dies in each half of the schemas, under whatever it then generates."""
+    texts: list[str] = []
+    half = len(SCHEMAS) // 2
+    for start in (0, half):
+        mortal_fleet.revive()
+        mortal_fleet.arm(mortal_fleet.names(Role.DECODE), "decode", 20)
+        with ThreadPoolExecutor(half) as pool:
+            asked = [
+                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream=True)
+                for number in range(start, start + half)
+            ]
+            mortal_fleet.kill(mortal_fleet.held("decode"))
+            texts += [each.result() for each in asked]
+    compare("retried", texts)
+    metrics = httpx.get(f"{mortal_fleet.url}/metrics").raise_for_status().text
+    (retries,) = re.findall(r"^baton_router_retries_total (\S+)", metrics, re.MULTILINE)
+    assert float(retries) > 20
+
+
+def compare(path: str, texts: list[str]) -> None:
+    """Every text conforms, and is what it was on every other path."""
+    for schema, text in zip(SCHEMAS, texts, strict=True):
+        check(schema, text)
+    assert len(set(texts)) > len(SCHEMAS) // 2, "the schemas should leave something to choose"
+    TEXTS[path] = texts
+    assert all(each == texts for each in TEXTS.values())
