@@ -43,13 +43,6 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
 
-    def with_source(self, source: str) -> ChatTemplate:
-        """Another template with the same special tokens. Raises InvalidRequest."""
-        try:
-            return ChatTemplate(source, self._special_tokens)
-        except ModelLoadError as error:
-            raise InvalidRequest(f"'chat_template': {error}", "chat_template") from error
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
 from starlette.datastructures import Headers
 
 from protocol.errors import InvalidRequest
@@ -36,6 +37,27 @@ def wants_timing(headers: Headers) -> bool:
     if value not in ("0", "1"):
         raise InvalidRequest(f"the header '{TIMING_HEADER}' must be 0 or 1", TIMING_HEADER)
     return value == "1"
+
+
+class CountingFormat:
+    """Says in every chunk what was used so far; `count` knows it."""
+
+    def __init__(self, inner: AnswerFormat, count: Callable[[], Usage]) -> None:
+        self._inner = inner
+        self._count = count
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        document = msgspec.json.decode(self._inner.chunk(choice, delta, is_first))
+        return msgspec.json.encode(document | {"usage": self._count()})
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._inner.usage_chunk(usage)
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._inner.answer(texts, usage)
 
 
 class TimedFormat:

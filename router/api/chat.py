@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from router.api.chat_request import ChatRequest
@@ -55,7 +56,7 @@ def chat_router(context: ApiContext) -> APIRouter:
         wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages", grammar)
         planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
         answer_format = ChatFormat(
-            identity.request_id,
+            fields.answer_id(identity.request_id),
             identity.created,
             context.model.name,
             context.tokenizer,
@@ -99,13 +100,21 @@ class ChatFormat:
                 [part],
                 usage=None if self.fields.wants_usage else UNSET,
                 prompt_token_ids=choice.request.token_ids if with_prompt else UNSET,
+                service_tier=self._service_tier,
             )
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat."""
         return msgspec.json.encode(
-            ChatChunk(self.request_id, self.created, self.model, [], usage=usage)
+            ChatChunk(
+                self.request_id,
+                self.created,
+                self.model,
+                [],
+                usage=usage,
+                service_tier=self._service_tier,
+            )
         )
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
@@ -120,8 +129,13 @@ class ChatFormat:
                 choices,
                 usage,
                 prompt_token_ids=prompt if self.fields.return_token_ids else UNSET,
+                service_tier=self._service_tier,
             )
         )
+
+    @property
+    def _service_tier(self) -> Literal["default"] | UnsetType:
+        return "default" if self.fields.service_tier else UNSET
 
     def _choice(self, choice: Choice, text: TextDelta) -> ChatChoice:
         message = self.parsers[choice.index].push(text)

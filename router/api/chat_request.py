@@ -95,8 +95,17 @@ class ChatRequest(GenerationFields):
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none")] = None
     store: Annotated[Any, only(False)] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    metadata: Annotated[Any, only({})] = None
+    service_tier: Literal["auto", "default"] | None = None
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=64)],
+                Annotated[str, Field(max_length=512)],
+            ],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
     audio: Unsupported = None
     prediction: Unsupported = None
     verbosity: Unsupported = None

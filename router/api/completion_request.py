@@ -12,7 +12,6 @@ from router.api.request_fields import (
     GenerationFields,
     LogprobsCount,
     Unsupported,
-    only,
 )
 
 Prompt = str | list[int]
@@ -43,7 +42,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: LogprobsCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    suffix: Annotated[Any, only("")] = None
+    suffix: str | None = None
     prompt_logprobs: Unsupported = None
 
     @property
@@ -63,6 +62,12 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequest("'best_of' is supported only where it equals 'n'", "best_of")
         if self.echo and self.logprobs is not None:
             raise InvalidRequest("'echo' together with 'logprobs' is not supported yet", "echo")
+        if self.suffix and (self.echo or not isinstance(self.prompt, str)):
+            raise InvalidRequest("'suffix' needs one text as 'prompt', and no 'echo'", "suffix")
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "'echo' and 'truncate_prompt_tokens' exclude each other", "truncate_prompt_tokens"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest(
                 "'max_tokens' must be at least 1, or 0 together with 'echo'", "max_tokens"

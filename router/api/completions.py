@@ -21,6 +21,7 @@ from router.api.request_fields import read_fields
 from router.api.responses import Completion, CompletionChoice, Usage
 from router.api.structured import wanted_grammar
 from router.choices import Choice
+from router.fill_in_middle import fill_in_middle
 from router.output import TextDelta
 from router.request_scope import record_of
 from router.tokenizer import Tokenizer
@@ -44,7 +45,11 @@ def completions_router(context: ApiContext) -> APIRouter:
         wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar)
         choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
-            identity.request_id, identity.created, context.model.name, context.tokenizer, fields
+            fields.answer_id(identity.request_id),
+            identity.created,
+            context.model.name,
+            context.tokenizer,
+            fields,
         )
         plan = Plan(identity, fields, choices)
         return await reply(request, context, plan, answer_format)
@@ -54,6 +59,11 @@ def completions_router(context: ApiContext) -> APIRouter:
 
 
 async def _encode(tokenizer: Tokenizer, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+    if fields.suffix and isinstance(prompt, str):
+        token_ids = await tokenizer.in_thread(
+            lambda: fill_in_middle(tokenizer, prompt, fields.suffix or "")
+        )
+        return EncodedPrompt(token_ids)
     if isinstance(prompt, str):
         token_ids = await tokenizer.encode_async(prompt, add_special_tokens=True)
         return EncodedPrompt(token_ids, prompt if fields.echo else "")

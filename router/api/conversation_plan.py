@@ -82,7 +82,7 @@ async def encode_conversation(
     tokenizer = context.tokenizer
 
     def encode() -> tuple[str, list[int]]:
-        template = _template_of(tokenizer, conversation)
+        template = _template_of(tokenizer)
         _check(context, template, conversation)
         text = render_conversation(template, conversation)
         return text, tokenizer.encode(text, add_special_tokens)
@@ -104,15 +104,13 @@ def render_conversation(template: ChatTemplate, conversation: Conversation) -> s
     return _cut_behind(text, conversation.messages[-1].content) if goes_on else text
 
 
-def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate:
+def _template_of(tokenizer: Tokenizer) -> ChatTemplate:
     template = tokenizer.chat_template
     if template is None:
         raise InvalidRequest(
             "the model has no chat template; use /v1/completions instead", "messages"
         )
-    if conversation.chat_template is None:
-        return template
-    return template.with_source(conversation.chat_template)
+    return template
 
 
 def _check(context: ApiContext, template: ChatTemplate, conversation: Conversation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -74,7 +74,8 @@ class ChoicePlanner:
         """All choices in the answer's order. Raises RequestError for what cannot be served."""
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
         choices: list[Choice] = []
-        for prompt_index, prompt in enumerate(prompts):
+        for prompt_index, whole in enumerate(prompts):
+            prompt = self._truncated(whole)
             first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}")
             for number in range(self.fields.n or 1):
                 seed = choice_seed(first.seed, number)
@@ -83,6 +84,16 @@ class ChoicePlanner:
                 choices.append(self._choice(place, prompt, sampling))
         check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
+
+    def _truncated(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        """The prompt's end, where the caller wants no more than so many tokens of it."""
+        kept = self.fields.truncate_prompt_tokens
+        if kept is None:
+            return prompt
+        if kept == -1:
+            output = 1 if self.wish.requested_tokens is None else self.wish.requested_tokens
+            kept = max(1, self.context.model.max_context - output)
+        return replace(prompt, token_ids=prompt.token_ids[-kept:])
 
     def _sampling(self, prompt: EncodedPrompt, name: str) -> SamplingParams:
         param = self.wish.prompt_param

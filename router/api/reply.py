@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.answer_format import AnswerFormat, TimedFormat, wants_timing
+from router.api.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.api.responses import CachedTokens, Usage
@@ -112,6 +112,8 @@ class _Chunks:
         self._wants_usage = plan.fields.wants_usage and not plan.identity.knows_usage
         self._sends_all = bool(plan.fields.return_token_ids)
         self._format = answer_format
+        if plan.fields.counts_every_chunk:
+            self._format = CountingFormat(answer_format, self._usage.total)
 
     @property
     def is_full(self) -> bool:

@@ -73,6 +73,7 @@ class StreamOptions(StrictModel):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
@@ -119,6 +120,8 @@ class GenerationFields(RequestBody):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
@@ -129,6 +132,15 @@ class GenerationFields(RequestBody):
         """See the base."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
+        if self.counts_every_chunk and not self.wants_usage:
+            raise InvalidRequest(
+                "'continuous_usage_stats' needs 'include_usage' to be true", "stream_options"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "'truncate_prompt_tokens' must be at least 1, or -1 for what fits",
+                "truncate_prompt_tokens",
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -141,6 +153,16 @@ class GenerationFields(RequestBody):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_every_chunk(self) -> bool:
+        """Whether every chunk of a stream says what was used so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
+
+    def answer_id(self, own: str) -> str:
+        """The id that the answer bears: the caller's, if it gave one, or `own`."""
+        return own if self.request_id is None else f"{own.partition('-')[0]}-{self.request_id}"
 
 
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]

@@ -144,6 +144,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -156,6 +157,7 @@ class ChatChunk(Struct, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

@@ -118,7 +118,7 @@ class Conversation:
 
     `reasoning_effort` and `template_variables` are the template's own; `parallel_tool_calls`
     False allows one call at most; with `continue_final_message` the answer goes on in the last
-    message. `chat_template` replaces the checkpoint's own.
+    message.
     """
 
     messages: tuple[Message, ...]
@@ -130,7 +130,6 @@ class Conversation:
     documents: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]

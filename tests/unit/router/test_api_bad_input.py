@@ -90,6 +90,8 @@ SHARED: dict[str, tuple[object, ...]] = {
         {"lark": "x"},
     ),
     "guided_json": ({},),
+    "truncate_prompt_tokens": (*NOT_INTEGERS, -2, 0),
+    "request_id": (*NOT_STRINGS, "", "a b", "x" * 129, "é"),
     "unknown": (1, "x", {}),
 }
 OWN: dict[str, dict[str, tuple[object, ...]]] = {
@@ -162,8 +164,15 @@ OWN: dict[str, dict[str, tuple[object, ...]]] = {
         "prediction": ({},),
         "reasoning_effort": ("low",),
         "store": (True, 0),
-        "service_tier": ("flex",),
-        "metadata": ({"a": "b"},),
+        "service_tier": ("flex", 1),
+        "metadata": (
+            {"a": 1},
+            [],
+            "x",
+            {"a" * 65: "b"},
+            {"a": "b" * 513},
+            dict.fromkeys("0123456789abcdefg", "x"),
+        ),
         "web_search_options": ({},),
         "prompt": ("Hi",),
         "echo": (True,),
