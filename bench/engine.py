@@ -147,7 +147,7 @@ class PeerRun:
 
 
 def load_ours(
-    folder: Path, dtype: str, device: str, attention: str, works: list[Work]
+    folder: Path, options: argparse.Namespace, attention: str, weights: str, works: list[Work]
 ) -> LoadedEngine:
     """An engine whose chunks take a whole prompt and whose pool holds the largest work."""
     chunk = max(PREFILL_LENGTHS)
@@ -159,7 +159,15 @@ def load_ours(
         itl_target_s=float("inf"),
     )
     blocks = max(work.num_tokens for work in works) // BLOCK_SIZE + 1
-    config = EngineConfig(folder, scheduler, dtype, device, blocks, attention=attention)
+    config = EngineConfig(
+        folder,
+        scheduler,
+        options.dtype,
+        options.device,
+        blocks,
+        attention=attention,
+        weights=weights,
+    )
     loaded = load_engine(config, time.perf_counter)
     if loaded.engine.limits.max_context < _longest(works):
         raise BatonError(f"the model's context must hold {_longest(works)} tokens")
@@ -241,6 +249,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
+    parser.add_argument("--weights", default="auto", help="auto, int8, int4, or several")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
     parser.add_argument("--peers", default="transformers", help="comma-separated; '' for none")
@@ -257,8 +266,9 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         console.print(line, soft_wrap=True, markup=False)
     folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
     loaded = {
-        f"baton ({attention})": load_ours(folder, options.dtype, options.device, attention, works)
+        f"baton ({attention}, {weights})": load_ours(folder, options, attention, weights, works)
         for attention in options.attention.split(",")
+        for weights in options.weights.split(",")
     }
     ours = {name: BatonRun(engine) for name, engine in loaded.items()}
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}

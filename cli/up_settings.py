@@ -73,6 +73,11 @@ class UpSettings:
         help="type of weights and KV cache; auto: the checkpoint's",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    weights: str = setting(
+        "auto",
+        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU)",
+        choices=("auto", "int8", "int4"),
+    )
     transport: str = setting("auto", help="how KV blocks move", choices=("auto", "nixl", "shm"))
     torch_threads: int | None = setting(
         None,

@@ -32,14 +32,19 @@ class LinearLayer(Protocol):
 
 
 def linear_layer(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, kernels: ctypes.CDLL | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    kernels: ctypes.CDLL | None = None,
+    bits: int = 16,
 ) -> LinearLayer:
     """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
+
+    With `bits` below 16 the kernels round the weight to integers (see engine.quantization).
 
     Drop your reference to `weight` to free it where the layer packs it.
     """
     if kernels is not None and can_pack(kernels, weight):
-        return NativeLinear(weight, bias, kernels)
+        return NativeLinear(weight, bias, kernels, bits)
     return TorchLinear(weight, bias)
 
 

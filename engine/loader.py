@@ -56,6 +56,8 @@ class EngineConfig:
     attention: str = "auto"
     """`kernel`: our own C++ kernels; `torch`: torch's operations; `auto`: kernels where they can
     be had (a CPU, a compiler), else torch."""
+    weights: str = "auto"
+    """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,17 @@ def load_engine(
     model_config = load_model_config(config.folder)
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
-    layout = model_config.kv_layout(
-        model_fingerprint(config.folder), config.scheduler.block_size, dtype
-    )
     kernels = _kernels(config.attention, device)
+    weight_bits = _weight_bits(config.weights, dtype, kernels)
+    fingerprint = model_fingerprint(config.folder)
+    if weight_bits != 16:  # other weights, other KV
+        fingerprint += f"-{config.weights}"
+    layout = model_config.kv_layout(fingerprint, config.scheduler.block_size, dtype)
     model = DecoderModel(
         model_config,
         load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
         kernels,
+        weight_bits,
     )
     num_blocks = config.num_blocks or _pool_size(config, layout, device, context)
     buffer = allocate(num_blocks * layout.block_bytes)
@@ -139,6 +144,18 @@ def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
             raise ConfigError(f"attention is 'kernel', but {error}") from error
         logger.warning("attention by torch, slower than our own kernels: %s", error)
         return None
+
+
+def _weight_bits(weights: str, dtype: str, kernels: ctypes.CDLL | None) -> int:
+    """Bits of a weight: 16 stands for whatever `dtype` has. Raises ConfigError."""
+    if weights == "auto":
+        return 16
+    if dtype != "bfloat16" or kernels is None or not kernels.baton_has_linear():
+        raise ConfigError(
+            f"weights {weights} needs dtype bfloat16 and our own kernels on a CPU with AVX-512 "
+            "BF16; use auto"
+        )
+    return {"int8": 8, "int4": 4}[weights]
 
 
 def _attention(

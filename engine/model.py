@@ -28,15 +28,19 @@ class _Layer:
     """One decoder layer: its linear layers, and its norms' weights."""
 
     def __init__(
-        self, config: ModelConfig, weights: LayerWeights, kernels: ctypes.CDLL | None
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        kernels: ctypes.CDLL | None,
+        bits: int,
     ) -> None:
         self.input_norm = weights.input_norm  # [H]
-        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels)
+        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels, bits)
         self.qk_norm = _qk_norm(config, weights)
-        self.o = linear_layer(weights.o, weights.o_bias, kernels)
+        self.o = linear_layer(weights.o, weights.o_bias, kernels, bits)
         self.post_norm = weights.post_norm  # [H]
-        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels)
-        self.down = linear_layer(weights.down, weights.down_bias, kernels)
+        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels, bits)
+        self.down = linear_layer(weights.down, weights.down_bias, kernels, bits)
 
 
 class DecoderModel:
@@ -44,11 +48,16 @@ class DecoderModel:
 
     Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
     gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
-    CPU are theirs; without, torch's.
+    CPU are theirs; without, torch's. `weight_bits` below 16 has them round the weights of all
+    products to integers, those of the logits to no fewer than 8 bits.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: ctypes.CDLL | None = None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: ctypes.CDLL | None = None,
+        weight_bits: int = 16,
     ) -> None:
         self.config = config
         self.device = weights.embed.device
@@ -58,8 +67,8 @@ class DecoderModel:
         weights.layers.reverse()
         self._layers = []
         while weights.layers:
-            self._layers.append(_Layer(config, weights.layers.pop(), kernels))
-        self._lm_head = linear_layer(weights.lm_head, kernels=kernels)
+            self._layers.append(_Layer(config, weights.layers.pop(), kernels, weight_bits))
+        self._lm_head = linear_layer(weights.lm_head, None, kernels, max(weight_bits, 8))
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = _layer_ops(config, self.device, self.dtype, kernels)
         self._fused = _fuse(config, self._layers, kernels)

@@ -1,7 +1,8 @@
-"""A bf16 linear layer by our own kernel: weights in panels that a core streams once.
+"""A linear layer by our own kernel: weights in panels that a core streams once.
 
-An output is one chain of dot products in a fixed order: neither the other rows nor the number of
-threads changes a row's result, bit for bit. Owns the packed weight; `native/linear.h` multiplies.
+Inputs are bf16, weights bf16 or integers of 8 or 4 bits. An output is one chain of dot products in
+a fixed order: neither the other rows nor the number of threads changes a row's result, bit for
+bit. Owns the packed weight; `native/linear.h` multiplies.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch.nn.functional import pad
+
+from engine.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
 PANEL_OUTPUTS = 64
+_LANES = 16
 
 
 class Weight(ctypes.Structure):
     """Mirrors LinearWeight in native/linear.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias")),
-        *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
     )
 
 
@@ -48,33 +53,45 @@ def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
 class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    Keeps a packed copy of `weight`: drop your reference to free the original.
+    Keeps a packed copy of `weight`, in `bits` (16, 8 or 4) a weight where its inputs are whole
+    groups, else in 16: drop your reference to free the original.
     """
 
     is_packed = True
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: ctypes.CDLL
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: ctypes.CDLL,
+        bits: int = 16,
     ) -> None:
         assert can_pack(kernels, weight)
         outputs, inputs = weight.shape
-        panels = -(-outputs // PANEL_OUTPUTS)
-        self._panels = torch.empty((panels, inputs // 2, PANEL_OUTPUTS), dtype=torch.int32)
-        self._bias = None if bias is None else bias.contiguous()
         self._multiply = kernels.baton_linear
-        whole = weight.contiguous()
-        kernels.baton_pack(
-            ctypes.c_void_p(whole.data_ptr()),
-            ctypes.c_int32(inputs),
-            ctypes.c_int32(outputs),
-            ctypes.c_void_p(self._panels.data_ptr()),
-        )
+        self._bias = None if bias is None else bias.contiguous()
+        self._scales: torch.Tensor | None = None
+        if bits == 16 or inputs % GROUP_INPUTS != 0:
+            bits = 16
+            self._panels = _pack(weight.contiguous(), kernels)
+        else:
+            quantized = quantize(weight, bits)
+            self._panels = _pack_integers(quantized)
+            self._scales = _by_panel(quantized.scales).transpose(1, 2).contiguous()
         self.weight = Weight(
             self._panels.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             inputs,
             outputs,
+            bits,
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of the weight."""
+        scales = 0 if self._scales is None else self._scales.nbytes
+        return self._panels.nbytes + scales
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
@@ -105,3 +122,37 @@ class NativeLinear:
             add = add.contiguous()
             call.add = add.data_ptr()
         self._multiply(ctypes.byref(call))
+
+
+def _pack(weight: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
+    """bf16 panels: [panels, inputs / 2, 64] words of two inputs."""
+    outputs, inputs = weight.shape
+    panels = torch.empty(
+        (-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS), dtype=torch.int32
+    )
+    kernels.baton_pack(
+        ctypes.c_void_p(weight.data_ptr()),
+        ctypes.c_int32(inputs),
+        ctypes.c_int32(outputs),
+        ctypes.c_void_p(panels.data_ptr()),
+    )
+    return panels
+
+
+def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
+    """Panels of 8 bits [panels, inputs / 2, 128], or of 4 [panels, inputs / 2, 32] with four
+    vectors' values in each 16-bit lane (see LinearWeight in native/linear.h)."""
+    values = _by_panel(weight.values)  # [panels, 64, inputs]
+    words = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)  # [panels, inputs / 2, 128]
+    if weight.bits == 8:
+        return words.contiguous()
+    vectors = words.unflatten(2, (-1, 2 * _LANES)).to(torch.int32) + 8  # [.., 4, 32]
+    lanes = sum(vectors[:, :, j] << 4 * j for j in range(4))
+    assert isinstance(lanes, torch.Tensor)
+    return lanes.to(torch.int16).contiguous()
+
+
+def _by_panel(rows: torch.Tensor) -> torch.Tensor:
+    """`rows` [outputs, n] as [panels, 64, n], zeros at the end."""
+    missing = -len(rows) % PANEL_OUTPUTS
+    return pad(rows, (0, 0, 0, missing)).unflatten(0, (-1, PANEL_OUTPUTS))

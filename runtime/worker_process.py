@@ -252,6 +252,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         memory_fraction=settings.memory_fraction,
         max_context=settings.max_context,
         attention=settings.attention,
+        weights=settings.weights,
     )
     started = time.monotonic()
     loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))

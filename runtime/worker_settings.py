@@ -29,6 +29,11 @@ class WorkerSettings:
         help="type of weights and KV cache; auto: the checkpoint's",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    weights: str = setting(
+        "auto",
+        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU)",
+        choices=("auto", "int8", "int4"),
+    )
     device: str = setting(
         "auto",
         help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one",

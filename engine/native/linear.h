@@ -1,5 +1,6 @@
-// Linear layers in bf16: weights in panels of 64 outputs that a core streams from memory once for
-// a few rows, and keeps in its second cache for many.
+// Linear layers with bf16 inputs: weights in panels of 64 outputs that a core streams from memory
+// once for a few rows, and keeps in its second cache for many. Weights are bf16, or integers of 8
+// or 4 bits with a scale for each output and 64 inputs.
 //
 // An output is one chain of dot products over its inputs in order, in fp32, rounded once: neither
 // the number of rows nor that of threads changes a row's result.
@@ -17,14 +18,23 @@ constexpr int kPanelColumns = kPanelOutputs / kLanes;
 constexpr int kRowsPerItem = 96;
 constexpr int kWordsPerBlock = 2048;   // of one panel: 512 KiB, half of a usual second cache
 constexpr int kPrefetchBytes = 1024;
+constexpr int kGroupWords = 32;        // 64 inputs share a scale
 
-// Mirrors `_Weight` in native_linear.py.
+// Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
+// and lie in order; of 8 bits, 64 words are 128 bytes in order; of 4 bits, 64 words are 64 bytes:
+// nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
 struct LinearWeight {
-  const int32_t* panels;  // [outputs / 64, inputs / 2, 64]: words are the inputs 2w and 2w + 1
+  const void* panels;     // [outputs / 64, inputs / 2, 64 words]
+  const float* scales;    // [outputs / 64, inputs / 64, 64]; null: bf16
   const Bf16* bias;       // [outputs], or null
-  int32_t inputs;         // even
+  int32_t inputs;         // even; whole groups where there are scales
   int32_t outputs;
+  int32_t bits;           // of a weight: 16, 8 or 4
 };
+
+inline int64_t panel_bytes(const LinearWeight& weight) {
+  return (int64_t)weight.inputs * kPanelOutputs * weight.bits / 8;
+}
 
 // Mirrors `_Call` in native_linear.py.
 struct LinearCall {
@@ -98,6 +108,113 @@ inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, const int32
   }
 }
 
+// Word w of a panel's integers as bf16 pairs, 16 outputs to a vector: exact.
+struct Int8Panel {
+  const char* at;
+  static constexpr int kWordBytes = 128;
+  void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) {
+      const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
+      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half)));
+      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half + 1)));
+      to[j] = (Vec)_mm512_cvtne2ps_pbh(high, low);
+    }
+  }
+};
+
+struct Int4Panel {
+  const char* at;
+  static constexpr int kWordBytes = 64;
+  void read(int w, Vec* to) const {
+    alignas(64) static constexpr uint16_t kValues[32] = {  // -8 to 7 in bf16, twice
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    const __m512i values = _mm512_load_si512(kValues);  // the index is five bits, one of them idle
+    const __m512i packed = _mm512_load_si512(at + w * kWordBytes);
+    to[0] = (Vec)_mm512_permutexvar_epi16(packed, values);
+    to[1] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 4), values);
+    to[2] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 8), values);
+    to[3] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 12), values);
+  }
+};
+
+struct UnpackedPanel {
+  const char* at;
+  static constexpr int kWordBytes = 256;
+  void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kWordBytes + 64 * j);
+  }
+};
+
+// R rows of x over one group of a panel, scaled, on top of `sums`.
+template <int R, class Panel>
+inline void multiply_group(const Bf16* x, int64_t x_stride, Panel panel, const float* scales,
+                           float* sums) {
+  Vec acc[R][kPanelColumns] = {};
+  for (int w = 0; w < kGroupWords; ++w) {
+    Vec right[kPanelColumns];
+    panel.read(w, right);
+    if (Panel::kWordBytes < 256)
+      for (int b = 0; b < Panel::kWordBytes; b += 64)
+        __builtin_prefetch(panel.at + w * Panel::kWordBytes + b + kPrefetchBytes);
+    for (int i = 0; i < R; ++i) {
+      const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
+      for (int j = 0; j < kPanelColumns; ++j)
+        acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
+    }
+  }
+  for (int j = 0; j < kPanelColumns; ++j) {
+    const Vec scale = load(scales + j * kLanes);
+    for (int i = 0; i < R; ++i) {
+      float* to = sums + i * kPanelOutputs + j * kLanes;
+      store(to, load(to) + acc[i][j] * scale);
+    }
+  }
+}
+
+template <class Panel>
+inline void multiply_group_some(int rows, const Bf16* x, int64_t x_stride, Panel panel,
+                                const float* scales, float* sums) {
+  switch (rows) {
+#define BATON_ROWS(n)                                           \
+  case n:                                                       \
+    multiply_group<n>(x, x_stride, panel, scales, sums);        \
+    break;
+    BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
+#undef BATON_ROWS
+    default:
+      break;
+  }
+}
+
+// Some rows of one panel of integers: a group at a time, unpacked once if the rows are many.
+template <class Panel>
+inline void quantized_item(const LinearCall& call, int panel, int64_t first_row, int rows,
+                           float* sums) {
+  alignas(64) char unpacked[kGroupWords * 256];
+  const int inputs = call.weight.inputs, groups = inputs / (2 * kGroupWords);
+  const int turns = (rows + kMaxRows - 1) / kMaxRows;
+  const char* from = (const char*)call.weight.panels + panel * panel_bytes(call.weight);
+  const float* scales = call.weight.scales + (int64_t)panel * groups * kPanelOutputs;
+  std::memset(sums, 0, (size_t)rows * kPanelOutputs * 4);
+  for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
+    const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
+    if (turns > 1)
+      for (int w = 0; w < kGroupWords; ++w) packed.read(w, (Vec*)(unpacked + 256 * w));
+    for (int turn = 0; turn < turns; ++turn) {
+      const int begin = rows * turn / turns, end = rows * (turn + 1) / turns;
+      const Bf16* x = call.x + (first_row + begin) * inputs + group * 2 * kGroupWords;
+      float* to = sums + begin * kPanelOutputs;
+      if (turns > 1)
+        multiply_group_some(end - begin, x, inputs, UnpackedPanel{unpacked}, scales, to);
+      else
+        multiply_group_some(end - begin, x, inputs, packed, scales, to);
+    }
+  }
+}
+
 // Sums of one row and panel: bias and `add` on top, rounded once, written.
 inline void finish_row(const LinearCall& call, const float* sums, int64_t row, int panel) {
   const int outputs = call.weight.outputs, first = panel * kPanelOutputs;
@@ -122,13 +239,13 @@ inline void finish_row(const LinearCall& call, const float* sums, int64_t row, i
   }
 }
 
-// Some rows of one panel's outputs. The inputs come in blocks, so that what the rows share of the
+// Some rows of one panel in bf16. The inputs come in blocks, so that what the rows share of the
 // panel stays cached; rows in even groups of at most six.
-inline void linear_item(const LinearCall& call, int panel, int64_t first_row, int rows) {
-  alignas(64) float sums[kRowsPerItem * kPanelOutputs];
+inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int rows, float* sums) {
   const int inputs = call.weight.inputs, words = inputs / 2;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
-  const int32_t* from = call.weight.panels + (int64_t)panel * words * kPanelOutputs;
+  const int32_t* from =
+      (const int32_t*)call.weight.panels + (int64_t)panel * words * kPanelOutputs;
   for (int w = 0; w < words; w += kWordsPerBlock) {
     const int count = words - w < kWordsPerBlock ? words - w : kWordsPerBlock;
     const int32_t* block = from + (int64_t)w * kPanelOutputs;
@@ -152,6 +269,13 @@ inline void linear_item(const LinearCall& call, int panel, int64_t first_row, in
         multiply_some<0>(end - begin, x, inputs, block, count, to, is_first, nullptr);
     }
   }
+}
+
+inline void linear_item(const LinearCall& call, int panel, int64_t first_row, int rows) {
+  alignas(64) float sums[kRowsPerItem * kPanelOutputs];
+  if (call.weight.bits == 16) bf16_item(call, panel, first_row, rows, sums);
+  else if (call.weight.bits == 8) quantized_item<Int8Panel>(call, panel, first_row, rows, sums);
+  else quantized_item<Int4Panel>(call, panel, first_row, rows, sums);
   for (int row = 0; row < rows; ++row)
     finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
 }

@@ -1,0 +1,182 @@
+"""What weights of fewer bits cost in accuracy: perplexity, and how far the next token's odds move.
+
+    python -m bench.accuracy --model FOLDER [--weights auto,int8,int4] [--text FILE] [--tokens N]
+
+Reads a text in windows, each token given all before it in its window, and compares each kind of
+weights with the first. Without `--text`: the documentation strings of Python's own modules, which
+the bundled model has not seen. The figures are those of the model and the text: measure yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+
+from engine.attention.base import Segment
+from engine.attention.cpu_backend import KernelAttention
+from engine.checkpoint import load_weights
+from engine.config import load_model_config
+from engine.kv_pool import KvPool
+from engine.model import DecoderModel
+from engine.native.library import KernelsUnavailable, load_library
+from protocol.errors import BatonError
+
+WINDOW = 512
+BLOCK_SIZE = 16
+BITS = {"auto": 16, "int8": 8, "int4": 4}
+MODULES = (
+    "argparse",
+    "asyncio",
+    "collections",
+    "configparser",
+    "csv",
+    "datetime",
+    "decimal",
+    "difflib",
+    "doctest",
+    "email",
+    "fractions",
+    "functools",
+    "heapq",
+    "inspect",
+    "json",
+    "logging",
+    "optparse",
+    "pickle",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "tarfile",
+    "textwrap",
+    "threading",
+    "tokenize",
+    "turtle",
+    "unittest",
+    "urllib.request",
+)
+
+
+@dataclass
+class Sums:
+    """Over all tokens: negative log-likelihood, divergence from the first, equal best tokens."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    divergence: float = 0.0
+    agreeing: int = 0
+
+
+class Reader:
+    """One checkpoint with weights of `bits` bits, reading windows of a text."""
+
+    def __init__(self, folder: Path, bits: int) -> None:
+        """Raises BatonError where the kernels cannot be had, ModelLoadError."""
+        try:
+            kernels = load_library()
+        except KernelsUnavailable as error:
+            raise BatonError(str(error)) from error
+        config = load_model_config(folder)
+        weights = load_weights(folder, config, torch.device("cpu"), torch.bfloat16, None)
+        self._model = DecoderModel(config, weights, kernels, bits)
+        layout = config.kv_layout("accuracy", BLOCK_SIZE, "bfloat16")
+        pool = KvPool(layout, WINDOW // BLOCK_SIZE, torch.device("cpu"), None)
+        self._attention = KernelAttention(pool, config.sliding_windows, config.num_heads, kernels)
+
+    def logits(self, window: torch.Tensor) -> torch.Tensor:
+        """[tokens, vocab], fp32."""
+        blocks = list(range(WINDOW // BLOCK_SIZE))
+        self._attention.plan([Segment(len(window), len(window), blocks)])
+        return self._model.forward(window, torch.arange(len(window)), self._attention)
+
+
+def held_text() -> str:
+    """Documentation strings of modules, their classes and functions, in a fixed order."""
+    texts = []
+    for name in MODULES:
+        module = importlib.import_module(name)
+        members = [getattr(module, member) for member in sorted(vars(module))]
+        own = [m for m in members if getattr(m, "__module__", None) == name]
+        texts += [m.__doc__ for m in (module, *own) if isinstance(m.__doc__, str)]
+    return "\n\n".join(texts)
+
+
+def compare(folder: Path, kinds: list[str], text: str, num_tokens: int) -> dict[str, Sums]:
+    """The sums of each kind of weights over the text's first `num_tokens` tokens."""
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:num_tokens]
+    windows = [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
+    readers = {kind: Reader(folder, BITS[kind]) for kind in kinds}
+    sums = {kind: Sums() for kind in kinds}
+    for window in windows:
+        if len(window) < 2:
+            continue
+        expected: torch.Tensor | None = None
+        for kind, reader in readers.items():
+            odds = reader.logits(window)[:-1].log_softmax(-1)
+            expected = odds if expected is None else expected
+            _add(sums[kind], odds, expected, window[1:])
+    return sums
+
+
+def _add(sums: Sums, odds: torch.Tensor, expected: torch.Tensor, following: torch.Tensor) -> None:
+    sums.tokens += len(following)
+    sums.loss += float(cross_entropy(odds, following, reduction="sum"))
+    sums.divergence += float((expected.exp() * (expected - odds)).sum())
+    sums.agreeing += int((odds.argmax(-1) == expected.argmax(-1)).sum())
+
+
+def report(sums: dict[str, Sums]) -> Table:
+    """One row for each kind of weights."""
+    table = Table("weights", "perplexity", "over the first", "divergence, nats", "same best token")
+    first = next(iter(sums.values()))
+    for kind, each in sums.items():
+        table.add_row(
+            kind,
+            f"{math.exp(each.loss / each.tokens):.3f}",
+            f"{math.exp((each.loss - first.loss) / each.tokens):.4f}x",
+            f"{each.divergence / each.tokens:.5f}",
+            f"{each.agreeing / each.tokens:.2%}",
+        )
+    return table
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("demo_model"))
+    parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
+    parser.add_argument(
+        "--text", type=Path, help="a file; none: Python's own documentation strings"
+    )
+    parser.add_argument("--tokens", type=int, default=16384)
+    options = parser.parse_args()
+    kinds = options.weights.split(",")
+    unknown = [kind for kind in kinds if kind not in BITS]
+    if unknown:
+        parser.error(f"--weights: {unknown[0]!r} is not one of {', '.join(BITS)}")
+    try:
+        text = held_text() if options.text is None else options.text.read_text()
+        sums = compare(options.model, kinds, text, options.tokens)
+    except (BatonError, OSError) as error:
+        print(f"bench.accuracy: {error}", file=sys.stderr)
+        return 2
+    console = Console()
+    console.print(
+        f"{options.model}: {next(iter(sums.values())).tokens:,} tokens, {WINDOW} a window"
+    )
+    console.print(report(sums))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
