@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -25,6 +25,7 @@ from router.http_errors import describe
 from router.probes import probe_router
 from router.request_scope import RequestScope, record_of
 from router.sampling_defaults import load_sampling_defaults
+from router.short_cuts import Application
 from router.timing import TraceLookup
 from router.tokenizer import Tokenizer
 
@@ -49,7 +50,7 @@ def create_app(
     registry: CollectorRegistry,
     ready: ReadinessCheck,
     options: AppOptions | None = None,
-) -> FastAPI:
+) -> Application:
     """The application, for an ASGI server; owns none of its arguments.
 
     Metrics are registered in `registry`, which `/metrics` shows. Raises ModelLoadError if the
@@ -72,7 +73,7 @@ def create_app(
         options.ids_key,
         options.trace_of,
     )
-    app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
+    app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestScope, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)
     own = (
@@ -85,6 +86,7 @@ def create_app(
     )
     for router in (*own, *options.extra_routers):
         app.include_router(router)
+    app.cut_short(own, lambda inner: RequestScope(inner, metrics))
     return app
 
 

@@ -95,11 +95,13 @@ class CacheIndex:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        for digest in [each for each, expiry in worker.pending.items() if expiry <= now]:
-            del worker.pending[digest]
+        pending = worker.pending  # in the order of expiry: what is noted anew goes to the end
+        while pending and pending[oldest := next(iter(pending))] <= now:
+            del pending[oldest]
         for digest in hashes:
             if digest not in worker.hashes:
-                worker.pending[digest] = now + self._pending_ttl_s
+                pending.pop(digest, None)
+                pending[digest] = now + self._pending_ttl_s
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
         """How many leading blocks of a prompt a worker holds, and will soon hold."""

@@ -97,6 +97,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
             server_header=False,
+            proxy_headers=False,
         )
         try:
             config.load()

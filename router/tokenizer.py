@@ -25,6 +25,8 @@ from router.token_bytes import TokenBytes
 _T = TypeVar("_T")
 _NO_IDS: frozenset[int] = frozenset()
 _PROBE = "a"
+MAX_INLINE_CHARS = 1000
+"""Texts this short are encoded in less time (0.2 ms) than a thread costs to be woken twice."""
 
 
 class Tokenizer:
@@ -58,7 +60,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; special tokens are added as the checkpoint's settings say."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        (encoding,) = self._tokenizer.encode_batch_fast(  # no offsets: a fifth faster
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
         if not add_special_tokens or self._add_bos is None or self._bos_id is None:
             return ids
         if self._add_bos and ids[:1] != [self._bos_id]:
@@ -72,8 +77,12 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
-        """`encode` in the thread pool."""
-        return await self.in_thread(lambda: self.encode(text, add_special_tokens))
+        """`encode`, in the thread pool if the text is long."""
+        return await self.off_loop(lambda: self.encode(text, add_special_tokens), len(text))
+
+    async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
+        """Runs what would hold up the event loop, because it reads so many characters."""
+        return work() if num_chars <= MAX_INLINE_CHARS else await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """Runs what would hold up the event loop."""

@@ -20,6 +20,7 @@ from router.event_ids import StreamIdentity
 from router.tokenizer import Tokenizer
 
 _THINKING = "enable_thinking"
+MAX_INLINE_MESSAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,21 @@ async def encode_conversation(
         text = render_conversation(template, conversation)
         return text, tokenizer.encode(text, add_special_tokens)
 
-    return await tokenizer.in_thread(encode)
+    if not _is_plain(conversation):
+        return await tokenizer.in_thread(encode)
+    num_chars = sum(len(message.content) for message in conversation.messages)
+    return await tokenizer.off_loop(encode, num_chars)
+
+
+def _is_plain(conversation: Conversation) -> bool:
+    """Whether it is rendered in no time: a few messages, by the checkpoint's own template."""
+    return (
+        len(conversation.messages) <= MAX_INLINE_MESSAGES
+        and conversation.chat_template is None
+        and not conversation.tools
+        and not conversation.documents
+        and not conversation.template_variables
+    )
 
 
 def render_conversation(template: ChatTemplate, conversation: Conversation) -> str:
