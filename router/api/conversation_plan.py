@@ -95,10 +95,9 @@ async def encode_conversation(
 
 
 def _is_plain(conversation: Conversation) -> bool:
-    """Whether it is rendered in no time: a few messages, by the checkpoint's own template."""
+    """Whether it is rendered in no time: a few messages and nothing else."""
     return (
         len(conversation.messages) <= MAX_INLINE_MESSAGES
-        and conversation.chat_template is None
         and not conversation.tools
         and not conversation.documents
         and not conversation.template_variables
