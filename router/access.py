@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import RequestError
+from router.api.anthropic.errors import error_response
 from router.api.service import NOT_GENERATION
 from router.api_keys import KeyRing, load_key_ring
 from router.http_errors import HttpError
@@ -97,7 +98,8 @@ class KeyCheck:
             if door is not Door.OPEN and not self._may_pass(scope, door):
                 self._refused.labels(door.value).inc()
                 has_keys = door is Door.API or bool(self._rules.admin)
-                await _unauthorized(door, has_keys).response()(scope, receive, send)
+                refusal = _unauthorized(door, has_keys)
+                await error_response(refusal, scope["path"], None)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

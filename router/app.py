@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from router.api.anthropic.errors import error_response
+from router.api.anthropic.messages import messages_router
 from router.api.chat import chat_router
 from router.api.completions import completions_router
 from router.api.context import ApiContext, ApiLimits, no_traces
@@ -79,6 +81,7 @@ def create_app(
     own = (
         completions_router(context),
         chat_router(context),
+        messages_router(context),
         tokenize_router(context),
         service_router(context),
         probe_router(registry, ready),
@@ -95,4 +98,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         detail = f"{error.detail}: {request.method} {request.url.path}"
         error = HTTPException(error.status_code, detail, error.headers)
-    return describe(error, record_of(request.scope).request_id).response()
+    request_id = record_of(request.scope).request_id
+    return error_response(describe(error, request_id), request.url.path, request_id)

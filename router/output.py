@@ -60,6 +60,11 @@ class OutputText:
         self._emitted = 0
         self._unreported: deque[OutputToken] = deque()
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matcher.matched
+
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` settles; `finish` also when a stop string matched."""
         pieces: list[str] = []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.api.anthropic.errors import error_response
 from router.api_metrics import CLIENT_GONE_STATUS, ApiMetrics
 from router.disconnect import ClientGone
 from router.http_errors import describe
@@ -83,7 +84,9 @@ class RequestScope:
         except Exception as error:
             if record.status is not None:  # too late for an answer: the server logs, and closes
                 raise
-            response = describe(error, record.request_id).response()
+            response = error_response(
+                describe(error, record.request_id), scope["path"], record.request_id
+            )
             await response(scope, receive, named_send)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.disconnect import ClientGone, connection_of, while_connected
+from router.http_errors import HttpError
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
@@ -26,6 +28,33 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 def event(document: bytes) -> bytes:
     """One JSON document (without line breaks) as an event."""
     return b"data: " + document + b"\n\n"
+
+
+def named_event(name: str, document: bytes) -> bytes:
+    """One JSON document (without line breaks) as an event that has a name."""
+    return b"event: " + name.encode() + b"\ndata: " + document + b"\n\n"
+
+
+def as_it_is(events: bytes) -> bytes:
+    """For formats whose documents are events already."""
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStyle:
+    """How an API writes its streams: each document, the end, a sign of life, and an error.
+
+    With `has_ids` a document is one event, which may have an id.
+    """
+
+    frame: Callable[[bytes], bytes] = event
+    done: bytes = _DONE
+    keep_alive: bytes = _KEEP_ALIVE
+    error: Callable[[HttpError], bytes] = lambda error: event(error.body())
+    has_ids: bool = True
+
+
+OPENAI_STYLE = StreamStyle()
 
 
 class Outlet(Protocol):
@@ -44,7 +73,8 @@ class EventWriter:
     stream and interval, and nothing per event but the counting.
     """
 
-    def __init__(self, keepalive_s: float) -> None:
+    def __init__(self, keepalive_s: float, style: StreamStyle = OPENAI_STYLE) -> None:
+        self.style = style
         self._loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self._keepalive_s = keepalive_s
@@ -91,26 +121,26 @@ class EventWriter:
 
     def _on_interval(self) -> None:
         if self._count == self._counted and not self.is_full:
-            self.write(_KEEP_ALIVE)
+            self.write(self.style.keep_alive)
         self._counted = self._count
         self._timer = self._loop.call_later(self._keepalive_s, self._on_interval)
 
 
 class EventStream(Response):
-    """Sends what `produce` writes, then `[DONE]`.
+    """Sends what `produce` writes, then `[DONE]`, or what `style` has in its place.
 
     An error before the first event is raised, if no comment was sent yet. Later it becomes a last
-    event, as `describe` words
-    it, and no `[DONE]` follows. `ended` is called once at the end of a response that has begun,
-    with None, or the error (`ClientGone` where the client went away).
+    event, as `describe` words it, and no `[DONE]` follows. `ended` is called once at the end of a
+    response that has begun, with None, or the error (`ClientGone` where the client went away).
     """
 
     def __init__(
         self,
         produce: Callable[[EventWriter], Coroutine[Any, Any, None]],
-        describe: Callable[[Exception], bytes],
+        describe: Callable[[Exception], HttpError],
         ended: Callable[[Exception | None], None],
         keepalive_s: float,
+        style: StreamStyle = OPENAI_STYLE,
     ) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
@@ -118,6 +148,7 @@ class EventStream(Response):
         self._describe = describe
         self._ended = ended
         self._keepalive_s = keepalive_s
+        self._style = style
         self._has_begun = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +162,8 @@ class EventStream(Response):
                 self._ended(error)
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        writer = EventWriter(self._keepalive_s)
+        style = self._style
+        writer = EventWriter(self._keepalive_s, style)
         producing = asyncio.ensure_future(self._produce(writer))
         relay: _AsgiOutlet | None = None
         try:
@@ -152,7 +184,9 @@ class EventStream(Response):
             writer.open(outlet)
             outcome = await self._outcome(producing)
             writer.close()
-            writer.write(_DONE if outcome is None else event(self._describe(outcome)))
+            last = style.done if outcome is None else style.error(self._describe(outcome))
+            if last:
+                writer.write(last)
             writer.flush()
             if relay is not None:
                 await relay.finish()

@@ -70,5 +70,6 @@ def choice_timing(index: int, trace: RequestTrace) -> ChoiceTiming:
 
 
 def add_timing(document: bytes, timing: Timing) -> bytes:
-    """The JSON object with one more field, `baton`."""
-    return document[:-1] + b',"baton":' + msgspec.json.encode(timing) + b"}"
+    """The JSON object, or the last one of several events, with one more field, `baton`."""
+    end = document.rindex(b"}")
+    return document[:end] + b',"baton":' + msgspec.json.encode(timing) + document[end:]

@@ -104,6 +104,12 @@ def _is_plain(conversation: Conversation) -> bool:
     )
 
 
+def takes_effort(context: ApiContext) -> bool:
+    """Whether the model's template has a switch for how much to think."""
+    template = context.tokenizer.chat_template
+    return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
+
+
 def render_conversation(template: ChatTemplate, conversation: Conversation) -> str:
     """The prompt's text. Raises InvalidRequest."""
     messages = conversation.messages_for_template(template.knows_developer_role)

@@ -13,6 +13,16 @@ from router.event_ids import HEADER, StreamIdentity, resumed_identity
 from router.request_scope import record_of
 
 
+def new_identity(request: Request) -> StreamIdentity:
+    """That of the request's record, for endpoints whose streams cannot be resumed.
+
+    Raises InvalidRequest for a request to resume one.
+    """
+    if HEADER in request.headers:
+        raise InvalidRequest(f"'{HEADER}': streams of this endpoint cannot be resumed", HEADER)
+    return StreamIdentity(record_of(request.scope).request_id, int(time.time()))
+
+
 def identify(request: Request, context: ApiContext, fields: GenerationFields) -> StreamIdentity:
     """That of the request's record, or with a `Last-Event-ID` of the stream that is resumed.
 

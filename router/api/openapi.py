@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from router.access import Door
+from router.api.anthropic.answer import AnthropicError
 from router.api.operations import OPERATIONS, Operation
 from runtime.version import baton_version
 
@@ -84,8 +85,9 @@ def openapi_document() -> dict[str, Any]:
 
 def _answer_schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Schemas of answers and events by type (or its name, as types need not be hashable)."""
-    types = [each for one in operations for each in (one.answer, one.event)]
-    types = [ErrorAnswer, *(each for each in types if each is not None and each not in _TEXTS)]
+    named = [each for one in operations for each in (one.answer, one.event)]
+    documents = [each for each in named if each is not None and each not in _TEXTS]
+    types = [ErrorAnswer, AnthropicError, *documents]
     unique = {str(each): each for each in types}
     found, components = msgspec.json.schema_components(unique.values(), ref_template=_REF)
     return dict(zip(unique, found, strict=True)), components
@@ -143,7 +145,7 @@ def _responses(each: Operation, answers: dict[Any, Any]) -> dict[str, Any]:
     if each.answer is not None:
         responses["200"] = _answer("The answer", _content(each, answers))
     closed = _ANY_REQUEST_ERRORS if each.door is not Door.OPEN else ()
-    error = {"application/json": {"schema": answers[str(ErrorAnswer)]}}
+    error = {"application/json": {"schema": answers[_error_type(each)]}}
     for status in (*closed, *each.errors):
         responses[str(status)] = _answer(HTTPStatus(status).phrase, error)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -163,9 +165,13 @@ def _content(each: Operation, answers: dict[Any, Any]) -> dict[str, Any]:
         return {each.answer: {"schema": {"type": "string"}}}
     content = {"application/json": {"schema": answers[str(each.answer)]}}
     if each.event is not None:
-        documents = {"anyOf": [answers[str(each.event)], answers[str(ErrorAnswer)]]}
+        documents = {"anyOf": [answers[str(each.event)], answers[_error_type(each)]]}
         content["text/event-stream"] = {"schema": _event_schema(documents)}
     return content
+
+
+def _error_type(each: Operation) -> str:
+    return str(AnthropicError if each.path.startswith("/v1/messages") else ErrorAnswer)
 
 
 def _event_schema(documents: dict[str, Any]) -> dict[str, Any]:

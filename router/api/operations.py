@@ -11,6 +11,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from router.access import Door
+from router.api.anthropic.answer import (
+    AnthropicEvent,
+    AnthropicMessage,
+    TokenCount,
+)
+from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.chat_request import ChatRequest
 from router.api.completion_request import CompletionRequest
 from router.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
@@ -54,6 +60,14 @@ _GENERATION = (
     Operation(
         "post", "/v1/completions", "Text continued from a prompt",
         "generation", Door.API, Completion, CompletionRequest, Completion, _GENERATION_ERRORS,
+    ),
+    Operation(
+        "post", "/v1/messages", "Anthropic's: the assistant's next message", "generation",
+        Door.API, AnthropicMessage, MessagesRequest, AnthropicEvent, _GENERATION_ERRORS,
+    ),
+    Operation(
+        "post", "/v1/messages/count_tokens", "Anthropic's: how long the prompt would be",
+        "tokens", Door.API, TokenCount, CountTokensRequest, errors=_BODY_ERRORS,
     ),
 )  # fmt: skip
 _MODELS = (

@@ -22,7 +22,7 @@ from router.event_ids import Bookmark, StreamIdentity
 from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
-from router.sse import EventStream, EventWriter, event
+from router.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,11 @@ class Plan:
 
 
 async def reply(
-    request: Request, context: ApiContext, plan: Plan, answer_format: AnswerFormat
+    request: Request,
+    context: ApiContext,
+    plan: Plan,
+    answer_format: AnswerFormat,
+    style: StreamStyle = OPENAI_STYLE,
 ) -> Response:
     """Runs the choices. Raises what goes wrong before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
@@ -63,9 +67,10 @@ async def reply(
 
     return EventStream(
         produce,
-        describe=lambda error: describe(error, record.request_id).body(),
+        describe=lambda error: describe(error, record.request_id),
         ended=lambda error: _note_end(context, record, error),
         keepalive_s=context.limits.keepalive_s,
+        style=style,
     )
 
 
@@ -106,6 +111,7 @@ class _Chunks:
         answer_format: AnswerFormat,
     ) -> None:
         self._writer = writer
+        self._style = writer.style
         self._usage = _UsageCount(plan.choices)
         self._bookmark = bookmark
         self._begun: set[int] = set()
@@ -131,15 +137,19 @@ class _Chunks:
             self._begun.add(choice.index)
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
             document = self._format.chunk(choice, delta, is_first)
-            if is_new:
-                self._writer.write(bookmark.line() + event(document))
+            if is_new and document:
+                self._write(document)
 
     def finish(self) -> None:
         """After the last delta of all choices."""
         if self._wants_usage:
             self._bookmark.tell_usage()
-            document = self._format.usage_chunk(self._usage.total())
-            self._writer.write(self._bookmark.line() + event(document))
+            self._write(self._format.usage_chunk(self._usage.total()))
+
+    def _write(self, document: bytes) -> None:
+        style = self._style
+        events = style.frame(document)
+        self._writer.write(self._bookmark.line() + events if style.has_ids else events)
 
 
 def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:

@@ -1,0 +1,34 @@
+"""Errors in Anthropic's shape, for the paths that its clients ask."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from router.api.anthropic.answer import AnthropicError, AnthropicErrorDetail
+from router.http_errors import HttpError
+
+_PREFIX = "/v1/messages"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_response(error: HttpError, path: str, request_id: str | None) -> Response:
+    """The answer in the shape of whose API the path belongs to."""
+    if path != _PREFIX and not path.startswith(f"{_PREFIX}/"):
+        return error.response()
+    body = anthropic_error(error, request_id)
+    return Response(body, error.status, error.headers, media_type="application/json")
+
+
+def anthropic_error(error: HttpError, request_id: str | None) -> bytes:
+    """The JSON document."""
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    detail = AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message)
+    return msgspec.json.encode(AnthropicError(detail, request_id))

@@ -1,0 +1,171 @@
+"""One answer of `/v1/messages`, whole or as events, from what the message's parser reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from router.api.anthropic.answer import (
+    AnthropicEvent,
+    AnthropicMessage,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    ContentBlock,
+    EndDelta,
+    InputPiece,
+    MessageEnding,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    Ping,
+    StopReason,
+    TextBlock,
+    TextPiece,
+    ThinkingBlock,
+    ThinkingPiece,
+    ToolUseBlock,
+)
+from router.api.responses import Usage
+from router.chat.events import (
+    ContentText,
+    MessageDelta,
+    MessageEvent,
+    MessageFinish,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallBegin,
+    joined_calls,
+)
+from router.chat.message_parser import MessageParser
+from router.choices import Choice
+from router.output import TextDelta
+from router.sse import named_event
+
+
+class MessageFormat:
+    """See AnswerFormat; chunks are framed events, as many as a delta makes.
+
+    A block is closed where the next one of another kind begins.
+    """
+
+    def __init__(self, message_id: str, model: str, parser: MessageParser) -> None:
+        self._id = message_id
+        self._model = model
+        self._parser = parser
+        self._num_blocks = 0
+        self._open: type[MessageEvent] | None = None
+        self._ending = MessageEnding("end_turn", None)
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        events: list[AnthropicEvent] = []
+        if is_first:
+            prompt_tokens = len(choice.request.token_ids)
+            cached = delta.cached_tokens
+            usage = MessageUsage(prompt_tokens - cached, 0, cached)
+            message = AnthropicMessage(self._id, self._model, [], None, None, usage)
+            events += [MessageStart(message), Ping()]
+        parsed = self._parser.push(delta)
+        for event in parsed.events:
+            events += self._block_events(event)
+        if parsed.finish is not None:
+            self._ending = _ending(choice, parsed.finish)
+            events += self._close()
+        return _framed(events)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat: the end of the message."""
+        return _framed([EndDelta(self._ending, _usage(usage)), MessageStop()])
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        choice, text = texts[0]
+        parsed = self._parser.push(text)
+        assert parsed.finish is not None, "it is whole"
+        ending = _ending(choice, parsed.finish)
+        return msgspec.json.encode(
+            AnthropicMessage(
+                self._id,
+                self._model,
+                _blocks(parsed),
+                ending.stop_reason,
+                ending.stop_sequence,
+                _usage(usage),
+            )
+        )
+
+    def _block_events(self, event: MessageEvent) -> list[AnthropicEvent]:
+        """What one event says, in a block of its kind; calls have one each."""
+        if isinstance(event, ToolCallBegin):
+            return self._begin(ToolCallArguments, ToolUseBlock(event.id, event.name, {}))
+        begin: list[AnthropicEvent] = []
+        piece: TextPiece | ThinkingPiece | InputPiece
+        if isinstance(event, ContentText):
+            begin, piece = self._ensure(ContentText, TextBlock("")), TextPiece(event.text)
+        elif isinstance(event, ReasoningText):
+            begin = self._ensure(ReasoningText, ThinkingBlock(""))
+            piece = ThinkingPiece(event.text)
+        else:
+            piece = InputPiece(event.text)
+        return [*begin, BlockDelta(self._num_blocks - 1, piece)]
+
+    def _ensure(self, kind: type[MessageEvent], empty: ContentBlock) -> list[AnthropicEvent]:
+        return [] if self._open is kind else self._begin(kind, empty)
+
+    def _begin(self, kind: type[MessageEvent], empty: ContentBlock) -> list[AnthropicEvent]:
+        closing = self._close()
+        self._open = kind
+        self._num_blocks += 1
+        return [*closing, BlockStart(self._num_blocks - 1, empty)]
+
+    def _close(self) -> list[AnthropicEvent]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [BlockStop(self._num_blocks - 1)]
+
+
+def _framed(events: Sequence[AnthropicEvent]) -> bytes:
+    return b"".join(
+        named_event(str(event.__struct_config__.tag), msgspec.json.encode(event))
+        for event in events
+    )
+
+
+def _ending(choice: Choice, finish: MessageFinish) -> MessageEnding:
+    matched = choice.output.matched_stop
+    reasons: dict[MessageFinish, StopReason] = {
+        "stop": "end_turn" if matched is None else "stop_sequence",
+        "length": "max_tokens",
+        "tool_calls": "tool_use",
+    }
+    return MessageEnding(reasons[finish], matched if finish == "stop" else None)
+
+
+def _blocks(message: MessageDelta) -> list[ContentBlock]:
+    blocks: list[ContentBlock] = []
+    if message.reasoning:
+        blocks.append(ThinkingBlock(message.reasoning))
+    if message.content:
+        blocks.append(TextBlock(message.content))
+    for call in joined_calls(message.events):
+        if call.begin is not None:
+            blocks.append(ToolUseBlock(call.begin.id, call.begin.name, _object(call.arguments)))
+    return blocks
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The input of a call; what was cut off, or is no object, is shown as text."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _usage(usage: Usage) -> MessageUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)

@@ -1,0 +1,83 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients ask them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from protocol.errors import InvalidRequest
+from router.api.anthropic.answer import Ping, TokenCount
+from router.api.anthropic.conversation import conversation_of
+from router.api.anthropic.errors import anthropic_error
+from router.api.anthropic.message_format import MessageFormat
+from router.api.anthropic.request import CountTokensRequest, MessagesRequest
+from router.api.context import ApiContext
+from router.api.conversation_plan import encode_conversation, plan_conversation, takes_effort
+from router.api.identity import new_identity
+from router.api.plan import OutputWish, check_model
+from router.api.reply import Plan, reply
+from router.api.request_fields import read_fields
+from router.chat.conversation import Conversation
+from router.request_scope import record_of
+from router.sse import StreamStyle, as_it_is, named_event
+
+VERSION_HEADER = "anthropic-version"
+FIRST_VERSION = "2023-06-01"
+_VERSION_FORMAT = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def messages_router(context: ApiContext) -> APIRouter:
+    """The endpoints, for an application."""
+    router = APIRouter()
+
+    def conversation(request: Request, fields: CountTokensRequest) -> Conversation:
+        _check_version(request)
+        check_model(context, fields.model)
+        return conversation_of(fields, takes_effort(context))
+
+    async def create_message(request: Request) -> Response:
+        request_id = record_of(request.scope).request_id = f"msg_{uuid.uuid4().hex}"
+        fields = await read_fields(request, MessagesRequest, context.limits.max_body_bytes)
+        asked = conversation(request, fields)
+        identity = new_identity(request)
+        wish = OutputWish(fields.max_tokens, None, None, "messages")
+        generation = fields.generation
+        planned = await plan_conversation(context, identity, asked, generation, wish)
+        answer_format = MessageFormat(request_id, context.model.name, planned.parsers[0])
+        plan = Plan(identity, generation, planned.choices)
+        return await reply(request, context, plan, answer_format, _style(request_id))
+
+    async def count_tokens(request: Request) -> Response:
+        fields = await read_fields(request, CountTokensRequest, context.limits.max_body_bytes)
+        _, token_ids = await encode_conversation(context, conversation(request, fields))
+        answer = TokenCount(len(token_ids))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    router.add_api_route("/v1/messages", create_message, methods=["POST"])
+    router.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"])
+    return router
+
+
+def _check_version(request: Request) -> None:
+    """Versions are dates; the first had another shape of stream. Raises InvalidRequest."""
+    version = request.headers.get(VERSION_HEADER, FIRST_VERSION)
+    if not _VERSION_FORMAT.fullmatch(version) or version < FIRST_VERSION:
+        raise InvalidRequest(
+            f"the header '{VERSION_HEADER}' must be a date, {FIRST_VERSION} or later",
+            VERSION_HEADER,
+        )
+
+
+def _style(request_id: str) -> StreamStyle:
+    """Events have names, errors too; a ping keeps the connection."""
+    return StreamStyle(
+        frame=as_it_is,
+        done=b"",
+        has_ids=False,
+        keep_alive=named_event("ping", msgspec.json.encode(Ping())),
+        error=lambda error: named_event("error", anthropic_error(error, request_id)),
+    )

@@ -1,0 +1,177 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+`cache_control` is taken anywhere and needs nothing: every prefix is cached. Blocks, tools and
+fields that this model has no use for are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from router.api.request_fields import (
+    GenerationFields,
+    RequestBody,
+    StreamOptions,
+    StrictModel,
+    Unsupported,
+    only,
+)
+from router.api.tool_fields import MAX_TOOLS, ToolName
+
+MAX_STOP_SEQUENCES = 16
+
+
+class CacheControl(StrictModel):
+    """A wish that the prompt up to here be cached, which it is in any case."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class _Block(StrictModel):
+    cache_control: CacheControl | None = None
+
+
+class TextBlockFields(_Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, only([])] = None
+
+
+class ToolUseFields(_Block):
+    """A call that the assistant made earlier."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Annotated[Any, only({"type": "direct"})] = None
+
+
+class ToolResultFields(_Block):
+    """What a call gave; where `is_error`, the model reads it behind the word "Error"."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlockFields] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingFields(StrictModel):
+    """What the assistant thought earlier; `signature` is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+Block = Annotated[
+    TextBlockFields | ToolUseFields | ToolResultFields | ThinkingFields, Discriminator("type")
+]
+
+
+def _content_shape(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<blocks>"
+
+
+class MessageFields(StrictModel):
+    """One turn. If the last one is the assistant's, the answer goes on in it."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
+        Discriminator(_content_shape),
+    ]
+
+
+class AnthropicTool(_Block):
+    """A function that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class AnthropicToolChoice(StrictModel):
+    """Which tools may or must be called; `name` with "tool" alone."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(StrictModel):
+    """Whether to think. A budget chooses an effort; its tokens are not counted out."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1024)] | None = None
+    display: Annotated[Any, only("summarized")] = None
+
+
+class OutputConfig(StrictModel):
+    """How much to think."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Unsupported = None
+
+
+class CountTokensRequest(RequestBody):
+    """A conversation whose prompt is to be counted."""
+
+    model: str
+    messages: Annotated[list[MessageFields], Field(min_length=1)]
+    system: str | list[TextBlockFields] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: Annotated[Any, only([])] = None
+    context_management: Unsupported = None
+
+
+class Metadata(StrictModel):
+    """About the caller; a label that changes nothing."""
+
+    user_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation; the answer is the assistant's next message."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    stream: bool | None = None
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=1024)]],
+            Field(max_length=MAX_STOP_SEQUENCES),
+        ]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Annotated[Any, only("auto", "standard_only")] = None
+    container: Unsupported = None
+    inference_geo: Unsupported = None
+    speed: Annotated[Any, only("standard")] = None
+
+    @property
+    def generation(self) -> GenerationFields:
+        """How to sample and when to stop, as every endpoint says it."""
+        return GenerationFields(
+            model=self.model,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            stream=self.stream,
+            stream_options=StreamOptions(include_usage=True) if self.stream else None,
+        )
