@@ -211,8 +211,13 @@ class HandoffSender:
         handoff.chunks += [chunk] * len(block_ids)
         return self._advance(key, handoff, now)
 
-    def finish(self, key: HandoffKey, now: float) -> list[SenderAction]:
-        """The last block was made ready: close as soon as all that is granted is written."""
+    def finish(
+        self, key: HandoffKey, now: float, grant_deadline: float = float("inf")
+    ) -> list[SenderAction]:
+        """The last block was made ready: close as soon as all that is granted is written.
+
+        The grant must come before the earlier of `grant_deadline` and that of `open`.
+        """
         handoff = self._handoffs.get(key)
         if handoff is None:
             self.ignored += 1
@@ -222,6 +227,7 @@ class HandoffSender:
                 f"{len(handoff.source_blocks)} blocks of {handoff.num_blocks} are ready for {key}"
             )
         handoff.is_finished = True
+        handoff.grant_deadline = min(handoff.grant_deadline, grant_deadline)
         return self._advance(key, handoff, now)
 
     def write_finished(self, write_id: int, error: str | None) -> list[SenderAction]:

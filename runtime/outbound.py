@@ -31,6 +31,8 @@ from runtime.worker_host import WorkerHost
 
 log = logging.getLogger(__name__)
 
+_COMPLETE_WAIT_S = 5.0
+
 FromDecodeWorker = PeerDescriptor | KvGrant | KvRenew | Abort
 
 
@@ -92,13 +94,19 @@ class OutboundHandoffs:
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
         """Every block was offered, and this token follows them: the decode worker gets it as
-        soon as it has granted."""
+        soon as it has granted.
+
+        With the output's last token the router has all it wanted, and will not say if the decode
+        worker is gone: the grant must come soon then.
+        """
         if self._sender.is_open(key):
             self._tokens[key] = token
         decoder = self._decoders.get(self._sender.agent_of(key) or "")
         if decoder is not None:
             self._send_token(key, decoder)
-        self._carry_out(self._sender.finish(key, self._host.now()))
+        now = self._host.now()
+        wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
+        self._carry_out(self._sender.finish(key, now, now + wait_s))
 
     def abort(self, key: HandoffKey, error: str) -> None:
         """Write nothing more; the decode worker hears why."""

@@ -31,8 +31,11 @@ def ask(url: str, schema: dict[str, Any], seed: int, stream: bool) -> str:
         (choice,) = answer.json()["choices"]
         assert choice["finish_reason"] == "stop", choice
         return str(choice["message"]["content"])
-    lines = [line for line in answer.text.split("\n\n") if line.startswith("data: {")]
-    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert events, answer.text
+    assert "error" not in events[-1], events[-1]
+    choices = [event["choices"][0] for event in events]
     assert choices[-1]["finish_reason"] == "stop", choices[-1]
     return "".join(choice["delta"].get("content", "") for choice in choices)
 

@@ -210,6 +210,16 @@ def test_a_passed_deadline_is_final(p: PrefillBench) -> None:
     assert not failed.retryable
 
 
+def test_nobody_waits_long_for_the_blocks_of_a_complete_output(p: PrefillBench) -> None:
+    """The router has its last token and aborts nothing, even if the decode worker is gone."""
+    sent = say(p, msgspec.structs.replace(PREFILL, sampling=greedy(1)), turns=3)
+    assert types(sent) == [FirstToken]
+    p.clock.now += 4.9
+    assert say(p) == []
+    p.clock.now += 0.2
+    assert types(say(p)) == [AttemptFailed]
+
+
 def test_a_stopping_worker_takes_nothing_new(p: PrefillBench, d: DecodeBench) -> None:
     say(p, PREFILL)
     p.stop.since = p.clock.now
