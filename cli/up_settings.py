@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.chat.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from runtime.settings import setting
 from runtime.worker_settings import NAME_PATTERN
 
@@ -28,6 +29,17 @@ class UpSettings:
     )
     decode: int = setting(
         1, help="decode workers (in a file: in the [up] table)", unit="workers", minimum=1
+    )
+
+    tool_parser: str = setting(
+        AUTO,
+        help="how the model writes tool calls; auto: as its checkpoint says",
+        choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        help="how the model marks its reasoning; auto: as its checkpoint says",
+        choices=REASONING_PARSERS,
     )
 
     host: str = setting("127.0.0.1", help="address to serve HTTP on", pattern=r"\S+")

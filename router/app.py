@@ -20,7 +20,8 @@ from router.api.documents import documents_router
 from router.api.service import service_router
 from router.api.tokenize import tokenize_router
 from router.api_metrics import ApiMetrics
-from router.chat.markup import AUTO, find_markup
+from router.chat.markup import find_markup
+from router.chat.parser_names import AUTO
 from router.generation import Generator, ReadinessCheck, ServedModel
 from router.grammar import GrammarChecker
 from router.http_errors import describe

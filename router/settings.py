@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from protocol.hashing import DEFAULT_SEED
 from router.api_keys import KEY_PATTERN
-from router.chat.markup import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from router.chat.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from runtime.settings import setting
 from runtime.worker_settings import NAME_PATTERN
 

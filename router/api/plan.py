@@ -127,7 +127,7 @@ class ChoicePlanner:
                 request_id=f"{self.identity.request_id}-{index}",
                 token_ids=prompt.token_ids,
                 sampling=sampling,
-                priority=self.fields.priority or 0,
+                priority=-(self.fields.priority or 0),  # theirs: lower is earlier
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
                 is_resumable=bool(self.fields.stream),

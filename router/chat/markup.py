@@ -14,13 +14,11 @@ from protocol.errors import ModelLoadError
 from router.chat import hermes, llama, mistral
 from router.chat.conversation import Conversation
 from router.chat.message_parser import MessageParser
+from router.chat.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
 from router.chat.tool_grammar import CallForm, ToolGrammar
 from router.chat.tool_parser import CallIds, ToolParser
 from router.tokenizer import Tokenizer
-
-AUTO = "auto"
-NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,6 @@ REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
 }
-TOOL_PARSERS = (AUTO, NONE, *TOOL_MARKUPS)
-REASONING_PARSERS = (AUTO, NONE, *REASONING_MARKERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_every_field_reaches_the_generator(api):
         logprobs=3,
         stop_token_ids=(12, 13),
     )
-    assert (request.priority, request.cache_salt) == (-4, "tenant")
+    assert (request.priority, request.cache_salt) == (4, "tenant")
     assert request.deadline_ms == 600_000
 
 

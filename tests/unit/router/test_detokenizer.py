@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,3 +133,55 @@ def test_a_decoder_of_another_kind_is_refused_by_name(decoder, named):
         tokenizer.decoder = decoder
     with pytest.raises(ModelLoadError, match=named):
         TokenBytes(tokenizer)
+
+
+DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
+STYLES = {
+    "byte-level": BYTE_LEVEL,
+    "sentencepiece": SENTENCEPIECE,
+    "demo model": HfTokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")),
+}
+
+
+def ids_by_bytes(tokenizer: HfTokenizer) -> dict[bytes, int]:
+    """Tokens by what they contribute to the text, those of single bytes among them."""
+    table = TokenBytes(tokenizer)
+    return {table.of(id_): id_ for id_ in reversed(range(tokenizer.get_vocab_size()))}
+
+
+BY_BYTES = {name: ids_by_bytes(tokenizer) for name, tokenizer in STYLES.items()}
+MANY_BYTES = st.text(
+    st.one_of(
+        st.characters(min_codepoint=0x80, exclude_categories=["Cs"]),
+        st.sampled_from("a é你😀👩\u200d🚀🇩\ufe0f\u0301"),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("style", sorted(STYLES))
+@given(text=MANY_BYTES, data=st.data())
+def test_a_text_survives_being_cut_into_tokens_at_any_byte(style, text, data):
+    by_bytes = BY_BYTES[style]
+    whole, ids = text.encode(), []
+    while whole:
+        sizes = [size for size in range(1, 9) if whole[:size] in by_bytes]
+        size = data.draw(st.sampled_from(sizes))
+        ids.append(by_bytes[whole[:size]])
+        whole = whole[size:]
+    detokenizer = Detokenizer(TokenBytes(STYLES[style]), frozenset(), at_start=False)
+    pieces = [*map(detokenizer.push, ids), detokenizer.flush()]
+    assert "".join(pieces) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("style", sorted(STYLES))
+@given(data=st.data())
+def test_any_bytes_decode_as_python_decodes_them(style, data):
+    """Also what is no UTF-8 at all: one token a byte, an error shown as soon as it is one."""
+    by_bytes = BY_BYTES[style]
+    raw = data.draw(st.binary(max_size=24))
+    raw = b"".join(bytes([byte]) for byte in raw if bytes([byte]) in by_bytes)
+    detokenizer = Detokenizer(TokenBytes(STYLES[style]), frozenset(), at_start=False)
+    pieces = [detokenizer.push(by_bytes[bytes([byte])]) for byte in raw]
+    assert "".join([*pieces, detokenizer.flush()]) == raw.decode(errors="replace")
