@@ -1,7 +1,9 @@
-"""Control links to the prefill workers that send us KV blocks, one per incarnation.
+"""Control links to the workers that send us KV blocks, one per incarnation.
 
-A link opens when it is first needed, says Hello, then tells the peer how to reach our pool; it
-closes when the peer is gone. Owner of the links; the fence around blocks is the receiver's.
+They are the fleet's prefill workers, to which a link opens as soon as they are known, and decode
+workers that hand requests over, to which it opens when it is needed. It says Hello, then tells the
+peer how to reach our pool, and closes when the peer is gone. Owner of the links; the fence around
+blocks is the receiver's.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from dataclasses import dataclass
 import zmq
 
 from protocol.errors import ProtocolError
-from protocol.messages import ControlMessage, Message, PrefillPeer
+from protocol.messages import (
+    ControlMessage,
+    Message,
+    PrefillPeer,
+    Role,
+    WorkerInfo,
+    WorkerState,
+)
 from runtime.control import ControlLink
 from runtime.process_watch import WatchedProcess
 from runtime.worker_process import Surroundings
@@ -20,6 +29,7 @@ from runtime.worker_process import Surroundings
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
+_MEET_S = 0.1
 
 
 @dataclass
@@ -27,13 +37,14 @@ class _Link:
     control: ControlLink
     worker_id: str
     process: WatchedProcess | None  # if it runs on our machine
+    is_leaving: bool  # it drains, and is meant to go
     next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
 
 
 class PrefillPeers:
-    """Prefill workers by incarnation.
+    """Workers that send, by incarnation.
 
     A peer on our machine is gone as soon as its process has ended, and not before: one that is
     stopped may go on in the middle of a write. One elsewhere is gone when it is silent for
@@ -48,6 +59,8 @@ class PrefillPeers:
         self._poller = poller
         self._silence_s = silence_s
         self._links: dict[str, _Link] = {}
+        self._met: set[str] = set()
+        self._next_meeting = 0.0
         self._unreachable: list[str] = []
         self._reset: list[str] = []
         self.refused = 0
@@ -58,6 +71,37 @@ class PrefillPeers:
         """Open links."""
         return len(self._links)
 
+    def meet(self, now: float) -> None:
+        """Open links to prefill workers that are new in the fleet, once each: the first handoff
+        of a pair need not wait for its connection then."""
+        if now < self._next_meeting:
+            return
+        self._next_meeting = now + _MEET_S
+        members = self._around.members()
+        for info in members:
+            link = self._links.get(info.incarnation)
+            if link is not None:
+                link.is_leaving |= info.state is WorkerState.DRAINING
+            elif info.incarnation not in self._met and self._may_send_to_us(info):
+                self.connect(
+                    PrefillPeer(
+                        worker_id=info.worker_id,
+                        incarnation=info.incarnation,
+                        control=info.control,
+                    )
+                )
+        self._met = {info.incarnation for info in members}
+
+    def _may_send_to_us(self, info: WorkerInfo) -> bool:
+        hello, ours = self._around.hello, self._around.descriptor.transport
+        return (
+            info.role is Role.PREFILL
+            and info.state is WorkerState.READY
+            and info.protocol_version == hello.protocol_version
+            and info.layout_fingerprint == hello.layout_fingerprint
+            and info.transport == ours
+        )
+
     def connect(self, peer: PrefillPeer) -> None:
         """Open the link to a peer unless it is open; one that cannot be opened is `gone`."""
         if peer.incarnation in self._links:
@@ -65,10 +109,13 @@ class PrefillPeers:
         try:
             control = ControlLink(self._around.network, peer.control, self._around.hello)
         except ProtocolError as error:
-            log.warning("prefill worker %s: %s", peer.worker_id, error)
+            log.warning("worker %s: %s", peer.worker_id, error)
             self._unreachable.append(peer.incarnation)
             return
-        self._links[peer.incarnation] = _Link(control, peer.worker_id, self._process_of(peer))
+        info = self._around.find(peer.worker_id, peer.incarnation)
+        is_leaving = info is not None and info.state is WorkerState.DRAINING
+        process = self._process_of(info)
+        self._links[peer.incarnation] = _Link(control, peer.worker_id, process, is_leaving)
         self._poller.register(control.socket, zmq.POLLIN)
         control.send(self._around.descriptor)
 
@@ -105,7 +152,8 @@ class PrefillPeers:
             link.control.tick(now)
             reason = self._reason_to_close(incarnation, link, now)
             if reason:
-                log.warning("prefill worker %s is gone: %s", link.worker_id, reason)
+                level = logging.INFO if link.is_leaving else logging.WARNING
+                log.log(level, "worker %s is gone: %s", link.worker_id, reason)
                 self._close(incarnation)
                 gone.append(incarnation)
         return gone
@@ -131,8 +179,7 @@ class PrefillPeers:
             return "it is silent and its lease has ended"
         return None
 
-    def _process_of(self, peer: PrefillPeer) -> WatchedProcess | None:
-        info = self._around.find(peer.worker_id, peer.incarnation)
+    def _process_of(self, info: WorkerInfo | None) -> WatchedProcess | None:
         is_near = info is not None and info.machine and info.machine == self._around.machine
         return WatchedProcess(info.pid) if info is not None and is_near else None
 

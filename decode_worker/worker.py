@@ -1,10 +1,9 @@
 """The decode worker's loop: receive, schedule, compute, deliver.
 
-A sequence whose prompt is prefilled elsewhere is admitted with only the blocks it lacks, which
-are granted to its prefill worker, and joins the batch when all of them and its first token are
-here. Prompts without a prefill worker, and the suffixes of prefixes that are still cached, are
-prefilled here in chunks between decodes. What is to leave, because the worker drains, goes on
-elsewhere with the blocks that it has here (`decode_worker.departures`). Owner of the tasks, and of
+A sequence whose KV comes from elsewhere is admitted with only the blocks it lacks, which are
+granted to their sender, and joins the batch when all of them and its first token are here. Other
+prompts, and suffixes of cached prefixes, are prefilled here in chunks between decodes. What is to
+leave goes on elsewhere with its blocks (`decode_worker.departures`). Owner of the tasks, and of
 the blocks of ended ones that a peer may still write to.
 """
 
@@ -81,17 +80,18 @@ class DecodeWorker:
         self._ended = ClosedHandoffs(_REMEMBERED)
         self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
 
+    @property
+    def num_jobs(self) -> int:
+        """What is left to do before the worker may end."""
+        return len(self._tasks) + len(self._fenced) + self._departures.num_open
+
     def run(self) -> None:
         """Serve until the process is told to stop and nothing is left to do."""
-        while not self._host.is_finished(self._num_jobs):
+        while not self._host.is_finished(self.num_jobs):
             self.turn()
         self._departures.give_up("the worker stopped")
         for task in list(self._tasks.values()):
             self._give_up(task, "the worker stopped", retryable=True)
-
-    @property
-    def _num_jobs(self) -> int:
-        return len(self._tasks) + len(self._fenced) + self._departures.num_open
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -115,12 +115,13 @@ class DecodeWorker:
             self._departures.abort_all()
             if self._departures.num_open == 0:
                 self._host.reincarnate()
-        for router, message in self._host.server.receive():
-            self._handle(router, message)
+        for peer, message in self._host.server.receive():
+            self._handle(peer, message)
         for peer in self._host.server.lost(self._host.now()):
             for task in [task for task in self._tasks.values() if task.router == peer]:
                 self._abort(task.key)
             self._departures.lose(peer)
+        self._peers.meet(self._host.now())
         for incarnation, message in self._peers.receive():
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):

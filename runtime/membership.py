@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -103,6 +103,10 @@ class WorkerLease:
         """Another worker's registration in the last view of the fleet. Never blocks."""
         info = self._view.members.get(worker_id)
         return info if info is not None and info.incarnation == incarnation else None
+
+    def members(self) -> Collection[WorkerInfo]:
+        """Every worker of the last view of the fleet, ourselves among them. Never blocks."""
+        return self._view.members.values()
 
     def holds_until(self) -> float:
         """Until when nobody can take us for dead because our lease ended; by `time.monotonic`.

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,6 +73,7 @@ class Surroundings:
     descriptor: PeerDescriptor
     is_alive: Callable[[str, str], bool]
     find: Callable[[str, str], WorkerInfo | None]
+    members: Callable[[], Collection[WorkerInfo]]
     machine: str
     stack: ExitStack
 
@@ -197,6 +198,7 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
         descriptor=local.descriptor,
         is_alive=lease.is_alive,
         find=lease.find,
+        members=lease.members,
         machine=info.machine,
         stack=stack,
     )

@@ -213,6 +213,9 @@ class FakePeers:
         self.dead: list[str] = []
         self.forgotten: list[str] = []
 
+    def meet(self, now: float) -> None:
+        pass
+
     def connect(self, peer: PrefillPeer) -> None:
         if peer.incarnation not in self.connected:
             self.connected.append(peer.incarnation)

@@ -171,7 +171,7 @@ class Handover:
     def is_idle(self) -> bool:
         benches = (self.d, self.e)
         return not (
-            any(bench.worker._num_jobs or bench.server.inbox for bench in benches)
+            any(bench.worker.num_jobs or bench.server.inbox for bench in benches)
             or any(bench.sender.num_open + bench.receiver.num_open for bench in benches)
             or any((self.to_d, self.to_e, self.d.transfers.writes))
         )
@@ -272,7 +272,7 @@ def test_the_worker_stays_until_the_blocks_have_moved(pair: Handover) -> None:
     pair.run_to(5)
     pair.d.stop.since = pair.clock.now
     pair.leave()
-    assert not pair.d.host.is_finished(pair.d.worker._num_jobs)
+    assert not pair.d.host.is_finished(pair.d.worker.num_jobs)
     pair.go_on()
     for _ in range(3):
         pair.deliver("d")
@@ -280,12 +280,12 @@ def test_the_worker_stays_until_the_blocks_have_moved(pair: Handover) -> None:
         pair.deliver("e")
         pair.turn("e")
     assert pair.d.transfers.writes
-    assert not pair.d.host.is_finished(pair.d.worker._num_jobs)
+    assert not pair.d.host.is_finished(pair.d.worker.num_jobs)
     for _ in range(2):
         pair.write_lands()
         pair.write_finishes()
         pair.turn("d")
-    assert pair.d.host.is_finished(pair.d.worker._num_jobs)
+    assert pair.d.host.is_finished(pair.d.worker.num_jobs)
 
 
 def test_when_the_grace_is_over_the_router_hears_that_it_failed(pair: Handover) -> None:

@@ -1,4 +1,5 @@
-"""Links to prefill workers open when needed, introduce our pool, close when the peer is gone."""
+"""Links to prefill workers open when these appear, or are needed, introduce our pool, and close
+when the peer is gone."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -23,6 +24,8 @@ from protocol.messages import (
     PeerDescriptor,
     PrefillPeer,
     Role,
+    WorkerInfo,
+    WorkerState,
 )
 from runtime.control import ControlServer, HelloPolicy, Peer
 from runtime.network import Network
@@ -56,12 +59,14 @@ class Pair:
         )
         self.alive = True
         self.info: Any = None
+        self.members: list[WorkerInfo] = []
         around = Surroundings(
             network=self.network,
             hello=hello,
             descriptor=bench.descriptor,
             is_alive=lambda name, inc: self.alive,
             find=lambda name, inc: self.info,
+            members=lambda: self.members,
             machine="here",
             stack=ExitStack(),
         )
@@ -97,6 +102,66 @@ def introduce(pair: Pair) -> None:
     pair.peers.connect(pair.peer)  # is open already
     assert pair.peers.num_links == 1
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
+
+
+def member(pair: Pair, **changes: Any) -> WorkerInfo:
+    """The prefill worker's registration."""
+    info = WorkerInfo(
+        worker_id="p",
+        incarnation="p-i",
+        role=Role.PREFILL,
+        state=WorkerState.READY,
+        host="h",
+        pid=1,
+        control=pair.endpoint,
+        events="",
+        protocol_version=PROTOCOL_VERSION,
+        model="m",
+        model_fingerprint="m",
+        layout_fingerprint="layout",
+        transport="fake",
+        block_size=4,
+        num_blocks=16,
+        max_context=64,
+    )
+    return msgspec.structs.replace(info, **changes)
+
+
+def test_a_prefill_worker_that_appears_gets_to_know_our_pool(pair: Pair) -> None:
+    pair.peers.meet(0.0)
+    pair.members = [member(pair)]
+    pair.peers.meet(0.05)
+    assert pair.peers.num_links == 0, "it is not the time to look yet"
+    pair.peers.meet(0.2)
+    pair.peers.meet(0.4)
+    assert pair.peers.num_links == 1
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    assert [type(message) for _, message in pair.heard] == [PeerDescriptor]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": Role.DECODE},
+        {"state": WorkerState.LOADING},
+        {"state": WorkerState.DRAINING},
+        {"layout_fingerprint": "other"},
+        {"transport": "other"},
+        {"protocol_version": PROTOCOL_VERSION + 1},
+    ],
+)
+def test_who_will_not_send_to_us_is_left_alone(pair: Pair, changes: dict[str, Any]) -> None:
+    pair.members = [member(pair, **changes)]
+    pair.peers.meet(1.0)
+    assert pair.peers.num_links == 0
+
+
+def test_one_that_refuses_us_is_met_once(pair: Pair) -> None:
+    pair.members = [member(pair, incarnation="former")]
+    pair.peers.meet(1.0)
+    pair.exchange(lambda: pair.peers.receive() or pair.peers.gone(1.0))
+    pair.peers.meet(2.0)
+    assert pair.peers.num_links == 0
 
 
 def test_our_pool_is_introduced_before_anything_else(pair: Pair) -> None:
@@ -172,7 +237,7 @@ def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
 def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pair) -> None:
     """It may be stopped in the middle of a write; neither silence nor its lease says more."""
     with subprocess.Popen(["sleep", "1000"]) as process:
-        pair.info = SimpleNamespace(machine="here", pid=process.pid)
+        pair.info = member(pair, machine="here", pid=process.pid)
         pair.peers.connect(pair.peer)
         pair.alive = False
         process.send_signal(signal.SIGSTOP)
@@ -183,7 +248,7 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pai
 
 
 def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
-    pair.info = SimpleNamespace(machine="elsewhere", pid=os.getpid())
+    pair.info = member(pair, machine="elsewhere", pid=os.getpid())
     pair.peers.connect(pair.peer)
     pair.alive = False
     assert pair.peers.gone(1e9) == ["p-i"]
