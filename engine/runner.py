@@ -17,6 +17,7 @@ from engine.model import DecoderModel
 from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
 from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.token_history import TokenHistory, mask_of, words_ends
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class ModelRunner:
         if not sampled:
             return []
         allowed, failures = _collect_masks(sampled, masks)
-        rows = [_sample_row(s, allowed.get(position)) for position, s in enumerate(sampled)]
+        vocab_size = logits.shape[-1]
+        rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
         return self._sample(logits, rows, failures)
 
     def _begin_masks(self, sampled: list[Sequence]) -> Future[list[TokenMask | None]] | None:
@@ -127,12 +129,32 @@ def _collect_masks(
     return allowed, failures
 
 
-def _sample_row(sequence: Sequence, allowed: TokenMask | None) -> SampleRow:
+def _sample_row(sequence: Sequence, grammar_mask: TokenMask | None, vocab_size: int) -> SampleRow:
     params = sequence.sampling
-    if not params.penalizes:
-        return SampleRow(params, sequence.num_output, (), (), allowed)
-    prompt, output = (
-        sequence.tokens[: sequence.num_prompt],
-        sequence.tokens[sequence.num_prompt :],
+    allowed = grammar_mask
+    if params.allowed_token_ids is not None:
+        listed = mask_of(params.allowed_token_ids, vocab_size)
+        allowed = listed if allowed is None else allowed & listed
+    return SampleRow(
+        params,
+        sequence.num_output,
+        history=_history(sequence) if params.penalizes else None,
+        allowed=allowed,
+        forbidden=_ends_of_bad_words(sequence) if params.bad_words else (),
     )
-    return SampleRow(params, sequence.num_output, prompt, output, allowed)
+
+
+def _history(sequence: Sequence) -> TokenHistory:
+    """Its tokens so far, to which only those since the last step are added."""
+    if sequence.history is None:
+        sequence.history = TokenHistory(sequence.tokens[: sequence.num_prompt])
+    known = sequence.num_prompt + sequence.history.num_output
+    sequence.history.extend(sequence.tokens[known:])
+    return sequence.history
+
+
+def _ends_of_bad_words(sequence: Sequence) -> list[int]:
+    words = sequence.sampling.bad_words
+    longest = max(map(len, words))
+    start = max(sequence.num_prompt, sequence.num_tokens - longest)
+    return words_ends(words, sequence.tokens[start:])

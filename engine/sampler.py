@@ -5,23 +5,25 @@ for bit: no other row, no padding and no thread count changes it, so that any wo
 attempt continues a text identically. Hence sums over the vocabulary are sums of integers (exact
 in any order), and filters cut at a value, never at a rank (tokens of equal logits stay together).
 
-Order, as OpenAI, vLLM and Hugging Face have it: the grammar's mask, repetition penalty, frequency
-and presence penalties, logit bias, `min_tokens` mask; then greedy ends; else temperature, top-k,
-top-p, min-p, and the choice by inverse CDF with one uniform number per row. Log-probabilities are
-those of the model itself: of the raw logits, before all of this (vLLM's default).
+Order, as OpenAI, vLLM and Hugging Face have it: the mask of allowed tokens, repetition penalty,
+frequency and presence penalties, logit bias, forbidden words, `min_tokens` mask; then greedy ends;
+else temperature, top-k, top-p, min-p, and the choice by inverse CDF with one uniform number per
+row. Log-probabilities are those of the model itself: of the raw logits, before all of this
+(vLLM's default).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.device import to_device
 from engine.grammar import TokenMask
+from engine.token_history import TokenHistory
 from protocol.errors import GenerationFailed
 from protocol.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -35,16 +37,18 @@ _FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at fir
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sequence's row of logits: its parameters, the output index to choose, its tokens.
+    """One sequence's row of logits: its parameters, and the output index to choose.
 
-    `allowed` is the mask of what a grammar lets come next.
+    `history` is its tokens so far, which rows with penalties need. `allowed` masks what may come
+    next (by a grammar, or a list of tokens), `forbidden` are ids that may not (they would
+    complete a forbidden word).
     """
 
     params: SamplingParams
     index: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    history: TokenHistory | None = None
     allowed: TokenMask | None = None
+    forbidden: Sequence[int] = ()
 
     @property
     def greedy(self) -> bool:
@@ -208,6 +212,7 @@ def _needs_adjusting(row: SampleRow) -> bool:
         row.allowed is not None
         or params.penalizes
         or bool(params.logit_bias)
+        or bool(row.forbidden)
         or row.index < params.min_tokens
     )
 
@@ -231,7 +236,8 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.gather(-1, ids[:, None]).squeeze(-1), ids
 
 
-_Adjustment = dict[int, float]  # token id to the number that changes its logit
+_Adjustment = tuple[npt.ArrayLike, npt.ArrayLike]  # token ids, and numbers that change them
+_UNCHANGED: _Adjustment = ((), ())
 
 
 def _flat(
@@ -243,12 +249,11 @@ def _flat(
     vocab_size = logits.shape[-1]
     indices, numbers = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for position, row in enumerate(rows):
-        by_id = adjustment(row)
-        if by_id:
-            ids = np.fromiter(by_id.keys(), np.int64, len(by_id))
+        ids, changes = (np.asarray(each) for each in adjustment(row))
+        if len(ids):
             known = (ids >= 0) & (ids < vocab_size)  # another id cannot be chosen anyway
-            indices.append(ids[known] + position * vocab_size)
-            numbers.append(np.fromiter(by_id.values(), np.float32, len(by_id))[known])
+            indices.append(ids[known].astype(np.int64) + position * vocab_size)
+            numbers.append(np.broadcast_to(changes, ids.shape)[known].astype(np.float32))
     return (
         to_device(torch.from_numpy(np.concatenate(indices)), logits.device),
         to_device(torch.from_numpy(np.concatenate(numbers)), logits.device),
@@ -257,27 +262,42 @@ def _flat(
 
 def _repetition_penalties(row: SampleRow) -> _Adjustment:
     """Hugging Face's: seen in prompt or output; divides positive, multiplies negative logits."""
-    if row.params.repetition_penalty == 1.0:
-        return {}
-    return dict.fromkeys((*row.prompt_ids, *row.output_ids), row.params.repetition_penalty)
+    penalty = row.params.repetition_penalty
+    if penalty == 1.0:
+        return _UNCHANGED
+    return _history_of(row).seen_ids, penalty
 
 
 def _additions(row: SampleRow) -> _Adjustment:
     """OpenAI's presence and frequency penalties, over the output alone, and logit bias."""
     params = row.params
-    amounts = dict(params.logit_bias or {})
-    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        for token_id, count in Counter(row.output_ids).items():
-            penalty = params.presence_penalty + params.frequency_penalty * count
-            amounts[token_id] = amounts.get(token_id, 0.0) - penalty
-    return amounts
+    bias = params.logit_bias or {}
+    if params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
+        return list(bias.keys()), list(bias.values())
+    history = _history_of(row)
+    penalties = params.presence_penalty + params.frequency_penalty * history.output_counts
+    amounts = -penalties
+    places = [(token_id, history.output_place(token_id)) for token_id in bias]
+    for token_id, place in places:
+        if place is not None:
+            amounts[place] = bias[token_id] - penalties[place]
+    fresh = [token_id for token_id, place in places if place is None]
+    ids = np.concatenate((history.output_ids, np.array(fresh, dtype=np.int64)))
+    return ids, np.concatenate((amounts, [bias[token_id] for token_id in fresh]))
 
 
 def _forbidden(row: SampleRow) -> _Adjustment:
-    """What ends the sequence, while it is shorter than `min_tokens`."""
-    if row.index >= row.params.min_tokens:
-        return {}
-    return dict.fromkeys(row.params.stop_token_ids, -torch.inf)
+    """What would complete a forbidden word, and what ends the sequence, while it is shorter than
+    `min_tokens`."""
+    ids = list(row.forbidden)
+    if row.index < row.params.min_tokens:
+        ids += row.params.stop_token_ids
+    return ids, -np.inf
+
+
+def _history_of(row: SampleRow) -> TokenHistory:
+    assert row.history is not None, "a row with penalties comes with its tokens"
+    return row.history
 
 
 def _check_finite(largest: torch.Tensor, logits: torch.Tensor) -> None:

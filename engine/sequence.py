@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.grammar import GrammarMatcher
+from engine.token_history import TokenHistory
 from protocol.hashing import next_hash
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
@@ -54,7 +55,7 @@ class Sequence:
     caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
     KV in `block_table`. `remote` means that the blocks and the first token come from a peer;
     `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
-    where `sampling` has one.
+    where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Sequence:
     remote: bool = False
     prefill_only: bool = False
     grammar: GrammarMatcher | None = None
+    history: TokenHistory | None = None
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     num_cached: int = 0

@@ -10,6 +10,8 @@ import msgspec
 
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_TOKENS = 512
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +25,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `grammar` constrains the output's text: llguidance's Lark (`start: %json {...}`), or its JSON
     form (`{"grammars": [...]}`). The end-of-text token may be chosen only where the grammar is
-    complete, and the sequence stops where nothing can follow.
+    complete, and the sequence stops where nothing can follow. Of `allowed_token_ids`, where there
+    are any, all chosen tokens are; `bad_words` are sequences of tokens that the output may not
+    contain: the last one is masked where it would complete one.
     """
 
     max_tokens: int
@@ -40,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     grammar: str | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def penalizes(self) -> bool:

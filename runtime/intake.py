@@ -13,7 +13,13 @@ from protocol.errors import InvalidRequest
 from protocol.hashing import chain_root
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill
-from protocol.sampling import MAX_GRAMMAR_CHARS, MAX_LOGPROBS, SamplingParams
+from protocol.sampling import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_CHARS,
+    MAX_LOGPROBS,
+    SamplingParams,
+)
 
 
 class Intake:
@@ -105,6 +111,18 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequest(f"logprobs must lie in [0, {MAX_LOGPROBS}]", "logprobs")
     if sampling.grammar is not None and len(sampling.grammar) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"a grammar has {MAX_GRAMMAR_CHARS} characters at most", "grammar")
+    allowed = sampling.allowed_token_ids
+    if allowed is not None and not _are_tokens(allowed, vocab_size):
+        raise InvalidRequest("allowed_token_ids must be tokens, one at least", "allowed_token_ids")
+    if len(sampling.bad_words) > MAX_BAD_WORDS or not all(
+        len(word) <= MAX_BAD_WORD_TOKENS and _are_tokens(word, vocab_size)
+        for word in sampling.bad_words
+    ):
+        raise InvalidRequest("bad_words are too many, too long, or no tokens", "bad_words")
     for token_id, bias in (sampling.logit_bias or {}).items():
         if not 0 <= token_id < vocab_size or not -1e4 <= bias <= 1e4:
             raise InvalidRequest(f"logit_bias {token_id}: {bias} is out of range", "logit_bias")
+
+
+def _are_tokens(token_ids: tuple[int, ...], vocab_size: int) -> bool:
+    return bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < vocab_size

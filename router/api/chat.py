@@ -33,6 +33,7 @@ from router.api.responses import (
     Usage,
 )
 from router.api.structured import wanted_grammar
+from router.bad_words import bad_word_tokens
 from router.chat.events import JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
 from router.choices import Choice
@@ -53,7 +54,10 @@ def chat_router(context: ApiContext) -> APIRouter:
         grammar = await wanted_grammar(
             fields.response_format, fields.structured_outputs, context.grammars
         )
-        wish = OutputWish(fields.output_limit, None, fields.logprobs_count, "messages", grammar)
+        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
+        wish = OutputWish(
+            fields.output_limit, None, fields.logprobs_count, "messages", grammar, bad_words
+        )
         planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
         answer_format = ChatFormat(
             fields.answer_id(identity.request_id),

@@ -20,6 +20,7 @@ from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.responses import Completion, CompletionChoice, Usage
 from router.api.structured import wanted_grammar
+from router.bad_words import bad_word_tokens
 from router.choices import Choice
 from router.fill_in_middle import fill_in_middle
 from router.output import TextDelta
@@ -42,7 +43,10 @@ def completions_router(context: ApiContext) -> APIRouter:
         grammar = await wanted_grammar(
             fields.response_format, fields.structured_outputs, context.grammars
         )
-        wish = OutputWish(fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar)
+        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
+        wish = OutputWish(
+            fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar, bad_words
+        )
         choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
             fields.answer_id(identity.request_id),

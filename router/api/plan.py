@@ -43,7 +43,7 @@ class OutputWish:
 
     `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
     context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the
-    output's text.
+    output's text; `bad_words` are the token sequences that it may not contain.
     """
 
     requested_tokens: int | None
@@ -51,6 +51,7 @@ class OutputWish:
     logprobs: int | None
     prompt_param: str
     grammar: str | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 def check_model(context: ApiContext, name: str) -> None:
@@ -110,7 +111,9 @@ class ChoicePlanner:
         sampling = build_sampling(
             self.fields, self.context.defaults, max_tokens, self.wish.logprobs, name
         )
-        return msgspec.structs.replace(sampling, grammar=self.wish.grammar)
+        return msgspec.structs.replace(
+            sampling, grammar=self.wish.grammar, bad_words=self.wish.bad_words
+        )
 
     def _choice(
         self, place: tuple[int, int], prompt: EncodedPrompt, sampling: SamplingParams

@@ -29,6 +29,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKENS = 4096
+MAX_BAD_STRINGS = 128
 _INT32_MAX = 2**31 - 1
 
 
@@ -89,6 +91,9 @@ _Stop = Annotated[
 ]
 
 
+_BadWord = Annotated[str, Field(min_length=1, max_length=100)]
+
+
 class GenerationFields(RequestBody):
     """How to sample, when to stop and how to answer."""
 
@@ -114,6 +119,13 @@ class GenerationFields(RequestBody):
     stop_token_ids: (
         Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None
     ) = None
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)
+        ]
+        | None
+    ) = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=MAX_BAD_STRINGS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -53,6 +53,7 @@ def build_sampling(
         logit_bias={int(key): value for key, value in bias.items()} or None,
         logprobs=logprobs,
         stop_token_ids=tuple(sorted(stop_ids)),
+        allowed_token_ids=_sorted_ids(fields.allowed_token_ids),
     )
 
 
@@ -69,6 +70,7 @@ def stop_rules(fields: GenerationFields, sampling: SamplingParams) -> StopRules:
 def check_vocabulary(fields: GenerationFields, vocab_size: int) -> None:
     """Refuses ids that name no token, in every field but the prompt. Raises InvalidRequest."""
     check_token_ids(fields.stop_token_ids or (), vocab_size, "stop_token_ids")
+    check_token_ids(fields.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     for key in fields.logit_bias or {}:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise InvalidRequest(f"'logit_bias': {key!r} is not a token id", "logit_bias")
@@ -123,3 +125,7 @@ def _fold(seed: int) -> int:
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _sorted_ids(token_ids: list[int] | None) -> tuple[int, ...] | None:
+    return None if token_ids is None else tuple(sorted(set(token_ids)))

@@ -13,7 +13,7 @@ import pytest
 from cli.fleet import Fleet
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
-from tests.integration.fleets import counters, running_fleet
+from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.schemas import make_schemas
 from tests.integration.structured import CONCURRENCY, ask, check
 
@@ -51,6 +51,20 @@ def test_the_text_conforms_to_its_schema_and_is_the_same_on_every_path(
     compare(path, texts)
     handoffs = counters(running, "decode-1")["handoffs"]
     assert (handoffs > len(SCHEMAS) // 2) == (path == "apart")
+
+
+def test_only_allowed_tokens_come_and_no_bad_word(fleet: tuple[Fleet, str]) -> None:
+    running, _path = fleet
+    prompt = list(range(20, 60))
+    free = complete(running, prompt, max_tokens=12)["choices"][0]["token_ids"]
+    wanted = sorted({free[0], 70, 80})
+    answer = complete(running, prompt, max_tokens=12, allowed_token_ids=wanted)
+    assert answer["choices"][0]["token_ids"][0] == free[0]
+    assert set(answer["choices"][0]["token_ids"]) <= set(wanted)
+    text = complete(running, prompt, max_tokens=12)["choices"][0]["text"]
+    word = text.split()[-1]
+    answer = complete(running, prompt, max_tokens=12, bad_words=[word])
+    assert f" {word}" not in answer["choices"][0]["text"]
 
 
 def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFleet) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampler import InvalidLogits, Sampler, SampleRow, _adjust, _mix64, uniform
+from engine.token_history import TokenHistory
 from protocol.errors import GenerationFailed
 from protocol.sampling import SamplingParams
 
@@ -23,7 +24,9 @@ VOCAB = 53
 
 def row(index: int = 0, prompt: tuple = (), output: tuple = (), **params) -> SampleRow:
     fields = {"max_tokens": 100, "seed": 0} | params
-    return SampleRow(SamplingParams(**fields), index, list(prompt), list(output))
+    history = TokenHistory(prompt)
+    history.extend(output)
+    return SampleRow(SamplingParams(**fields), index, history)
 
 
 def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0, spread: float = 3.0):
@@ -42,10 +45,12 @@ def reference_adjusted(logits: list[float], sample_row: SampleRow) -> list[float
     """Logits after penalties, bias and mask, in plain Python."""
     params = sample_row.params
     values = list(logits)
-    for token in {*sample_row.prompt_ids, *sample_row.output_ids}:
+    history = sample_row.history
+    for token in history.seen_ids.tolist():
         penalty = params.repetition_penalty
         values[token] = values[token] * penalty if values[token] < 0 else values[token] / penalty
-    for token, count in Counter(sample_row.output_ids).items():
+    counts = zip(history.output_ids.tolist(), history.output_counts.tolist(), strict=True)
+    for token, count in counts:
         values[token] -= params.frequency_penalty * count + params.presence_penalty
     for token, bias in (params.logit_bias or {}).items():
         values[token] += bias
@@ -349,6 +354,13 @@ def test_a_mask_leaves_what_it_allows_and_touches_no_other_row(temperature, spar
         words[token // 32] = np.uint32(1 << token % 32).astype(np.int32)
         masked = Sampler(VOCAB).sample(logits, [rows[0], replace(rows[1], allowed=words), rows[2]])
         assert [each.token_id for each in masked] == [free[0].token_id, token, free[2].token_id]
+
+
+def test_forbidden_ids_are_never_chosen():
+    logits = random_logits(1)
+    best = int(logits.argmax())
+    (token,) = Sampler(VOCAB).sample(logits, [replace(row(temperature=0.0), forbidden=[best])])
+    assert token.token_id != best
 
 
 def test_a_row_in_which_nothing_is_allowed_is_named_apart():

@@ -37,6 +37,8 @@ SHARED: dict[str, tuple[object, ...]] = {
     "n": (*NOT_INTEGERS, 0, -1, 129),
     "stop": (1, True, {}, "", [""], ["a", 1], ["a"] * 17, "x" * 1025),
     "stop_token_ids": (5, "5", ["5"], [True], [-1], [HUGE], [285], [1] * 257),
+    "allowed_token_ids": ([], [-1], [285], ["1"], [True], {}, "x", [0] * 4097),
+    "bad_words": ("x", [""], [1], {}, ["x" * 101], ["x"] * 129),
     "ignore_eos": NOT_BOOLEANS,
     "include_stop_str_in_output": NOT_BOOLEANS,
     "skip_special_tokens": NOT_BOOLEANS,

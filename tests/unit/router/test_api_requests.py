@@ -44,11 +44,15 @@ def test_every_field_reaches_the_generator(api):
         logit_bias={"10": -100, "11": 2.5},
         logprobs=3,
         stop_token_ids=[12, 13, 12],
+        allowed_token_ids=[15, 14, 15],
+        bad_words=["one"],
         ignore_eos=True,
         priority=-4,
         cache_salt="tenant",
     )
     request = only_request(api)
+    spellings = [api.tokenizer.encode(each, add_special_tokens=False) for each in ("one", " one")]
+    bad_words = tuple(map(tuple, spellings))
     assert request.sampling == SamplingParams(
         max_tokens=9,
         seed=7,
@@ -63,6 +67,8 @@ def test_every_field_reaches_the_generator(api):
         logit_bias={10: -100.0, 11: 2.5},
         logprobs=3,
         stop_token_ids=(12, 13),
+        allowed_token_ids=(14, 15),
+        bad_words=bad_words,
     )
     assert (request.priority, request.cache_salt) == (4, "tenant")
     assert request.deadline_ms == 600_000
