@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from decode_worker.peers import PrefillPeers
+from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
 from kv_transfer.receiver import HandoffReceiver
@@ -36,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
         surroundings.stack.callback(peers.close)
         sender = HandoffSender(margin_s=settings.grant_margin_ms / 1e3)
-        return DecodeWorker(host, receiver, sender, peers)
+        resumption = Resumption(host, settings.resume_grace_s)
+        return DecodeWorker(host, receiver, sender, peers, resumption)
 
     return run_worker(settings, Role.DECODE, build)
 

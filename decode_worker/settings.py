@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.settings import setting
 from runtime.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(WorkerSettings):
-    """What a decode worker can be told; nothing, as yet, beyond what every worker can."""
+    """What a decode worker can be told beyond what every worker can."""
+
+    resume_grace_s: float = setting(
+        30.0,
+        help="how long a stream whose router is gone goes on, and a finished one is kept, for its "
+        "client to resume it; 0: not at all",
+        unit="s",
+        minimum=0,
+    )

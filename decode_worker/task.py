@@ -10,10 +10,12 @@ from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
     ChunkSpan,
     DecodeTrace,
+    FinishReason,
     HandedOver,
     HandoffToken,
     HandOver,
     PrefillPeer,
+    Resumed,
     SequenceTokens,
 )
 from protocol.sampling import TokenLogprobs
@@ -25,7 +27,9 @@ class Task:
     """An attempt from its Generate message until its last token.
 
     A remote one joins the batch when it has both its `token` and all its blocks. Times are
-    microseconds of the Unix epoch, 0 while something has not happened.
+    microseconds of the Unix epoch, 0 while something has not happened. `attempt` is the number
+    under which its router knows it, which a Resume changes; the handoff keeps its name. One that
+    is resumable may lose its router (`orphaned_at`, seconds of the loop's clock).
     """
 
     router: Peer
@@ -40,7 +44,27 @@ class Task:
     first_step_us: int = 0
     num_decode_steps: int = 0
     is_announced: bool = False
+    is_resumable: bool = False
+    attempt: int = -1
+    orphaned_at: float | None = None
+    num_emitted: int = 0
+    cached_tokens: int = 0
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Log-probabilities of tokens that earlier attempts gave are not here."""
+        sequence = self.sequence
+        self.attempt = sequence.attempt
+        self.num_emitted = sequence.num_output
+        if sequence.sampling.logprobs is not None and sequence.num_output:
+            self.is_resumable = False
+
+    @property
+    def asked(self) -> HandoffKey:
+        """The attempt as its router names it."""
+        return HandoffKey(self.sequence.request_id, self.attempt)
 
     @property
     def key(self) -> HandoffKey:
@@ -62,9 +86,14 @@ class Task:
         """One token for the router; the attempt's first one says how much was cached."""
         first, self.is_announced = not self.is_announced, True
         cached = self.token.cached_tokens if self.token else self.sequence.num_cached
+        self.num_emitted, self.finish = produced.index + 1, produced.finish
+        if first:
+            self.cached_tokens = cached
+        if logprobs is not None and self.is_resumable:
+            self.logprobs.append(logprobs)
         return SequenceTokens(
             request_id=self.sequence.request_id,
-            attempt=self.sequence.attempt,
+            attempt=self.attempt,
             index=produced.index,
             token_ids=[produced.token_id],
             logprobs=None if logprobs is None else [logprobs],
@@ -73,11 +102,25 @@ class Task:
             trace=trace,
         )
 
+    def resumed(self, attempt: int, trace: DecodeTrace | None) -> Resumed:
+        """Everything so far, for the router that takes it up as `attempt`."""
+        num_prompt = self.sequence.num_prompt
+        wants_logprobs = self.sequence.sampling.logprobs is not None
+        return Resumed(
+            request_id=self.sequence.request_id,
+            attempt=attempt,
+            token_ids=self.sequence.tokens[num_prompt : num_prompt + self.num_emitted],
+            logprobs=list(self.logprobs) if wants_logprobs else None,
+            finish=self.finish,
+            cached_tokens=self.cached_tokens,
+            trace=trace,
+        )
+
     def handed_over(self, asked: HandOver, keeps_kv: bool, trace: DecodeTrace) -> HandedOver:
         """The end of the attempt's part here, in answer to what was asked."""
         return HandedOver(
             request_id=self.sequence.request_id,
-            attempt=self.sequence.attempt,
+            attempt=self.attempt,
             next_attempt=asked.next_attempt,
             num_output=self.sequence.num_output,
             keeps_kv=keeps_kv,

@@ -14,6 +14,7 @@ from collections import defaultdict
 
 from decode_worker.departures import Departures
 from decode_worker.peers import PrefillPeers
+from decode_worker.resumption import Resumption
 from decode_worker.task import Task
 from engine.engine import StepResult
 from engine.scheduler import Batch, Produced
@@ -45,6 +46,7 @@ from protocol.messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    Resume,
     Role,
     SequenceTokens,
     StepTokens,
@@ -68,6 +70,7 @@ class DecodeWorker:
         receiver: HandoffReceiver,
         sender: HandoffSender,
         peers: PrefillPeers,
+        resumption: Resumption,
     ) -> None:
         self._host = host
         self._engine = host.engine
@@ -75,6 +78,7 @@ class DecodeWorker:
         self._receiver = receiver
         self._peers = peers
         self._departures = Departures(host, sender)
+        self._resumption = resumption
         self._tasks: dict[HandoffKey, Task] = {}
         self._fenced: dict[HandoffKey, Sequence] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
@@ -110,17 +114,15 @@ class DecodeWorker:
     def _receive(self) -> None:
         self._host.wait()
         if self._host.has_lapsed:
-            for key in list(self._tasks):
-                self._abort(key)
+            for task in list(self._tasks.values()):
+                self._end(task)
+            self._resumption.clear()
             self._departures.abort_all()
             if self._departures.num_open == 0:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
-        for peer in self._host.server.lost(self._host.now()):
-            for task in [task for task in self._tasks.values() if task.router == peer]:
-                self._abort(task.key)
-            self._departures.lose(peer)
+        self._let_go()
         self._peers.meet(self._host.now())
         for incarnation, message in self._peers.receive():
             self._handle_prefill(incarnation, message)
@@ -135,29 +137,49 @@ class DecodeWorker:
         self._departures.sweep()
         self._host.transfers.expect(self._receiver.num_open > 0)
 
+    def _let_go(self) -> None:
+        """Routers and decode workers that are gone, and streams that nobody came for."""
+        for peer in self._host.server.lost(self._host.now()):
+            for task in [task for task in self._tasks.values() if task.router == peer]:
+                if not self._resumption.try_orphan(task):
+                    self._end(task)
+            self._departures.lose(peer)
+        for task in self._resumption.overdue(self._tasks.values()):
+            self._end(task)
+
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
         match message:
             case Generate() if peer.role is Role.ROUTER:
                 self._start(peer, message)
             case Abort() if peer.role is Role.ROUTER:
-                self._abort(key_of(message))
+                self._abort(peer, message)
+            case Resume() if peer.role is Role.ROUTER:
+                tasks = [t for key, t in self._tasks.items() if key[0] == message.request_id]
+                self._resumption.answer(peer, message, tasks[0] if tasks else None)
             case HandOver() if peer.role is Role.ROUTER:
-                self._hand_over(message)
+                self._hand_over(peer, message)
             case PeerDescriptor() | KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
                 self._departures.handle(peer, message)
             case _:
                 self._host.answer_common(peer, message)
+
+    def _task_of(self, router: Peer, message: Abort | HandOver) -> Task | None:
+        """The task that a router speaks of, if it is that router's."""
+        asked = key_of(message)
+        return next(
+            (t for t in self._tasks.values() if t.asked == asked and t.router == router), None
+        )
 
     def _start(self, router: Peer, message: Generate) -> None:
         """A new attempt; an older one of the same request ends. One that was here before is not
         begun again."""
         key = key_of(message)
         others = [other for other in self._tasks if other.request_id == key.request_id]
-        if self._is_known(key) or any(other.attempt > key.attempt for other in others):
+        if self._is_known(key) or any(self._tasks[o].attempt > key.attempt for o in others):
             self._host.count(Count.STALE_MESSAGES)
             return
         for other in others:
-            self._abort(other)
+            self._end(self._tasks[other])
         if self._host.is_draining:
             self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
@@ -167,7 +189,8 @@ class DecodeWorker:
         except (RequestError, ValueError) as error:
             self._host.send(router, self._host.failure(message, str(error), retryable=False))
             return
-        task = Task(router, sequence, message.prefill, received_us=self._host.wall_us())
+        now_us, is_resumable = self._host.wall_us(), message.is_resumable
+        task = Task(router, sequence, message.prefill, now_us, is_resumable=is_resumable)
         self._tasks[task.key] = task
 
     def _is_known(self, key: HandoffKey) -> bool:
@@ -175,18 +198,18 @@ class DecodeWorker:
         was_here = self._ended.error_of(key) is not None or self._receiver.is_known(key)
         return key in self._tasks or was_here
 
-    def _abort(self, key: HandoffKey) -> None:
+    def _abort(self, router: Peer, message: Abort) -> None:
         """Its router no longer wants it."""
-        task = self._tasks.get(key)
+        task = self._task_of(router, message)
         if task is not None:
             self._end(task)
-        elif not self._departures.try_abort(key):
+        elif not self._departures.try_abort(key_of(message)):
             self._host.count(Count.STALE_MESSAGES)
 
-    def _hand_over(self, message: HandOver) -> None:
+    def _hand_over(self, router: Peer, message: HandOver) -> None:
         """Its part here ends, between two steps. If it decodes, its blocks stay for the next
         attempt; one that only waits, receives or prefills has nothing that others cannot get."""
-        task = self._tasks.get(key_of(message))
+        task = self._task_of(router, message)
         if task is None:
             self._host.count(Count.STALE_MESSAGES)
             return
@@ -315,7 +338,11 @@ class DecodeWorker:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
             self._forget(task)
         self._host.count(Count.DECODE_TOKENS)
-        self._outbox[task.router].append(task.tokens(produced, logprobs, trace))
+        tokens = task.tokens(produced, logprobs, trace)
+        if task.orphaned_at is None:
+            self._outbox[task.router].append(tokens)
+        if trace is not None:
+            self._resumption.keep(task, trace)
 
     def _flush(self) -> None:
         """One message per router and step."""
@@ -339,7 +366,8 @@ class DecodeWorker:
         """The attempt ends without its last token, and the router hears why."""
         self._end(task)
         self._flush()  # its tokens come before its end
-        self._host.send(task.router, self._host.failure(task.key, reason, retryable))
+        if task.orphaned_at is None:
+            self._host.send(task.router, self._host.failure(task.asked, reason, retryable))
 
     def _end(self, task: Task) -> None:
         """Leave the scheduler; blocks that a peer may still write to stay until Unfence.

@@ -24,7 +24,7 @@ class Job:
 
     `token` is known once the last chunk has run. `answered` means that the decode worker was told
     of the handoff's end, `error` why if it failed; `unwanted` that the router asked to forget it,
-    `is_hopeless` that no other worker need try.
+    `is_hopeless` that no other worker need try, `is_resumable` that it may outlive its router.
     """
 
     router: Peer
@@ -34,6 +34,7 @@ class Job:
     answered: bool = False
     unwanted: bool = False
     is_hopeless: bool = False
+    is_resumable: bool = False
     error: str = ""
     scheduled_us: int = 0
     num_ready: int = 0

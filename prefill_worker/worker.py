@@ -118,7 +118,8 @@ class PrefillWorker:
         except (RequestError, ValueError) as error:
             self._host.send(router, self._host.failure(message, str(error), retryable=False))
             return
-        job = Job(router, sequence, received_us=self._host.wall_us())
+        now_us, is_resumable = self._host.wall_us(), message.is_resumable
+        job = Job(router, sequence, now_us, is_resumable=is_resumable)
         self._jobs[job.key] = job
         num_blocks = sequence.blocks_for(sequence.num_tokens)
         self._outbound.open(job.key, num_blocks, sequence.deadline)
@@ -134,9 +135,11 @@ class PrefillWorker:
         self._outbound.abort(key, "aborted")
 
     def _lose(self, peer: Peer) -> None:
-        """A router or decode worker is gone: what was for it ends."""
+        """A router or decode worker is gone: what was for it ends, but for a resumable job that a
+        decode worker waits for: that one knows how long it is wanted."""
         for job in [job for job in self._jobs.values() if job.router == peer]:
-            self._abort(job.key)
+            if not (job.is_resumable and self._outbound.is_granted(job.key)):
+                self._abort(job.key)
         self._outbound.lose(peer)
 
     # -- schedule ---------------------------------------------------------------------------

@@ -131,7 +131,8 @@ class Generate(Message, frozen=True, kw_only=True):
 
     `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
     the first token of this attempt has index `num_output`. With `prefill` set, KV blocks and
-    the first token come from there; without, the worker prefills locally.
+    the first token come from there; without, the worker prefills locally. A resumable attempt
+    outlives its router for a while, see Resume.
     """
 
     request_id: str
@@ -142,6 +143,7 @@ class Generate(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    is_resumable: bool = False
     prefill: PrefillPeer | None = None
 
 
@@ -156,6 +158,7 @@ class Prefill(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    is_resumable: bool = False
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -164,6 +167,17 @@ class Abort(Message, frozen=True, kw_only=True):
     request_id: str
     attempt: int
     reason: str = ""
+
+
+class Resume(Message, frozen=True, kw_only=True):
+    """Router to decode worker: if you keep this stream, it is mine from now on, as this attempt.
+
+    The answer is Resumed or NotKept. A stream is kept if its Generate was resumable, and its
+    router is lost, or it has finished, or it runs for another router: that one hears of its end.
+    """
+
+    request_id: str
+    attempt: int
 
 
 class HandOver(Message, frozen=True, kw_only=True):
@@ -273,6 +287,28 @@ class FirstToken(Message, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
     trace: PrefillTrace
+
+
+class Resumed(Message, frozen=True, kw_only=True):
+    """Decode worker to router: all tokens of the stream so far; what follows comes as StepTokens.
+
+    `finish` and `trace` are set if it has finished.
+    """
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    trace: DecodeTrace | None = None
+
+
+class NotKept(Message, frozen=True, kw_only=True):
+    """Decode worker to router: the stream that you want to resume is not here."""
+
+    request_id: str
+    attempt: int
 
 
 class PrefillDone(Message, frozen=True, kw_only=True):
@@ -432,11 +468,14 @@ ControlMessage = (
     | Generate
     | Prefill
     | Abort
+    | Resume
     | HandOver
     | CacheDumpRequest
     | CacheDump
     | StepTokens
     | FirstToken
+    | Resumed
+    | NotKept
     | PrefillDone
     | HandedOver
     | AttemptFailed

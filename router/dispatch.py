@@ -29,7 +29,10 @@ from protocol.messages import (
     FinishReason,
     FirstToken,
     HandedOver,
+    NotKept,
     PrefillDone,
+    Resume,
+    Resumed,
     Role,
     SequenceTokens,
     StepTokens,
@@ -40,6 +43,7 @@ from router.fleet_metrics import FleetMetrics
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.handover import orders
 from router.launch import Launcher, legs
+from router.search import Search, placement_of
 from router.settings import RouterSettings
 from router.token_stream import Piece, TokenPiece
 from router.trace import TraceStore
@@ -69,6 +73,7 @@ class Dispatcher:
         self._rng = rng
         self._launcher = Launcher(settings, fleet, rng)
         self._generations: dict[str, Generation] = {}
+        self._searches: dict[str, Search] = {}
         self._is_stopping = False
 
     @property
@@ -128,6 +133,8 @@ class Dispatcher:
 
     async def _follow(self, generation: Generation) -> None:
         """Until its end, over as many attempts as it takes and are allowed."""
+        if generation.request.life:
+            await self._search(generation)
         while True:
             if generation.attempt is None and generation.events.empty():
                 self._launch(generation)
@@ -138,6 +145,18 @@ class Dispatcher:
                 await generation.catch_up(event)
             else:
                 await self._recover(generation, event)
+
+    async def _search(self, generation: Generation) -> None:
+        """Take the stream up where it is kept, if it is; `_on_resumed` does that."""
+        generation.num_attempts += 1
+        name = generation.request.request_id
+        question = Resume(request_id=name, attempt=generation.attempt_number)
+        search = self._searches[name] = Search(question, self._fleet.known(Role.DECODE))
+        try:
+            await asyncio.wait([search.done], timeout=self._settings.resume_wait_s)
+        finally:
+            if self._searches.get(name) is search:
+                del self._searches[name]
 
     def _launch(self, generation: Generation, source: Worker | None = None) -> None:
         """Place the next attempt and start both of its legs at once.
@@ -200,7 +219,8 @@ class Dispatcher:
         attempt, generation.attempt = generation.attempt, None
         if attempt is not None:
             attempt.close()
-            attempt.abort(name, outcome)
+            if not (self._is_stopping and generation.request.is_resumable):
+                attempt.abort(name, outcome)
         if self._generations.get(name) is generation:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
@@ -209,11 +229,11 @@ class Dispatcher:
         self._metrics.inflight.set(self.inflight)
 
     def _end_life(self, generation: Generation) -> None:
-        """Its client goes on over another connection, even if the former one still stands."""
+        """Its client goes on over another connection, even if the former one still stands; so does
+        the attempt, where it runs."""
         attempt, generation.attempt = generation.attempt, None
         if attempt is not None:
             attempt.close()
-            attempt.abort(generation.request.request_id, "the stream was resumed")
         generation.events.put_nowait(Failure("the stream was resumed elsewhere", retryable=False))
 
     # -- what workers say -------------------------------------------------------------------
@@ -229,6 +249,12 @@ class Dispatcher:
             self._on_prefill_done(worker, message)
         elif isinstance(message, HandedOver):
             self._on_handed_over(worker, message)
+        elif isinstance(message, Resumed):
+            self._on_resumed(worker, message)
+        elif isinstance(message, NotKept):
+            search = self._search_of(message)
+            if search is not None:
+                search.rule_out(worker)
         elif isinstance(message, AttemptFailed):
             generation = self._current(worker, message.request_id, message.attempt)
             if generation is not None:
@@ -243,12 +269,41 @@ class Dispatcher:
             attempt = self._generations[order.request_id].attempt
             assert attempt is not None
             attempt.is_leaving = attempt.decode.link.send(order)
+        for search in self._searches.values():
+            search.ask()
 
     def on_lost(self, worker: Worker, reason: str) -> None:
         """See `FleetListener`: every attempt on the worker fails at once."""
+        for search in self._searches.values():
+            search.rule_out(worker)
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
                 self._fail(generation, worker, f"{worker.worker_id}: {reason}", is_lost=True)
+
+    def _search_of(self, message: Resumed | NotKept) -> Search | None:
+        """The search that a worker answers, if it still goes on."""
+        search = self._searches.get(message.request_id)
+        is_ours = search is not None and search.question.attempt == message.attempt
+        return search if is_ours else None
+
+    def _on_resumed(self, worker: Worker, message: Resumed) -> None:
+        """A worker has the stream: it goes on there. One that is not wanted any more ends."""
+        search = self._search_of(message)
+        generation = self._generations.get(message.request_id)
+        if search is None or generation is None or generation.attempt is not None:
+            self._metrics.stale.inc()
+            worker.link.send(Abort(request_id=message.request_id, attempt=message.attempt))
+            return
+        placement = placement_of(worker)
+        attempt = Attempt(message.attempt, 0, placement, worker, None, [], decode_runs=True)
+        generation.begin(attempt, self._traces.wall_us())
+        self._metrics.attempts.labels(placement.mode.value).inc()
+        if message.trace is not None:
+            self._traces.attach_decode(message.request_id, message.attempt, message.trace)
+        self._note_cached(generation, message.cached_tokens)
+        piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
+        self._take(generation, worker, piece)
+        search.end()
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
         """All KV has been written: what becomes of its source no longer matters."""

@@ -157,6 +157,10 @@ class Fleet:
         now = self._clock()
         return [each for each in usable if each.link.is_responsive(now)] or usable
 
+    def known(self, role: Role) -> list[Worker]:
+        """All workers of a role, connected or not."""
+        return [each for each in self._workers.values() if each.role is role]
+
     def loads(self, role: Role, hashes: Sequence[bytes]) -> list[WorkerLoad]:
         """The load of each ready worker, with what it holds of a prompt of these blocks."""
         now = self._clock()

@@ -112,6 +112,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         priority=request.priority,
         deadline_ms=max(1, round((generation.deadline - time.monotonic()) * 1000)),
         cache_salt=request.cache_salt,
+        is_resumable=request.is_resumable,
     )
     peer = None
     if attempt.prefill is not None:
@@ -128,6 +129,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         priority=prefill.priority,
         deadline_ms=prefill.deadline_ms,
         cache_salt=prefill.cache_salt,
+        is_resumable=prefill.is_resumable,
         prefill=peer,
     )
     if attempt.prefill is None or attempt.placement.mode is Mode.HANDOVER:

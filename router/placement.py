@@ -27,11 +27,13 @@ NEAR_TIE = 0.05
 
 class Mode(StrEnum):
     """Where the KV comes from: the decode worker computes the prompt itself, a prefill worker does
-    it for it, or the decode worker that ran the request so far hands its blocks over."""
+    it for it, the decode worker that ran the request so far hands its blocks over, or it runs on
+    where it did, for another router than before."""
 
     LOCAL = "local"
     REMOTE = "remote"
     HANDOVER = "handover"
+    RESUME = "resume"
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,13 @@ class RouterSettings:
         unit="s",
         minimum=0,
     )
+    resume_wait_s: float = setting(
+        2.0,
+        help="how long decode workers are asked for a stream that its client resumes, before it is "
+        "generated again",
+        unit="s",
+        minimum=0,
+    )
     first_token_wait_s: float = setting(
         2.0,
         help="how long a decode worker's tokens wait for the prefill worker's first one",

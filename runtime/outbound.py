@@ -81,6 +81,10 @@ class OutboundHandoffs:
         """Why a closed handoff failed; empty if it did not, or is not remembered."""
         return self._sender.error_of(key)
 
+    def is_granted(self, key: HandoffKey) -> bool:
+        """Whether a decode worker waits for this handoff."""
+        return self._sender.agent_of(key) is not None
+
     # -- what the owner says ----------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:

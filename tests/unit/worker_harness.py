@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineLimits
@@ -58,7 +59,7 @@ BLOCK = 4
 VOCAB = 50
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
 SECRET = "a secret of sixteen"
-TTL_S, LANDING_S, MARGIN_S = 3.0, 1.0, 0.25
+TTL_S, LANDING_S, MARGIN_S, GRACE_S = 3.0, 1.0, 0.25, 20.0
 LAYOUT = KvLayout(
     model_fingerprint="m",
     dtype="float32",
@@ -327,7 +328,9 @@ class DecodeBench(Bench):
         self.receiver = HandoffReceiver(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
         self.peers = FakePeers()
         self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
-        self.worker = DecodeWorker(self.host, self.receiver, self.sender, self.peers)  # type: ignore[arg-type]
+        peers: Any = self.peers
+        self.resumption = Resumption(self.host, GRACE_S)
+        self.worker = DecodeWorker(self.host, self.receiver, self.sender, peers, self.resumption)
         self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
 
     @property

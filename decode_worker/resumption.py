@@ -1,0 +1,117 @@
+"""Streams that outlive their router: kept until another one asks for them, or for a grace time.
+
+A running one goes on without a router (an orphan); of a finished one the tokens are kept, whether
+or not its router lives, because it may die before its client has read them. Whoever asks last
+owns a stream: the attempt number of its question fences all routers before it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decode_worker.task import Task
+from protocol.messages import DecodeTrace, NotKept, Resume, Resumed
+from runtime.control import Peer
+from runtime.counters import Count
+from runtime.worker_host import WorkerHost
+
+MAX_KEPT_TOKENS = 1_000_000
+"""Tokens of all finished streams together, and entries of their log-probabilities."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    answer: Resumed
+    until: float
+    size: int
+
+
+class Resumption:
+    """What may be resumed on one worker; belongs to the loop's thread."""
+
+    def __init__(self, host: WorkerHost, grace_s: float) -> None:
+        self._host = host
+        self._grace_s = grace_s
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by request, oldest first
+        self._size = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Finished streams that may still be asked for."""
+        return len(self._kept)
+
+    def try_orphan(self, task: Task) -> bool:
+        """Its router is gone: the task goes on without one, if it may."""
+        if self._grace_s <= 0 or not task.is_resumable:
+            return False
+        task.orphaned_at = self._host.now()
+        return True
+
+    def keep(self, task: Task, trace: DecodeTrace) -> None:
+        """The task has finished."""
+        if self._grace_s <= 0 or not task.is_resumable:
+            return
+        answer = task.resumed(task.attempt, trace)
+        tops = sum(1 + len(each.top) for each in answer.logprobs or ())
+        size = len(answer.token_ids) + tops
+        self._drop(task.sequence.request_id)
+        self._kept[task.sequence.request_id] = _Kept(answer, self._host.now() + self._grace_s, size)
+        self._size += size
+        while self._size > MAX_KEPT_TOKENS:
+            self._drop(next(iter(self._kept)))
+
+    def overdue(self, tasks: Iterable[Task]) -> list[Task]:
+        """Orphans that nobody came for; what is kept too long goes. A worker that is to stop waits
+        for nobody."""
+        now = self._host.now()
+        while self._kept and next(iter(self._kept.values())).until <= now:
+            self._drop(next(iter(self._kept)))
+        since = now if self._host.is_draining else now - self._grace_s
+        overdue = [t for t in tasks if t.orphaned_at is not None and t.orphaned_at <= since]
+        self._host.count(Count.STREAMS_ABANDONED, len(overdue))
+        return overdue
+
+    def answer(self, router: Peer, message: Resume, task: Task | None) -> None:
+        """A router asks for a stream; `task` is its running attempt, if it has one here."""
+        kept = self._kept.get(message.request_id)
+        if task is not None and task.is_resumable and message.attempt >= task.attempt:
+            self._move(router, message, task)
+        elif task is None and kept is not None and message.attempt >= kept.answer.attempt:
+            answer = kept.answer
+            self._host.count(Count.STREAMS_RESUMED)
+            self._host.send(router, _renamed(answer, message.attempt))
+        else:
+            request_id, attempt = message.request_id, message.attempt
+            self._host.send(router, NotKept(request_id=request_id, attempt=attempt))
+
+    def clear(self) -> None:
+        """Forget what is kept: this worker comes back as another."""
+        self._kept.clear()
+        self._size = 0
+
+    def _move(self, router: Peer, message: Resume, task: Task) -> None:
+        if task.orphaned_at is None:
+            reason = "the stream was resumed over another connection"
+            self._host.send(task.router, self._host.failure(task.asked, reason, retryable=False))
+        task.router, task.attempt, task.orphaned_at = router, message.attempt, None
+        self._host.count(Count.STREAMS_RESUMED)
+        self._host.send(router, task.resumed(message.attempt, None))
+
+    def _drop(self, request_id: str) -> None:
+        kept = self._kept.pop(request_id, None)
+        if kept is not None:
+            self._size -= kept.size
+
+
+def _renamed(answer: Resumed, attempt: int) -> Resumed:
+    return Resumed(
+        request_id=answer.request_id,
+        attempt=attempt,
+        token_ids=answer.token_ids,
+        logprobs=answer.logprobs,
+        finish=answer.finish,
+        cached_tokens=answer.cached_tokens,
+        trace=answer.trace,
+    )
