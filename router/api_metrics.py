@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from router.token_metrics import TokenCounter, TokenHistogram
+
 CLIENT_GONE_STATUS = 499
 """Status under which requests are counted whose client left before the end."""
 
@@ -55,11 +57,11 @@ class ApiMetrics:
             buckets=_FIRST_TOKEN_S,
             registry=registry,
         )
-        self.between_tokens = Histogram(
+        self.between_tokens = TokenHistogram(
             "baton_inter_token_seconds",
             "Time between the tokens of a choice",
-            buckets=_BETWEEN_TOKENS_S,
-            registry=registry,
+            _BETWEEN_TOKENS_S,
+            registry,
         )
         self.prompt_tokens = Counter(
             "baton_prompt_tokens", "Tokens of accepted prompts", registry=registry
@@ -69,8 +71,8 @@ class ApiMetrics:
             "Prompt tokens whose KV was found in a cache, over all choices",
             registry=registry,
         )
-        self.output_tokens = Counter(
-            "baton_output_tokens", "Generated tokens that reached the API", registry=registry
+        self.output_tokens = TokenCounter(
+            "baton_output_tokens", "Generated tokens that reached the API", registry
         )
 
     def probe(self, arrived: float) -> LatencyProbe:
@@ -97,10 +99,9 @@ class LatencyProbe:
         now = self._metrics.clock()
         elapsed = now - self._previous
         self._previous = now
-        self._metrics.output_tokens.inc(num_tokens)
+        self._metrics.output_tokens.value += num_tokens
         if self._has_token:
-            for _ in range(num_tokens):
-                self._metrics.between_tokens.observe(elapsed / num_tokens)
+            self._metrics.between_tokens.observe(elapsed / num_tokens, num_tokens)
         else:
             self._metrics.first_token.observe(elapsed)
             self._has_token = True

@@ -68,9 +68,12 @@ class Attempt:
 
     def release(self, worker: Worker) -> None:
         """Take back what a worker was charged with."""
+        if not self.reservations:
+            return
         for owner, reservation in self.reservations:
             if owner is worker:
                 owner.release(reservation)
+        self.reservations = [each for each in self.reservations if each[0] is not worker]
 
     def close(self) -> None:
         """Take back every charge and stop the timer."""

@@ -381,7 +381,8 @@ class Dispatcher:
             return
         if len(generation.stream.token_ids) > attempt.first_index + 1:
             attempt.decode_runs = True  # whichever came last: only it makes more than one
-        self._watch_gap(generation, attempt)
+        if generation.stream.is_waiting or attempt.gap_timer is not None:
+            self._watch_gap(generation, attempt)
 
     def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
         """Tokens that overtook the first one wait for it, but not for long."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
+MAX_AT_ONCE = 64
 
 
 class LinkCallbacks(Protocol):
@@ -173,19 +175,34 @@ class WorkerLink:
         decode: Callable[[bytes], Any],
         take: Callable[[Any], None],
     ) -> None:
-        while self.refused is None and not self._is_forgotten:
-            frames = await socket.recv_multipart()
-            self._last_heard = time.monotonic()
-            if len(frames) != 1:
-                self._metrics.refused.labels("frame_count").inc()
-                continue
-            try:
-                message = decode(frames[0])
-            except ProtocolError as error:
-                self._metrics.refused.labels("undecodable").inc()
-                log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
-                continue
-            take(message)
+        """Takes what comes; what has come already is taken in one turn of the loop, so that
+        the tokens of several steps leave together where we are behind."""
+        at_once = cast("zmq.Socket[bytes]", zmq.Socket.shadow(socket))
+        waiting: deque[list[bytes]] = deque()
+        while self._listens:
+            if not waiting:
+                waiting.append(await socket.recv_multipart())
+                self._last_heard = time.monotonic()
+                _drain(at_once, waiting)
+            message = self._decoded(waiting.popleft(), decode)
+            if message is not None:
+                take(message)
+
+    @property
+    def _listens(self) -> bool:
+        return self.refused is None and not self._is_forgotten
+
+    def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
+        """The message, or None, and counted, for frames that are none."""
+        if len(frames) != 1:
+            self._metrics.refused.labels("frame_count").inc()
+            return None
+        try:
+            return decode(frames[0])
+        except ProtocolError as error:
+            self._metrics.refused.labels("undecodable").inc()
+            log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
+            return None
 
     async def _ping(self) -> None:
         nonce = 0
@@ -246,6 +263,15 @@ class WorkerLink:
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:
             self._callbacks.on_event(self._info.worker_id, message)
+
+
+def _drain(socket: zmq.Socket[bytes], waiting: deque[list[bytes]]) -> None:
+    """Adds what can be received without waiting, within bounds."""
+    for _ in range(MAX_AT_ONCE):
+        try:
+            waiting.append(socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return
 
 
 async def _until_first(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -8,7 +8,9 @@ token that ends a sequence (end of text, or one the caller named) has no text un
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
@@ -27,13 +29,12 @@ class OutputToken:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """New text of a sequence. `token_ids` are all that were generated, whatever their text."""
 
     text: str
     token_ids: list[int]
-    tokens: list[OutputToken] = field(default_factory=list)
+    tokens: list[OutputToken] = []
     finish: FinishReason | None = None
     cached_tokens: int = 0
 
@@ -67,6 +68,8 @@ class OutputText:
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` settles; `finish` also when a stop string matched."""
+        if delta.finish is None and delta.logprobs is None and not self._stop.strings:
+            return self._push_plain(delta)
         pieces: list[str] = []
         taken = 0
         for token_id in delta.token_ids:
@@ -90,6 +93,16 @@ class OutputText:
             finish=finish,
             cached_tokens=delta.cached_tokens,
         )
+
+    def _push_plain(self, delta: TokenDelta) -> TextDelta:
+        """What most deltas need: nothing ends here, and nothing is looked for."""
+        push = self._detokenizer.push
+        ids = delta.token_ids
+        text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
+        self._num_tokens += len(ids)
+        self._decoded += len(text)
+        self._emitted += len(text)
+        return TextDelta(text, ids, cached_tokens=delta.cached_tokens)
 
     def _is_silent_end(self, delta: TokenDelta, taken: int) -> bool:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -33,8 +33,9 @@ from router.api.responses import (
     Usage,
 )
 from router.api.structured import wanted_grammar
+from router.api.text_frame import TextFrame
 from router.bad_words import bad_word_tokens
-from router.chat.events import JoinedCall, MessageDelta, joined_calls
+from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
 from router.choices import Choice
 from router.output import TextDelta
@@ -84,10 +85,24 @@ class ChatFormat:
     tokenizer: Tokenizer
     fields: ChatRequest
     parsers: Sequence[MessageParser]
+    frames: dict[int, TextFrame] = field(default_factory=dict)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat. The first chunk of a choice names the role, whatever its text."""
         message = self.parsers[choice.index].push(delta)
+        text = None if is_first else message.only_content
+        if text is None or self.fields.logprobs or self.fields.return_token_ids:
+            return self._chunk(choice, delta, is_first, message)
+        frame = self.frames.get(choice.index)
+        if frame is None:
+            frame = self.frames[choice.index] = TextFrame(
+                lambda hole: self._chunk(choice, delta, False, MessageDelta([ContentText(hole)]))
+            )
+        return frame.fill(text)
+
+    def _chunk(
+        self, choice: Choice, delta: TextDelta, is_first: bool, message: MessageDelta
+    ) -> bytes:
         part = ChatChunkChoice(
             index=choice.index,
             delta=_delta(message, is_first),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -20,6 +20,7 @@ from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.responses import Completion, CompletionChoice, Usage
 from router.api.structured import wanted_grammar
+from router.api.text_frame import TextFrame
 from router.bad_words import bad_word_tokens
 from router.choices import Choice
 from router.fill_in_middle import fill_in_middle
@@ -87,9 +88,22 @@ class CompletionFormat:
     model: str
     tokenizer: Tokenizer
     fields: CompletionRequest
+    frames: dict[int, TextFrame] = field(default_factory=dict)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""
+        if is_first or delta.finish or self.fields.logprobs is not None:
+            return self._chunk(choice, delta, is_first)
+        if self.fields.return_token_ids:
+            return self._chunk(choice, delta, is_first)
+        frame = self.frames.get(choice.index)
+        if frame is None:
+            frame = self.frames[choice.index] = TextFrame(
+                lambda hole: self._chunk(choice, TextDelta(hole, []), False)
+            )
+        return frame.fill(delta.text)
+
+    def _chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         part = self._choice(choice, delta, is_first)
         return self._document([part], None if self.fields.wants_usage else UNSET)
 

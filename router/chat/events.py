@@ -52,6 +52,15 @@ class MessageDelta:
     finish: MessageFinish | None = None
 
     @property
+    def only_content(self) -> str | None:
+        """The content, where there is nothing else."""
+        if self.finish is None and len(self.events) == 1:
+            (event,) = self.events
+            if isinstance(event, ContentText):
+                return event.text
+        return None
+
+    @property
     def content(self) -> str:
         """The content among the events."""
         return "".join(each.text for each in self.events if isinstance(each, ContentText))

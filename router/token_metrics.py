@@ -1,0 +1,60 @@
+"""Metrics that every token updates, on one thread: plain numbers, shown as Prometheus expects.
+
+The library's own cost a lock and several calls each, a sixth of what a streamed token costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class TokenCounter(Collector):
+    """A counter; `value` is added to directly."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self.value = 0
+        self._name = name
+        self._text = text
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """See the library's `Collector`."""
+        yield CounterMetricFamily(self._name, self._text, value=self.value)
+
+
+class TokenHistogram(Collector):
+    """A histogram with these upper bounds, and one without end."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many times the same value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterable[Metric]:
+        """See the library's `Collector`."""
+        names = [_bound(each) for each in (*self._bounds, float("inf"))]
+        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+def _bound(value: float) -> str:
+    """A bucket's label."""
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
