@@ -17,6 +17,7 @@ from router.api.chat import chat_router
 from router.api.completions import completions_router
 from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
+from router.api.openai_responses.responses import responses_router
 from router.api.service import service_router
 from router.api.tokenize import tokenize_router
 from router.api_metrics import ApiMetrics
@@ -82,6 +83,7 @@ def create_app(
     own = (
         completions_router(context),
         chat_router(context),
+        responses_router(context),
         messages_router(context),
         tokenize_router(context),
         service_router(context),

@@ -19,6 +19,8 @@ from router.api.anthropic.answer import (
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.chat_request import ChatRequest
 from router.api.completion_request import CompletionRequest
+from router.api.openai_responses.answer import Response, ResponseEvent
+from router.api.openai_responses.request import ResponsesRequest
 from router.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from router.api.service import NOT_GENERATION
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
@@ -60,6 +62,10 @@ _GENERATION = (
     Operation(
         "post", "/v1/completions", "Text continued from a prompt",
         "generation", Door.API, Completion, CompletionRequest, Completion, _GENERATION_ERRORS,
+    ),
+    Operation(
+        "post", "/v1/responses", "What the assistant says next, as items; nothing is stored",
+        "generation", Door.API, Response, ResponsesRequest, ResponseEvent, _GENERATION_ERRORS,
     ),
     Operation(
         "post", "/v1/messages", "Anthropic's: the assistant's next message", "generation",

@@ -25,6 +25,7 @@ TEMPLATE = """\
 """
 THINKING = "<think>Let me see</think>"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
+SHORT_CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
 ARGUMENTS = {"city": "Köln", "days": 2}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

@@ -19,6 +19,7 @@ from tests.unit.router.api_clients import (
     ARGUMENTS,
     CALL,
     SCHEMA,
+    SHORT_CALL,
     THINKING,
     write_tools_checkpoint,
 )
@@ -29,7 +30,6 @@ SYSTEM = [{"type": "text", "text": "S"}]
 TOOLS = [{"name": "weather", "description": "The weather", "input_schema": SCHEMA}]
 THOUGHT = [{"type": "thinking", "thinking": "x"}]
 HOW = [{"type": "text", "text": "How", "cache_control": {"type": "ephemeral"}}]
-SHORT_CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
 SAYING = "Hello wörld 你好 😀"
 EVENT = TypeAdapter(RawMessageStreamEvent)
 

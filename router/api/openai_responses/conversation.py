@@ -1,0 +1,104 @@
+"""From the items of a response's input to the neutral conversation.
+
+Items in a row that one turn of the assistant gave (its reasoning, text and calls) become one
+message, as chat templates expect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.api.openai_responses.request import (
+    ChosenTool,
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ResponsesRequest,
+    TextItemPart,
+)
+from router.chat.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
+
+
+def conversation_of(request: ResponsesRequest) -> Conversation:
+    """The neutral form. Raises InvalidRequest."""
+    messages: list[Message] = []
+    if request.instructions is not None:
+        messages.append(Message("developer", request.instructions))
+    if isinstance(request.input, str):
+        messages.append(Message("user", request.input))
+    else:
+        messages += _messages_of(request.input)
+    chosen = request.tool_choice
+    choice = (
+        ToolChoice(ToolMode.NAMED, chosen.name)
+        if isinstance(chosen, ChosenTool)
+        else ToolChoice(ToolMode(chosen or "auto"))
+    )
+    return Conversation(
+        messages=tuple(messages),
+        tools=tuple(
+            Tool(each.name, each.description, each.parameters, bool(each.strict))
+            for each in request.tools or ()
+        ),
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+    )
+
+
+@dataclass
+class _Turn:
+    """A turn of the assistant that is being put together."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.content is None and not self.reasoning and not self.calls
+
+    def message(self) -> Message:
+        reasoning = "\n".join(self.reasoning) or None
+        return Message("assistant", self.content or "", None, reasoning, tuple(self.calls))
+
+
+def _messages_of(items: list[InputItem]) -> list[Message]:
+    messages: list[Message] = []
+    turn = _Turn()
+
+    def end_turn() -> None:
+        nonlocal turn
+        if not turn.is_empty:
+            messages.append(turn.message())
+        turn = _Turn()
+
+    for item in items:
+        if isinstance(item, ReasoningItem):
+            if turn.content is not None or turn.calls:
+                end_turn()
+            parts = item.content or item.summary or []
+            turn.reasoning += [part.text for part in parts]
+        elif isinstance(item, FunctionCallItem):
+            turn.calls.append(ToolCall(item.call_id, item.name, item.arguments))
+        elif isinstance(item, MessageItem) and item.role == "assistant":
+            if turn.content is not None or turn.calls:
+                end_turn()
+            turn.content = _text_of(item.content)
+        else:
+            end_turn()
+            messages.append(_other_message(item))
+    end_turn()
+    return messages
+
+
+def _other_message(item: MessageItem | FunctionOutputItem) -> Message:
+    if isinstance(item, FunctionOutputItem):
+        return Message("tool", _text_of(item.output), tool_call_id=item.call_id)
+    return Message(item.role, _text_of(item.content))
+
+
+def _text_of(content: str | list[TextItemPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)

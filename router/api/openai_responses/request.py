@@ -1,0 +1,245 @@
+"""The body of `POST /v1/responses`.
+
+Nothing is stored: what speaks of a stored response is refused by name, and the client sends the
+whole conversation as `input` each time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from protocol.errors import InvalidRequest
+from router.api.request_fields import (
+    GenerationFields,
+    RequestBody,
+    StreamOptions,
+    StrictModel,
+    Unsupported,
+    only,
+)
+from router.api.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from router.api.tool_fields import MAX_TOOLS, ToolName
+
+MAX_METADATA = 16
+_Status = Literal["in_progress", "completed", "incomplete"]
+_Label = Annotated[str, Field(max_length=512)]
+
+
+class TextItemPart(StrictModel):
+    """A piece of text, of the user's or of an earlier answer."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[Any, only([])] = None
+    logprobs: Annotated[Any, only([])] = None
+
+
+def _content_shape(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<parts>"
+
+
+_ItemContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextItemPart], Tag("<parts>")],
+    Discriminator(_content_shape),
+]
+
+
+class MessageItem(StrictModel):
+    """A message of the conversation so far."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _ItemContent
+    id: str | None = None
+    status: _Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(StrictModel):
+    """A call that the assistant made earlier; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _Status | None = None
+
+
+class FunctionOutputItem(StrictModel):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _ItemContent
+    id: str | None = None
+    status: _Status | None = None
+
+
+class ReasoningPart(StrictModel):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(StrictModel):
+    """What the assistant thought earlier; the summary is not read where there is content."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ReasoningPart] | None = None
+    content: list[ReasoningPart] | None = None
+    encrypted_content: Unsupported = None
+    status: _Status | None = None
+
+
+def _item_kind(value: Any) -> str:
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
+    return f"<{kind}>"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(
+        _item_kind,
+        custom_error_type="unsupported",
+        custom_error_message="its type must be 'message', 'function_call', "
+        "'function_call_output' or 'reasoning'",
+    ),
+]
+
+
+def _input_shape(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<items>"
+
+
+class ResponseTool(StrictModel):
+    """A function that the model may call; no other tools are supported."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(StrictModel):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+def _choice_shape(value: Any) -> str:
+    return "<mode>" if isinstance(value, str) else "<named>"
+
+
+class ReasoningConfig(StrictModel):
+    """How much to think. There are no summaries: reasoning is shown as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Annotated[Any, only("auto")] = None
+    generate_summary: Unsupported = None
+
+
+class SchemaFormatFields(JsonSchema):
+    """JSON of a schema, which the output always conforms to."""
+
+    type: Literal["json_schema"]
+
+    @property
+    def as_response_format(self) -> JsonSchemaFormat:
+        """As chat completions say it."""
+        named = {"name": self.name, "schema": self.schema_, "strict": self.strict}
+        schema = JsonSchema.model_validate(named)
+        return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
+
+class TextConfig(StrictModel):
+    """What the text has to look like."""
+
+    format: (
+        Annotated[
+            TextFormat | JsonObjectFormat | SchemaFormatFields,
+            Discriminator("type"),
+        ]
+        | None
+    ) = None
+    verbosity: Annotated[Any, only("medium")] = None
+
+
+class ResponsesRequest(RequestBody):
+    """A conversation as items; the answer is what the assistant says next."""
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[InputItem], Field(min_length=1), Tag("<items>")],
+        Discriminator(_input_shape),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+            | Annotated[ChosenTool, Tag("<named>")],
+            Discriminator(_choice_shape),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    metadata: Annotated[dict[str, _Label], Field(max_length=MAX_METADATA)] | None = None
+    user: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
+    truncation: Annotated[Any, only("disabled")] = None
+    store: Annotated[Any, only(False)] = None
+    background: Annotated[Any, only(False)] = None
+    include: Annotated[Any, only([])] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    previous_response_id: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    max_tool_calls: Unsupported = None
+    top_logprobs: Annotated[Any, only(0)] = None
+
+    def check_together(self) -> None:
+        """See the base."""
+        if self.stream_options is not None and (
+            not self.stream or self.stream_options.include_usage is not None
+        ):
+            raise InvalidRequest(
+                "'stream_options' has 'include_obfuscation' alone, in streams", "stream_options"
+            )
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
+
+    @property
+    def response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+        """What the text has to look like, as chat completions say it."""
+        wanted = self.text.format if self.text else None
+        return wanted.as_response_format if isinstance(wanted, SchemaFormatFields) else wanted
+
+    @property
+    def generation(self) -> GenerationFields:
+        """How to sample and when to stop, as every endpoint says it."""
+        return GenerationFields(
+            model=self.model,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stream=self.stream,
+            stream_options=StreamOptions(include_usage=True) if self.stream else None,
+        )

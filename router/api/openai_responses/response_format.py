@@ -1,0 +1,190 @@
+"""One answer of `/v1/responses`, whole or as events, from what the message's parser reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from router.api.openai_responses import answer as api
+from router.api.responses import Usage
+from router.chat.events import (
+    ContentText,
+    MessageEvent,
+    MessageFinish,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from router.chat.message_parser import MessageParser
+from router.choices import Choice
+from router.http_errors import HttpError
+from router.output import TextDelta
+from router.sse import named_event
+
+
+@dataclass
+class _OpenItem:
+    """An item of the output that is being written; a call where `begin` is set."""
+
+    id: str
+    kind: type[MessageEvent]
+    begin: ToolCallBegin | None = None
+    text: str = ""
+
+    def item(self, status: api.ItemStatus) -> api.OutputItem:
+        """As it is now."""
+        if self.begin is not None:
+            return api.OutputCall(self.id, status, self.begin.id, self.begin.name, self.text)
+        parts = [self.part()] if status != "in_progress" else []
+        if self.kind is ReasoningText:
+            shown = [each for each in parts if isinstance(each, api.ReasoningText)]
+            return api.OutputReasoning(self.id, status, shown)
+        texts = [each for each in parts if isinstance(each, api.OutputText)]
+        return api.OutputMessage(self.id, status, texts)
+
+    def part(self, is_empty: bool = False) -> api.Part:
+        """Its one part."""
+        text = "" if is_empty else self.text
+        return api.ReasoningText(text) if self.kind is ReasoningText else api.OutputText(text)
+
+
+class ResponseFormat:
+    """See AnswerFormat; chunks are framed events, as many as a delta makes.
+
+    `blank` is the response before it has output; `count` gives the number of a text's tokens.
+    """
+
+    def __init__(
+        self, blank: api.Response, parser: MessageParser, count: Callable[[str], int]
+    ) -> None:
+        self._blank = blank
+        self._parser = parser
+        self._count = count
+        self._sequence_number = -1
+        self._done: list[api.OutputItem] = []
+        self._open: _OpenItem | None = None
+        self._finish: MessageFinish = "stop"
+        self._reasoning = ""
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        return _framed(([*self._begin()] if is_first else []) + self._push(delta))
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat: the end of the response."""
+        response = self._response(usage)
+        last = api.Completed if response.status == "completed" else api.Incomplete
+        return _framed([last(self._next(), response)])
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        self._push(texts[0][1])
+        return msgspec.json.encode(self._response(usage))
+
+    def failure(self, error: HttpError) -> bytes:
+        """The last event of a stream that could not be finished."""
+        failure = api.ResponseFailure("server_error", error.message)
+        response = self._replaced(status="failed", output=self._done, error=failure)
+        begun = [] if self._sequence_number >= 0 else self._begin()
+        return _framed([*begun, api.Failed(self._next(), response)])
+
+    def _begin(self) -> list[api.ResponseEvent]:
+        return [
+            api.Created(self._next(), self._blank),
+            api.InProgress(self._next(), self._blank),
+        ]
+
+    def _push(self, delta: TextDelta) -> list[api.ResponseEvent]:
+        events: list[api.ResponseEvent] = []
+        parsed = self._parser.push(delta)
+        for event in parsed.events:
+            events += self._item_events(event)
+        if parsed.finish is not None:
+            self._finish = parsed.finish
+            events += self._close("incomplete" if parsed.finish == "length" else "completed")
+        return events
+
+    def _item_events(self, event: MessageEvent) -> list[api.ResponseEvent]:
+        """What one event says, in an item of its kind; calls have one each."""
+        if isinstance(event, ToolCallBegin):
+            return self._open_item(_OpenItem(self._name("fc"), ToolCallArguments, event))
+        kind = type(event)
+        begin: list[api.ResponseEvent] = []
+        if self._open is None or self._open.kind is not kind:
+            prefix = "rs" if kind is ReasoningText else "msg"
+            begin = self._open_item(_OpenItem(self._name(prefix), kind))
+        item = self._open
+        assert item is not None, "it was opened"
+        item.text += event.text
+        place = (self._next(), len(self._done), item.id, event.text)
+        if isinstance(event, ContentText):
+            return [*begin, api.TextDelta(*place)]
+        if isinstance(event, ReasoningText):
+            self._reasoning += event.text
+            return [*begin, api.ReasoningDelta(*place)]
+        return [*begin, api.ArgumentsDelta(*place)]
+
+    def _open_item(self, item: _OpenItem) -> list[api.ResponseEvent]:
+        events = self._close("completed")
+        self._open = item
+        index = len(self._done)
+        events.append(api.ItemAdded(self._next(), index, item.item("in_progress")))
+        if item.begin is None:
+            part = item.part(is_empty=True)
+            events.append(api.PartAdded(self._next(), index, item.id, part))
+        return events
+
+    def _close(self, status: api.ItemStatus) -> list[api.ResponseEvent]:
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        index = len(self._done)
+        events: list[api.ResponseEvent] = []
+        if item.begin is not None:
+            name = item.begin.name
+            events.append(api.ArgumentsDone(self._next(), index, item.id, name, item.text))
+        else:
+            done = api.ReasoningDone if item.kind is ReasoningText else api.TextDone
+            events.append(done(self._next(), index, item.id, item.text))
+            events.append(api.PartDone(self._next(), index, item.id, item.part()))
+        whole = item.item(status)
+        events.append(api.ItemDone(self._next(), index, whole))
+        self._done.append(whole)
+        return events
+
+    def _response(self, usage: Usage) -> api.Response:
+        """The response with its whole output."""
+        is_whole = self._finish != "length"
+        return self._replaced(
+            status="completed" if is_whole else "incomplete",
+            completed_at=int(time.time()) if is_whole else None,
+            incomplete_details=None if is_whole else api.IncompleteDetails("max_output_tokens"),
+            output=self._done,
+            usage=api.ResponseUsage(
+                usage.prompt_tokens,
+                api.InputDetails(usage.prompt_tokens_details.cached_tokens),
+                usage.completion_tokens,
+                api.OutputDetails(self._count(self._reasoning) if self._reasoning else 0),
+                usage.total_tokens,
+            ),
+        )
+
+    def _replaced(self, **changes: object) -> api.Response:
+        return msgspec.structs.replace(self._blank, **changes)
+
+    def _name(self, prefix: str) -> str:
+        return f"{prefix}_{self._blank.id.partition('-')[2]}_{len(self._done) + bool(self._open)}"
+
+    def _next(self) -> int:
+        self._sequence_number += 1
+        return self._sequence_number
+
+
+def _framed(events: Sequence[api.ResponseEvent]) -> bytes:
+    return b"".join(
+        named_event(str(event.__struct_config__.tag), msgspec.json.encode(event))
+        for event in events
+    )

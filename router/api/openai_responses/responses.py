@@ -1,0 +1,75 @@
+"""`POST /v1/responses`, as OpenAI's clients ask it."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from router.api.context import ApiContext
+from router.api.conversation_plan import plan_conversation
+from router.api.identity import new_identity
+from router.api.openai_responses import answer as api
+from router.api.openai_responses.conversation import conversation_of
+from router.api.openai_responses.request import ResponsesRequest
+from router.api.openai_responses.response_format import ResponseFormat
+from router.api.plan import OutputWish, check_model
+from router.api.reply import Plan, reply
+from router.api.request_fields import read_fields
+from router.api.structured import wanted_grammar
+from router.request_scope import record_of
+from router.sse import StreamStyle, as_it_is
+
+_REPEATED = {"reasoning", "text", "tool_choice", "tools"}
+
+
+def responses_router(context: ApiContext) -> APIRouter:
+    """The endpoint, for an application."""
+    router = APIRouter()
+    tokenizer = context.tokenizer
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    async def create_response(request: Request) -> Response:
+        record_of(request.scope).request_id = f"resp-{uuid.uuid4().hex}"
+        fields = await read_fields(request, ResponsesRequest, context.limits.max_body_bytes)
+        identity = new_identity(request)
+        check_model(context, fields.model)
+        grammar = await wanted_grammar(fields.response_format, None, context.grammars)
+        wish = OutputWish(fields.max_output_tokens, None, None, "input", grammar)
+        generation = fields.generation
+        asked = conversation_of(fields)
+        planned = await plan_conversation(context, identity, asked, generation, wish)
+        blank = blank_response(identity.request_id, identity.created, fields)
+        answer_format = ResponseFormat(blank, planned.parsers[0], count)
+        style = StreamStyle(frame=as_it_is, done=b"", error=answer_format.failure, has_ids=False)
+        plan = Plan(identity, generation, planned.choices)
+        return await reply(request, context, plan, answer_format, style)
+
+    router.add_api_route("/v1/responses", create_response, methods=["POST"])
+    return router
+
+
+def blank_response(request_id: str, created: int, fields: ResponsesRequest) -> api.Response:
+    """The response before it has output: what was asked for, repeated."""
+    shown = fields.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPEATED)
+    return api.Response(
+        id=request_id,
+        created_at=created,
+        status="in_progress",
+        model=fields.model,
+        output=[],
+        instructions=fields.instructions,
+        max_output_tokens=fields.max_output_tokens,
+        metadata=fields.metadata or {},
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        reasoning=shown.get("reasoning", {}),
+        temperature=fields.temperature,
+        text={"format": {"type": "text"}, **shown.get("text", {})},
+        tool_choice=shown.get("tool_choice", "auto"),
+        tools=[{"parameters": None, "strict": False, **tool} for tool in shown.get("tools", [])],
+        top_p=fields.top_p,
+        user=fields.user,
+    )

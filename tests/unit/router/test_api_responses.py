@@ -1,0 +1,232 @@
+"""OpenAI's own client, unchanged, against `/v1/responses`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from protocol.errors import Overloaded
+from protocol.messages import FinishReason
+from router.tokenizer import Tokenizer
+from tests.unit.router.api_clients import (
+    ARGUMENTS,
+    CALL,
+    SCHEMA,
+    SHORT_CALL,
+    THINKING,
+    write_tools_checkpoint,
+)
+from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi
+
+TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
+SAYING = "Hello wörld 你好 😀"
+THOUGHT = [{"type": "reasoning_text", "text": "Hm"}]
+WHERE = '{"city": "Köln"}'
+IMAGE = [{"role": "user", "content": [{"type": "input_image"}]}]
+EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
+    path: Path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
+    tokenizer = Tokenizer(path)
+    with LiveApi(path, tokenizer) as live:
+        yield live
+    tokenizer.close()
+
+
+@pytest.fixture
+def api(tools_api: LiveApi) -> Iterator[LiveApi]:
+    tools_api.reset()
+    yield tools_api
+    tools_api.generator.wait_idle()
+
+
+@pytest.fixture
+def client(api: LiveApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as each:
+        yield each
+
+
+def ask(client: openai.OpenAI, **fields) -> Response:
+    return client.responses.create(**{"model": MODEL, "input": "Say it", **fields})
+
+
+def prompt_of(api: LiveApi) -> str:
+    return api.tokenizer.decode(api.generator.requests[-1].token_ids, False)
+
+
+def test_text(client, api):
+    api.says(SAYING)
+    answer = ask(client, instructions="Be short", metadata={"a": "b"}, max_output_tokens=99)
+    assert answer.output_text == SAYING
+    assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
+    assert (answer.metadata, answer.max_output_tokens, answer.store) == ({"a": "b"}, 99, False)
+    request = api.generator.requests[0]
+    assert answer.usage.input_tokens == len(request.token_ids)
+    assert answer.usage.input_tokens_details.cached_tokens == 2
+    assert answer.usage.output_tokens == len(api.tokenizer.encode(SAYING, False)) + 1
+    assert request.sampling.max_tokens == 99
+    assert prompt_of(api) == (
+        "<|start|>system\nBe short<|end|>\n<|start|>user\nSay it<|end|>\n<|start|>assistant\n"
+    )
+
+
+def test_an_answer_that_reaches_its_limit_is_incomplete(client, api):
+    api.says("one two three", FinishReason.LENGTH)
+    answer = ask(client)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.output[0].status == "incomplete"
+    events = list(ask(client, stream=True))
+    assert events[-1].type == "response.incomplete"
+
+
+def test_reasoning_and_calls(client, api):
+    api.says(THINKING + "I ask." + CALL)
+    answer = ask(client, tools=TOOLS)
+    reasoning, message, call = answer.output
+    assert [part.text for part in reasoning.content] == ["Let me see"]
+    assert answer.output_text == message.content[0].text == "I ask."
+    assert (call.type, call.name, json.loads(call.arguments)) == (
+        "function_call",
+        "weather",
+        ARGUMENTS,
+    )
+    assert answer.status == "completed"
+    assert answer.usage.output_tokens_details.reasoning_tokens > 0
+    assert len({item.id for item in answer.output}) == 3
+
+
+def test_a_stream_says_the_same(client, api):
+    api.says(THINKING + "I ask." + CALL)
+    whole = ask(client, tools=TOOLS)
+    with client.responses.stream(model=MODEL, input="Say it", tools=TOOLS) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output_text == whole.output_text
+    assert final.output[0].content == whole.output[0].content
+    assert final.output[2].arguments == whole.output[2].arguments
+    assert final.usage == whole.usage
+    assert [event.sequence_number for event in events if hasattr(event, "sequence_number")]
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == "I ask."
+
+
+def test_every_event_is_one_of_openais_and_in_order(api):
+    api.says(THINKING + "I ask." + CALL)
+    body = {"model": MODEL, "input": "Say it", "tools": TOOLS, "stream": True}
+    names, items = [], {}
+    for number, frame in enumerate(api.post("/v1/responses", body).text.strip().split("\n\n")):
+        name, data = frame.split("\n")
+        event = EVENT.validate_json(data.removeprefix("data: "), strict=True)
+        assert event.type == name.removeprefix("event: ")
+        assert event.sequence_number == number
+        assert not event.model_extra or set(event.model_extra) <= {"name"}
+        names.append(event.type)
+        if event.type == "response.output_item.done":
+            items[event.output_index] = event.item
+    assert names[:2] == ["response.created", "response.in_progress"]
+    assert names[-1] == "response.completed"
+    assert event.response.output == [items[index] for index in range(3)]
+    for kind in ("output_item", "content_part"):
+        assert names.count(f"response.{kind}.added") == names.count(f"response.{kind}.done")
+
+
+def test_items_of_a_turn_are_one_message_of_the_template(client, api):
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": THOUGHT},
+        {"type": "message", "id": "m", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "I ask", "annotations": []}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": WHERE},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+    ]  # fmt: skip
+    ask(client, input=items, tools=TOOLS, max_output_tokens=9)
+    assert prompt_of(api) == (
+        "tools:weather <|start|>user\nHow<|end|>\n"
+        '<|start|>assistant\n<think>Hm</think>I ask<tool_call>{"name": "weather", "arguments": '
+        '{"city": "Köln"}}</tool_call><|end|>\n'
+        "<|start|>tool\nrain(c1)<|end|>\n<|start|>assistant\n"
+    )
+
+
+def test_output_can_be_sent_back_as_input(client, api):
+    api.says(THINKING + "I ask." + SHORT_CALL)
+    first = ask(client, tools=TOOLS)
+    call = first.output[-1]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    ask(client, input=[*first.output, result], tools=TOOLS, max_output_tokens=9)
+    assert f"rain({call.call_id})" in prompt_of(api)
+    assert "<think>Let me see</think>I ask.<tool_call>" in prompt_of(api)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_grammar"), [("text", False), ("json_object", True), ("json_schema", True)]
+)
+def test_text_format_holds_the_text_to_a_grammar(client, api, kind, has_grammar):
+    wanted = {"type": kind}
+    if kind == "json_schema":
+        wanted |= {"name": "answer", "schema": SCHEMA, "strict": True}
+    answer = ask(client, text={"format": wanted})
+    assert (api.generator.requests[0].sampling.grammar is not None) is has_grammar
+    assert answer.text.format.type == kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "other"}, "tools": TOOLS}, "tool_choice"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": IMAGE}, "input[0].content[0].type"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"extra_body": {"what": 1}}, "what"),
+        ({"extra_headers": {"Last-Event-ID": "x"}}, "Last-Event-ID"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_name(client, fields, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert caught.value.param == param
+
+
+def test_an_error_in_mid_stream_is_the_last_event(client, api):
+    steps = api.generator.script
+    api.generator.script = lambda request: [*steps(request)[:1], Overloaded("gone")]
+    *_, last = list(ask(client, stream=True))
+    assert last.type == "response.failed"
+    assert (last.response.status, last.response.error.message) == ("failed", "gone")
+
+
+def test_an_error_before_the_stream_has_a_status(client, api):
+    api.generator.script = lambda request: [Overloaded("no worker is ready")]
+    with pytest.raises(openai.InternalServerError):
+        ask(client, stream=True)
+
+
+def test_a_client_that_leaves_ends_the_generation(client, api):
+    steps = api.generator.script
+    api.generator.script = lambda request: [*steps(request)[:1], Forever()]
+    stream = ask(client, stream=True)
+    next(iter(stream))
+    api.generator.wait_active(1)
+    stream.close()
+    api.generator.wait_idle()
