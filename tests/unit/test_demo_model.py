@@ -86,6 +86,37 @@ def test_chat_template_renders_system_and_several_turns(tokenizer: Tokenizer) ->
     assert tokenizer.encode(prompt).count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 5
 
 
+def test_chat_template_takes_tools_documents_and_thinking(tokenizer: Tokenizer) -> None:
+    function = {"name": "add", "parameters": {"type": "object"}}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 1?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}],
+        },
+        {"role": "tool", "content": "2"},
+    ]
+    prompt = tokenizer.apply_chat_template(
+        chat,
+        tools=[{"type": "function", "function": function}],
+        documents=[{"title": "a", "text": "b"}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    assert prompt == (
+        "<|im_start|>system\nBe brief.\n\nAnswer from these documents:\n<documents>\n"
+        '{"title": "a", "text": "b"}\n</documents>\nFunctions to call:\n<tools>\n'
+        f"{json.dumps(function)}\n</tools>\n"
+        'Write a call as <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n\n<tool_call>\n"
+        '{"name": "add", "arguments": {}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
 @given(text=st.text())
 def test_tokenizer_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
