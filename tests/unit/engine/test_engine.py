@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from engine.attention.base import Segment
 from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineLimits
-from engine.grammar import Grammars
+from engine.grammar import GrammarMatcher, Grammars
 from engine.runner import NOT_FINITE, ModelRunner, RowFailure
 from engine.sampler import SampledToken, Sampler
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
@@ -22,6 +24,7 @@ from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
 
 BLOCK, VOCAB = 4, 20
+DEMO_TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
 NO_GRAMMARS = Grammars(Path("no-such-file"), VOCAB, ())
 
 
@@ -194,6 +197,36 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
     assert (
         dict(zip(names, [getattr(row, "token_id", row) for row in rows], strict=True)) == expected
     )
+
+
+def test_a_grammar_masks_its_row_and_fails_alone_with_a_reason() -> None:
+    grammars = Grammars(DEMO_TOKENIZER, VOCAB, ())
+    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), grammars)  # type: ignore[arg-type]
+    rig = Rig()
+    free, bound, broken = (rig.add(name, 6, 2) for name in ("free", "bound", "broken"))
+    bound.grammar = grammars.matcher('start: ")"', [])
+    broken.grammar = grammars.matcher("nothing", [])
+    wait([each.grammar._matcher for each in (bound, broken) if each.grammar is not None])
+    batch = rig.engine.plan()
+    assert batch.sampled == [free, bound, broken]
+    rows = dict(zip([s.request_id for s in batch.sampled], runner.run(batch), strict=True))
+    assert getattr(rows["free"], "token_id", None) == 7
+    assert getattr(rows["bound"], "token_id", None) == 8, "the only token allowed: )"
+    failure = rows["broken"]
+    assert isinstance(failure, RowFailure)
+    assert "its grammar failed" in failure.reason
+    assert not failure.retryable
+
+
+def test_a_grammar_that_is_being_compiled_holds_up_nobody() -> None:
+    rig = Rig()
+    slow, quick = rig.add("slow", 1, 3), rig.add("quick", 2, 3)
+    compiled: Future[LLMatcher] = Future()
+    slow.grammar = GrammarMatcher(compiled)
+    assert rig.engine.plan().sequences == [quick]
+    grammars = Grammars(DEMO_TOKENIZER, VOCAB, ())
+    compiled.set_result(grammars.matcher('start: ")"', []).state)
+    assert slow in rig.engine.plan().sequences
 
 
 def test_a_step_that_samples_nothing_gives_no_tokens() -> None:
