@@ -53,6 +53,11 @@ class ChaosFleet:
         """The store."""
         return self._valkey
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes in their present lives."""
+        return {name: process.pid for name, process in self._processes.items()}
+
     def names(self, role: str) -> list[str]:
         """All processes of a role, alive or not."""
         return [name for name in self._processes if name.startswith(role)]
@@ -126,7 +131,7 @@ class ChaosFleet:
 
     def is_ready(self) -> bool:
         """Whether every router uses the present life of every worker."""
-        pids = {name: process.pid for name, process in self._processes.items()}
+        pids = self.pids
         workers = self.names("prefill") + self.names("decode")
         return all(
             shown.get(name, {}).get("pid") == pids[name]

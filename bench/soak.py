@@ -1,0 +1,157 @@
+"""Memory under steady load: does any process of a fleet grow?
+
+    python -m bench.soak --minutes 30 [--seed 1] [--clients 6] [--warm-up 8]
+
+Two routers, two prefill and two decode workers as real processes. The warm-up is over after
+`--warm-up` minutes and once every router has answered more requests than it keeps traces of, so
+that every bounded store is full. Growth is that of the median resident memory between the first
+and the last tenth of what follows. Exits with 1 unless each process grew by less than 2 % and no
+request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench.chaos import left_over
+from bench.chaos_fleet import ChaosConfig, ChaosFleet
+from bench.soak_load import SoakLoad
+
+MAX_GROWTH = 0.02
+TRACE_HISTORY = 1000  # the router's default
+NUM_BLOCKS = 512
+_PERIOD_S = 2.0
+_COLUMNS = 6
+
+
+@dataclass
+class Memory:
+    """Resident bytes of every process over time; `warm_at` is the first sample that counts."""
+
+    seconds: list[float] = field(default_factory=list)
+    samples: dict[str, list[int]] = field(default_factory=dict)
+    warm_at: int | None = None
+
+    def take(self, pids: dict[str, int], at_s: float) -> None:
+        """One more sample of each process. Raises psutil.NoSuchProcess if one has ended."""
+        for name, pid in pids.items():
+            resident = psutil.Process(pid).memory_info().rss
+            self.samples.setdefault(name, []).append(resident)
+        self.seconds.append(at_s)
+
+    def line(self) -> str:
+        """The last samples, MiB."""
+        values = (f"{name} {taken[-1] / 2**20:.1f}" for name, taken in self.samples.items())
+        return f"{self.seconds[-1] / 60:4.0f} min: " + ", ".join(values)
+
+    def growth(self, name: str) -> float | None:
+        """From the first to the last tenth after the warm-up; None if that is too short."""
+        if self.warm_at is None:
+            return None
+        counted = self.samples[name][self.warm_at :]
+        tenth = len(counted) // 10
+        if not tenth:
+            return None
+        first, last = counted[:tenth], counted[-tenth:]
+        return statistics.median(last) / statistics.median(first) - 1
+
+
+async def watch(
+    fleet: ChaosFleet, load: SoakLoad, memory: Memory, arguments: argparse.Namespace
+) -> None:
+    """Sample until the time is over, a line every minute; notes when the fleet is warm."""
+    started, shown = time.monotonic(), 0.0
+    urls = [fleet.url(name) for name in fleet.names("router")]
+    while (passed := time.monotonic() - started) < 60 * arguments.minutes:
+        memory.take(fleet.pids, passed)
+        is_full = all(load.answered[url] > arguments.traces for url in urls)
+        if memory.warm_at is None and passed >= 60 * arguments.warm_up and is_full:
+            memory.warm_at = len(memory.seconds) - 1
+        if passed // 60 > shown // 60:
+            shown = passed
+            print(memory.line(), flush=True)
+        await asyncio.sleep(_PERIOD_S)
+
+
+async def run(fleet: ChaosFleet, arguments: argparse.Namespace) -> tuple[SoakLoad, Memory, int]:
+    """Load and samples side by side: what was asked, what was measured, what is left over."""
+    urls = [fleet.url(name) for name in fleet.names("router")]
+    load = SoakLoad(arguments.model, urls, arguments.seed)
+    memory = Memory()
+    watching = asyncio.create_task(watch(fleet, load, memory, arguments))
+    await load.run(arguments.clients, watching.done)
+    await watching
+    return load, memory, await asyncio.to_thread(left_over, fleet)
+
+
+def report(memory: Memory) -> Table:
+    """Resident MiB of each process over time, and its growth."""
+    last = len(memory.seconds) - 1
+    warm = memory.warm_at if memory.warm_at is not None else last
+    shown = [0, *(warm + (last - warm) * part // (_COLUMNS - 1) for part in range(_COLUMNS))]
+    table = Table(title="resident memory, MiB")
+    table.add_column("process")
+    for index in shown:
+        table.add_column(f"{memory.seconds[index] / 60:.1f} min", justify="right")
+    table.add_column("growth", justify="right")
+    for name, samples in memory.samples.items():
+        growth = memory.growth(name)
+        cells = [f"{samples[index] / 2**20:.1f}" for index in shown]
+        table.add_row(name, *cells, "-" if growth is None else f"{growth:+.2%}")
+    return table
+
+
+def is_steady(load: SoakLoad, memory: Memory, left: int) -> bool:
+    """Whether every process stayed within the limit, and everything was answered."""
+    growths = [memory.growth(name) for name in memory.samples]
+    grew = any(growth is None or growth >= MAX_GROWTH for growth in growths)
+    return bool(growths) and not grew and not load.errors and not left
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--model", default=str(Path(__file__).parents[1] / "demo_model"))
+    parser.add_argument("--minutes", type=float, default=30.0, help="of load, warm-up included")
+    parser.add_argument("--warm-up", type=float, default=8.0, help="minutes that do not count")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument(
+        "--traces", type=int, default=TRACE_HISTORY, help="answers of each router to be warm"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Run, print the table; 0 if no process grew."""
+    arguments = parse(argv)
+    with ChaosFleet(ChaosConfig(arguments.model, num_blocks=NUM_BLOCKS)) as fleet:
+        load, memory, left = asyncio.run(run(fleet, arguments))
+    console = Console(soft_wrap=True)
+    console.print(report(memory))
+    warm = memory.warm_at
+    told = "never warm" if warm is None else f"warm after {memory.seconds[warm] / 60:.1f} min"
+    console.print(
+        f"{load.answered.total()} requests, {told}; {dict(load.kinds)}; "
+        f"{len(load.errors)} errors, {left} left over",
+        markup=False,
+    )
+    for error in load.errors[:10]:
+        console.print(f"error: {error}", markup=False)
+    steady = is_steady(load, memory, left)
+    console.print(f"verdict: {'steady' if steady else 'NOT steady'} (limit {MAX_GROWTH:.0%})")
+    return 0 if steady else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
