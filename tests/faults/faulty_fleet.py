@@ -71,6 +71,20 @@ class FaultyFleet:
             temporary.write_text(str(passes))
             temporary.rename(self._folder / f"{name}.{point}")
 
+    def spoil(self, role: Role, kind: str, passes: int = 1) -> None:
+        """The `passes`th write of one worker of a role will `fail`, `hang` or be `corrupt`."""
+        temporary = self._folder / f".{role.value}"
+        temporary.write_text(str(passes))
+        temporary.rename(self._folder / f"{role.value}.{kind}")
+
+    def spoilt(self, kind: str) -> str:
+        """The worker whose write was spoilt, once it was."""
+        (reached,) = wait_for(
+            f"a write to {kind}", lambda: list(self._folder.glob(f"*.{kind}.reached"))
+        )
+        reached.unlink()
+        return reached.name.removesuffix(f".{kind}.reached")
+
     def held(self, point: str) -> str:
         """Wait until a worker is held at a point, and disarm the others: its name."""
         reached = wait_for(

@@ -3,9 +3,10 @@
 Runs the real worker with its classes wrapped. The folder `FAULTS_DIR` arms points: a file
 `WORKER_ID.POINT` with a number holds the loop when it passes the point for that time, until the
 file is removed; `WORKER_ID.POINT.reached` says that it stands there. Only the thread that passes
-is held (at `post` that of the transfers, else the loop's), so that messages already sent leave;
-the lease lives on. Prompts that begin with POISON make a step raise, those that begin with DEADLY
-end the process.
+is held (at `post` and `posted` that of the transfers, else the loop's), so that messages already
+sent leave; the lease lives on. A file `ROLE.SPOIL` with a number spoils that write of whichever
+worker of the role comes to it first: it fails, hangs, or moves wrong bytes. Prompts that begin with
+POISON make a step raise, those that begin with DEADLY end the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ from cli.commands import COMMANDS
 from engine.engine import Engine, StepResult
 from engine.runner import ModelRunner
 from engine.scheduler import Batch
+from kv_transfer.nixl_transport import NixlTransport
+from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from kv_transfer.service import TransferService
+from kv_transfer.shm_transport import ShmTransport
 from kv_transfer.transfer_loop import TransferLoop
+from kv_transfer.transport import Notification, WriteDone
+from protocol.errors import TransferError
 
 POISON = [13, 14, 13, 14, 15]
 DEADLY = [15, 14, 13, 14, 13]
 FAULTS_DIR = "FAULTS_DIR"
+WRITE_TIMEOUT_S = 2.0
+"""Instead of the product's own 10 s, so that a write that hangs need not be waited for so long."""
+_NO_HANDLE = -1
 
 
 class FaultPoints:
@@ -43,13 +52,7 @@ class FaultPoints:
     def reach(self, point: str) -> None:
         """Pass a point, or stand there until the test lets go."""
         armed = self._folder / f"{self._worker_id}.{point}"
-        try:
-            wanted = int(armed.read_text())
-        except FileNotFoundError:
-            self._passes.pop(point, None)
-            return
-        self._passes[point] = self._passes.get(point, 0) + 1
-        if self._passes[point] != wanted:
+        if not self._is_due(armed, point):
             return
         reached = self._folder / f"{self._worker_id}.{point}.reached"
         reached.touch()
@@ -57,13 +60,38 @@ class FaultPoints:
             time.sleep(0.001)
         reached.unlink(missing_ok=True)
 
+    def strikes(self, spoil: str) -> bool:
+        """Whether this is what is to be spoilt; once in all workers of the role."""
+        armed = self._folder / f"{self._worker_id.partition('-')[0]}.{spoil}"
+        if not self._is_due(armed, spoil):
+            return False
+        try:
+            armed.rename(self._folder / f"{self._worker_id}.{spoil}.reached")
+        except FileNotFoundError:
+            return False  # another worker was faster
+        return True
+
+    def _is_due(self, armed: Path, point: str) -> bool:
+        try:
+            wanted = int(armed.read_text())
+        except FileNotFoundError:
+            self._passes.pop(point, None)
+            return False
+        self._passes[point] = self._passes.get(point, 0) + 1
+        return self._passes[point] == wanted
+
 
 def install(points: FaultPoints) -> None:
     """Wrap what the points are named after."""
     _before(HandoffSender, "grant", lambda *_: points.reach("grant"))
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(TransferLoop, "write", lambda *_: points.reach("post"))
+    _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
     _before(ModelRunner, "run", _spoil)
+    _after(TransferLoop, "write", lambda: points.reach("posted"))
+    for transport in (NixlTransport, ShmTransport):
+        _spoil_writes(transport, points)
+    TransferService.__init__.__defaults__ = (WRITE_TIMEOUT_S,)
     run = Engine.run
 
     @wraps(run)
@@ -87,6 +115,55 @@ def _before(owner: type, name: str, action: Callable[..., None]) -> None:
         return method(self, *arguments, **named)
 
     setattr(owner, name, wrapped)
+
+
+def _after(owner: type, name: str, action: Callable[[], None]) -> None:
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
+        result = method(self, *arguments, **named)
+        action()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _spoil_writes(transport: type, points: FaultPoints) -> None:
+    """A write that hangs comes out of `poll` when its peer was removed, as any does."""
+    post_write, poll = transport.post_write, transport.poll  # type: ignore[attr-defined]
+    hanging: list[str] = []
+    given_up: list[str] = []
+
+    def remove(agent: str) -> None:
+        if agent in hanging:
+            hanging.remove(agent)
+            given_up.append(agent)
+
+    @wraps(poll)
+    def poll_all(self: Any) -> list[WriteDone | Notification]:
+        events: list[WriteDone | Notification] = poll(self)
+        events += [WriteDone(_NO_HANDLE, "the peer was removed") for _ in given_up]
+        given_up.clear()
+        return events
+
+    @wraps(post_write)
+    def spoilt(
+        self: Any, agent: str, source: Sequence[int], target: Sequence[int], notification: bytes
+    ) -> int:
+        if points.strikes("fail"):
+            raise TransferError("the write failed")
+        if points.strikes("hang"):
+            hanging.append(agent)
+            return _NO_HANDLE
+        if points.strikes("corrupt"):
+            source = [block ^ 1 for block in source]  # the blocks next to the right ones
+        handle: int = post_write(self, agent, source, target, notification)
+        return handle
+
+    transport.post_write = spoilt  # type: ignore[attr-defined]
+    transport.poll = poll_all  # type: ignore[attr-defined]
+    _before(transport, "remove_peer", remove)
 
 
 def _spoil(batch: Batch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import trace_of, wait_for
+from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
 
@@ -36,6 +36,43 @@ def test_the_stream_goes_on_where_it_broke_off(
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
     assert [each["decode"] is None for each in attempts] == [True, False]
+
+
+def test_it_dies_before_it_grants_its_blocks(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    reference = long_prompts[4]
+    fleet.arm(fleet.names(Role.DECODE), "offer")
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    fleet.kill(fleet.held("offer"))
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+
+
+@pytest.mark.parametrize("point", ["post", "posted"])
+def test_it_dies_while_its_blocks_are_being_written(
+    fleet: FaultyFleet, long_prompts: list[Reference], point: str
+) -> None:
+    """The prefill worker goes on to write into a pool that is gone, and then into another."""
+    fleet.revive()
+    reference = long_prompts[5 if point == "post" else 6]
+    fleet.arm(["prefill-1"], point, 2)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    fleet.held(point)
+    (receiving,) = wait_for(
+        "the handoff to be shown",
+        lambda: [name for name in fleet.names(Role.DECODE) if handoffs_of(fleet, name)],
+    )
+    fleet.kill(receiving)
+    fleet.release("prefill-1", point)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+
+
+def handoffs_of(fleet: FaultyFleet, name: str) -> int:
+    """Open handoffs of a worker, by its last report."""
+    return workers(fleet.fleet).get(name, {}).get("num_handoffs", 0)
 
 
 def test_without_another_decode_worker_the_stream_waits_for_one(

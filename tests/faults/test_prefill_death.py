@@ -16,7 +16,9 @@ MOMENTS = {
     "before any block": ("write", 1),
     "between chunks": ("chunk", 3),
     "before the last blocks, after the first token": ("post", 3),
+    "during a write, after the first token": ("posted", 3),
 }
+_AFTER_FIRST_TOKEN = ("post", "posted")
 
 
 @pytest.fixture(scope="module", params=["nixl", "shm"])
@@ -32,13 +34,13 @@ def test_another_prefill_worker_sends_only_what_is_missing(
     fleet.revive()
     point, passes = MOMENTS[moment]
     reference = long_prompts[list(MOMENTS).index(moment)]
-    num_tokens = len(reference.prompt) + (point == "post")  # of the retry's prompt
+    num_tokens = len(reference.prompt) + (point in _AFTER_FIRST_TOKEN)  # of the retry's prompt
     num_blocks = -(-num_tokens // BLOCK)
     before = counters(fleet.fleet, "decode-1")["blocks_received"]
     fleet.arm(fleet.names(Role.PREFILL), point, passes)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     killed = fleet.held(point)
-    if point == "post":
+    if point in _AFTER_FIRST_TOKEN:
         stream.wait_tokens(1)
     arrived = received_when_settled(fleet) - before
     fleet.kill(killed)

@@ -1,0 +1,61 @@
+"""Transfers that fail, hang or arrive corrupt: the attempt fails, the request goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import assert_idle, counters, trace_of
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
+
+REASONS = {
+    "fail": "the write failed",
+    "hang": "the decode worker cannot be reached",
+    "corrupt": "the digest of a block differs",
+}
+
+
+@pytest.fixture(scope="module", params=["nixl", "shm"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=2, decode=1, transport=request.param, kv_checksum=True) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("write", [1, 3])
+@pytest.mark.parametrize("kind", REASONS)
+def test_the_request_goes_on_with_another_prefill_worker(
+    fleet: FaultyFleet, long_prompts: list[Reference], kind: str, write: int
+) -> None:
+    """With checksums nothing that arrived counts before all of it was compared."""
+    reference = long_prompts[2 * list(REASONS).index(kind) + write // 3]
+    fleet.spoil(Role.PREFILL, kind, write)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    spoilt = fleet.spoilt(kind)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    first, retry = trace_of(fleet.fleet, stream.request_id)["attempts"]
+    assert REASONS[kind] in first["failed"]
+    assert retry["prefill"]["worker_id"] != spoilt
+    assert retry["decode"]["granted_blocks"] >= len(reference.prompt) // BLOCK
+    assert_idle(fleet.fleet)
+
+
+def test_a_pair_that_had_a_failed_write_finds_together_again(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    before = {
+        name: counters(fleet.fleet, name)["blocks_sent"] for name in ("prefill-1", "prefill-2")
+    }
+    pending = set(before)
+    for reference in long_prompts[6:]:
+        stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
+        assert (stream.error, stream.tokens) == (None, list(reference.output))
+        pending = {
+            name for name in pending if counters(fleet.fleet, name)["blocks_sent"] == before[name]
+        }
+        if not pending:
+            return
+    raise AssertionError(f"{pending} sent no block any more")
