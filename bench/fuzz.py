@@ -1,0 +1,130 @@
+"""Fuzzing of every parser of remote input: only declared errors come out, and nothing grows.
+
+    python -m bench.fuzz --inputs 1000000 --seed 1
+
+The inputs are shared out evenly; the same seed gives the same ones. Memory is that of this
+process, after the first tenth of a parser's inputs and after the last. Exits with 1 unless nothing
+unexpected was raised and it grew by less than 2 % with each parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import logging
+import random
+import sys
+import time
+from dataclasses import dataclass
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench.fuzz_inputs import Mutator
+from bench.fuzz_parsers import Parser, parsers
+
+MAX_GROWTH = 0.02
+WARM_UP = 0.1
+_SHOWN = 5
+
+
+@dataclass
+class Outcome:
+    """What one parser made of its inputs; `growth` is a part of this process' memory."""
+
+    name: str
+    accepted: int = 0
+    refused: int = 0
+    unexpected: int = 0
+    growth: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether only declared errors came, and memory stayed."""
+        return not self.unexpected and self.growth < MAX_GROWTH
+
+
+class Fuzzing:
+    """Feeds parsers; keeps the first inputs that raised what they must not."""
+
+    def __init__(self, seed: int) -> None:
+        self.findings: list[tuple[str, bytes, Exception]] = []
+        self._seed = seed
+
+    def run(self, parser: Parser, num_inputs: int) -> Outcome:
+        """So many inputs for one parser."""
+        mutator = Mutator(random.Random(f"{self._seed} {parser.name}"), parser.codec, parser.seeds)
+        outcome = Outcome(parser.name)
+        started = time.perf_counter()
+        num_warm_up = int(num_inputs * WARM_UP)
+        for _ in range(num_warm_up):
+            self._feed(parser, mutator.next(), outcome)
+        before = _resident()
+        for _ in range(num_inputs - num_warm_up):
+            self._feed(parser, mutator.next(), outcome)
+        outcome.growth = _resident() / before - 1
+        outcome.seconds = time.perf_counter() - started
+        return outcome
+
+    def _feed(self, parser: Parser, data: bytes, outcome: Outcome) -> None:
+        try:
+            parser.parse(data)
+        except parser.errors:
+            outcome.refused += 1
+        except Exception as error:  # noqa: BLE001 - what is looked for
+            outcome.unexpected += 1
+            if len(self.findings) < _SHOWN:
+                self.findings.append((parser.name, data, error))
+        else:
+            outcome.accepted += 1
+
+
+def report(outcomes: list[Outcome], seed: int) -> Table:
+    """The figures as a table."""
+    table = Table(title=f"fuzzing, seed {seed}")
+    for column in ("parser", "inputs", "accepted", "refused", "unexpected", "memory", "s"):
+        table.add_column(column, justify="left" if column == "parser" else "right")
+    for each in outcomes:
+        counts = (each.accepted, each.refused, each.unexpected)
+        cells = [f"{count:,}" for count in (sum(counts), *counts)]
+        table.add_row(each.name, *cells, f"{each.growth:+.2%}", f"{each.seconds:.0f}")
+    return table
+
+
+def main(argv: list[str]) -> int:
+    """Run, print the table and what was found; 0 if nothing was."""
+    cli = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    cli.add_argument("--inputs", type=int, default=1_000_000)
+    cli.add_argument("--seed", type=int, default=1)
+    arguments = cli.parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    loop = asyncio.new_event_loop()
+    try:
+        fuzzing = Fuzzing(arguments.seed)
+        known = parsers(loop)
+        shares = [(arguments.inputs + i) // len(known) for i in range(len(known))]
+        outcomes = [fuzzing.run(*each) for each in zip(known, shares, strict=True)]
+    finally:
+        loop.close()
+        logging.disable(logging.NOTSET)
+    console = Console(soft_wrap=True)
+    console.print(report(outcomes, arguments.seed))
+    for name, data, error in fuzzing.findings:
+        console.print(f"{name}: {error!r} of {data[:300]!r}", markup=False)
+    return 0 if all(each.is_clean for each in outcomes) else 1
+
+
+def _resident() -> int:
+    """Bytes, without what is free but not given back yet."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return psutil.Process().memory_info().rss
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
