@@ -1,10 +1,11 @@
-"""The `openai` package, unchanged, against a real fleet."""
+"""The `openai` and `anthropic` packages, unchanged, against a real fleet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
+import anthropic
 import openai
 import pytest
 
@@ -149,3 +150,31 @@ def test_a_wish_for_timing_is_yes_or_no(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model=MODEL, messages=QUESTION, extra_headers={"x-baton-timing": "maybe"}
         )
+
+
+def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "input": QUESTION[0]["content"], "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert whole.output_text.startswith(ANSWER)
+    with client.responses.stream(**asked) as stream:
+        deltas = [each.delta for each in stream if each.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == whole.output_text
+    assert len(deltas) > 20
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_anthropics_client_whole_and_streamed(fleet: Fleet, client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    asked = {"model": MODEL, "max_tokens": 500, "messages": QUESTION}
+    greedy = {"extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as other:
+        whole = other.messages.create(**asked, **greedy)
+        with other.messages.stream(**asked, **greedy) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        counted = other.messages.count_tokens(model=MODEL, messages=QUESTION)
+    assert text == whole.content[0].text == chat.choices[0].message.content
+    assert whole.stop_reason == final.stop_reason == "end_turn"
+    assert whole.usage.output_tokens == final.usage.output_tokens == chat.usage.completion_tokens
+    assert counted.input_tokens == chat.usage.prompt_tokens
