@@ -20,6 +20,7 @@ from pydantic.json_schema import models_json_schema
 from router.access import Door
 from router.api.anthropic.answer import AnthropicError
 from router.api.operations import OPERATIONS, Operation
+from router.timing import TIMING_HEADER
 from runtime.version import baton_version
 
 _REF = "#/components/schemas/{name}"
@@ -116,6 +117,7 @@ def _operation(each: Operation, answers: dict[Any, Any], bodies: dict[Any, Any])
             *_path_parameters(each.path),
             {"$ref": "#/components/parameters/x-request-id"},
             {"$ref": "#/components/parameters/traceparent"},
+            *([{"$ref": f"#/components/parameters/{TIMING_HEADER}"}] if each.event else []),
         ],
         "responses": _responses(each, answers),
         "security": [] if each.door is Door.OPEN else [{name: []} for name in _SCHEMES],
@@ -196,6 +198,7 @@ def _headers() -> dict[str, Any]:
             "schema": text,
         },
         "x-baton-request-id": {"description": "Baton's id of the request", "schema": text},
+        "traceparent": {"description": "A span of ours in the client's trace", "schema": text},
         "retry-after": {"description": "Seconds to wait", "schema": {"type": "integer"}},
     }
 
@@ -212,4 +215,7 @@ def _parameters() -> dict[str, Any]:
     return {
         "x-request-id": header("x-request-id", "An id of the client's own", maxLength=128),
         "traceparent": header("traceparent", "W3C trace context"),
+        TIMING_HEADER: header(
+            TIMING_HEADER, "1 adds `baton`: where the answer's time went", enum=["0", "1"]
+        ),
     }
