@@ -131,6 +131,14 @@ def bias(api: Api) -> None:
     assert set(api.ids(logit_bias={"300": 100})) == {300}
 
 
+@shows("allowed_token_ids", "bad_words")
+def vocabulary(api: Api) -> None:
+    assert set(api.ids(allowed_token_ids=[300, 301])) <= {300, 301}
+    word = api.text().split()[3]
+    assert word in api.text()
+    assert word not in api.text(bad_words=[word])
+
+
 @shows("n", "best_of")
 def choices(api: Api) -> None:
     texts = [each["text"] for each in api.complete(n=3, best_of=3, **HOT)["choices"]]
@@ -391,7 +399,8 @@ def test_a_parameter_has_its_effect(api: Api, check: Check) -> None:
 
 def test_every_field_is_shown(api: Api) -> None:
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    assert not fields - SHOWN.keys() - REFUSED.keys()
+    missing = fields - SHOWN.keys() - REFUSED.keys()
+    assert not missing, f"show the effect of {missing} here"
     for name, value in REFUSED.items():
         path = CHAT if name in ChatRequest.model_fields else COMPLETIONS
         assert api.refusal(path, **{name: value}) == name
