@@ -10,7 +10,6 @@ KV: a prefill worker answers with the first token, its decode worker goes on fro
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -45,6 +44,7 @@ from protocol.messages import (
 from runtime.clock import wall_us
 from runtime.control import ControlServer, HelloPolicy, Peer
 from runtime.events import EventPublisher
+from runtime.lifecycle import StopSignal
 from runtime.membership import WorkerLease
 from runtime.network import Network
 
@@ -66,6 +66,7 @@ class MockSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     max_context: int
     step_ms: float = 0.0
+    parent_pid: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,15 +89,15 @@ class MockWorker:
     server: ControlServer
     publisher: EventPublisher
     incarnation: str
+    stop: StopSignal
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
-    is_stopping: bool = False
 
     def serve(self) -> None:
-        """Until `is_stopping`."""
+        """Until told to stop."""
         poller = zmq.Poller()
         poller.register(self.server.socket, zmq.POLLIN)
         stats_at = next_step = 0.0
-        while not self.is_stopping:
+        while not self.stop.is_set:
             now = time.monotonic()
             if now >= stats_at:
                 self.publisher.publish(self._stats())
@@ -197,7 +198,7 @@ class MockWorker:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until SIGTERM."""
+    """Serve until a signal comes, or the parent has ended."""
     role, settings = Role(argv[0]), msgspec.json.decode(argv[1].encode(), type=MockSettings)
     with ExitStack() as stack:
         network = Network(settings.cluster_secret)
@@ -205,12 +206,9 @@ def main(argv: list[str]) -> int:
         policy = HelloPolicy(settings.worker_id, uuid.uuid4().hex, _SAME, _SAME)
         server = ControlServer(network, _ENDPOINT, policy, silence_s=30.0)
         publisher = EventPublisher(network, _ENDPOINT)
-        worker = MockWorker(settings, role, server, publisher, policy.incarnation)
-
-        def stop(*_: object) -> None:
-            worker.is_stopping = True
-
-        signal.signal(signal.SIGTERM, stop)
+        stop = StopSignal(lambda: None, settings.parent_pid)
+        stack.callback(stop.close)
+        worker = MockWorker(settings, role, server, publisher, policy.incarnation, stop)
         info = _info(settings, role, policy, (server.endpoint, publisher.endpoint))
         lease = WorkerLease(settings.redis_url, "default", info, _LEASE_S)
         stack.callback(lease.close)

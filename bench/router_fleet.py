@@ -96,6 +96,7 @@ class RouterFleet:
             token_ids=self._config.token_ids,
             max_context=self._config.max_context,
             step_ms=self._config.step_ms,
+            parent_pid=os.getpid(),
         )
         command = [role.value, msgspec.json.encode(settings).decode()]
         return self._spawn(["bench.mock_worker", *command], worker_id)
