@@ -138,7 +138,7 @@ def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
         ("duplicates", tally.duplicates),
         ("losses", tally.losses),
         ("errors seen by clients", len(tally.errors)),
-        ("streams cut with their router", tally.cut),
+        ("streams cut with their router / resumed", f"{tally.cut} / {tally.resumed}"),
         ("longest pause of a stream, ms, p50 / p99", _percentiles(tally.pauses_ms)),
         ("requests, blocks, handoffs left at the end", left),
     ]

@@ -1,7 +1,8 @@
 """Steady load for the chaos bench: streams whose every token is compared with a known answer.
 
 Knows a router by its URL and nothing else of the fleet. A client whose router dies under it
-counts as cut, and tries its request anew on another router.
+counts as cut, and resumes its stream on another router by the id of its last event, as often as
+it takes; without any event it asks anew.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Tally:
     finished: int = 0
     aborted: int = 0
     cut: int = 0
+    resumed: int = 0
     tokens: int = 0
     mismatches: int = 0
     duplicates: int = 0
@@ -104,11 +106,14 @@ class Load:
         """One request to its end; on another router, if its own is killed."""
         self.tally.requests += 1
         tokens: list[int] = []
+        body, last_id = self._new_body(known), ""
         while True:
             name, url = self._rng.choice(list(self._routers().items()))
+            self.tally.resumed += bool(last_id)
             try:
-                async for fresh in self._events(client, url, known):
+                async for event_id, fresh in self._events(client, url, body, last_id):
                     tokens += fresh
+                    last_id = event_id
                     if abort_after is not None and len(tokens) >= abort_after:
                         self.tally.aborted += 1
                         return
@@ -117,33 +122,37 @@ class Load:
                     self.tally.errors.append(f"{name}: {error!r}")
                     return
                 self.tally.cut += 1
-                tokens.clear()
                 await asyncio.sleep(0.05)
                 continue
             except _Refused as error:
                 if name not in self.doomed:
                     self.tally.errors.append(f"{name}: {error}")
                     return
-                tokens.clear()
                 continue
             self.tally.judge(known, tokens)
             return
 
     async def _events(
-        self, client: httpx.AsyncClient, url: str, known: Known
-    ) -> AsyncIterator[list[int]]:
-        """New tokens, event by event; notes the longest pause. Raises _Refused, HTTPError."""
-        body = self._body(known.prompt, len(known.output)) | {"stream": True}
-        if self._rng.random() < UNCACHED:
-            body["cache_salt"] = f"{self._rng.getrandbits(64):x}"
+        self, client: httpx.AsyncClient, url: str, body: dict[str, Any], last_id: str
+    ) -> AsyncIterator[tuple[str, list[int]]]:
+        """Ids and new tokens, event by event; notes the longest pause. Raises _Refused, HTTPError.
+
+        With the id of a former answer's last event, what follows it.
+        """
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        event_id = ""
         longest, last = 0.0, time.monotonic()
-        async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        async with client.stream(
+            "POST", f"{url}/v1/completions", json=body, headers=headers
+        ) as answer:
             if answer.status_code != 200:
                 await answer.aread()
                 raise _Refused(f"{answer.status_code} {answer.text}")
             is_done = False
             async for line in answer.aiter_lines():
                 is_done = is_done or line == "data: [DONE]"
+                if line.startswith("id: "):
+                    event_id = line.removeprefix("id: ")
                 if not line.startswith("data: {"):
                     continue
                 event: dict[str, Any] = json.loads(line.removeprefix("data: "))
@@ -152,10 +161,16 @@ class Load:
                 fresh = [token for choice in event["choices"] for token in choice["token_ids"]]
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
                 self.tally.tokens += len(fresh)
-                yield fresh
+                yield event_id, fresh
             if not is_done:
                 raise httpx.ReadError("the stream ended without [DONE]")
         self.tally.pauses_ms.append(longest * 1e3)
+
+    def _new_body(self, known: Known) -> dict[str, Any]:
+        body = self._body(known.prompt, len(known.output)) | {"stream": True}
+        if self._rng.random() < UNCACHED:
+            body["cache_salt"] = f"{self._rng.getrandbits(64):x}"
+        return body
 
     async def _try_learn(
         self, client: httpx.AsyncClient, prompt: list[int], num_tokens: int
