@@ -78,10 +78,9 @@ class Resumption:
         kept = self._kept.get(message.request_id)
         if task is not None and task.is_resumable and message.attempt >= task.attempt:
             self._move(router, message, task)
-        elif task is None and kept is not None and message.attempt >= kept.answer.attempt:
-            answer = kept.answer
+        elif task is None and kept is not None:
             self._host.count(Count.STREAMS_RESUMED)
-            self._host.send(router, _renamed(answer, message.attempt))
+            self._host.send(router, _renamed(kept.answer, message.attempt))
         else:
             request_id, attempt = message.request_id, message.attempt
             self._host.send(router, NotKept(request_id=request_id, attempt=attempt))

@@ -1,10 +1,10 @@
 """The ids of a stream's events, by which its client may go on with it at any router.
 
-`cmpl-4fe1.6741b2c0.0.9c3d...:12,9e`: the request, when it began (seconds of the Unix epoch), how
-often it was resumed, and a keyed digest that binds these to the request's body; then for each
-choice the number of tokens that its events so far stand for, with an `e` once its end was told,
-and at last a `u` once the usage was. Positions count tokens, whatever the events they came in, so
-that they mean the same everywhere. Pure; knows no HTTP.
+`cmpl-4fe1.6741b2c0.0.9c3d...:12,9e`: the request, when it began (seconds of the Unix epoch), its
+life (0 until it is resumed), and a keyed digest that binds these to the request's body; then for
+each choice the number of tokens that its events so far stand for, with an `e` once its end was
+told, and at last a `u` once the usage was. Positions count tokens, whatever the events they came
+in, so that they mean the same everywhere. Pure; knows no HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = "Last-Event-ID"
 _DIGEST_BYTES = 16
 _ID = re.compile(
     r"(?P<name>(?P<request_id>[a-z]{1,16}-[0-9a-f]{32})\."
-    r"(?P<created>[0-9a-f]{1,10})\.(?P<life>[0-9a-f]{1,6}))\.(?P<digest>[0-9a-f]{32})"
+    r"(?P<created>[0-9a-f]{1,10})\.(?P<life>[0-9a-f]{1,8}))\.(?P<digest>[0-9a-f]{32})"
     r":(?P<positions>[0-9]{1,10}e?(?:,[0-9]{1,10}e?)*)(?P<usage>u?)"
 )
 
@@ -44,7 +44,8 @@ NOTHING = Position()
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """One stream, over all routers that serve it; `life` counts how often it was resumed.
+    """One stream, over all routers that serve it. `life` is greater with every time that it is
+    resumed, also from the same event: milliseconds since it began.
 
     `positions` is what its client has, one for each choice; empty for a new stream.
     """
@@ -60,9 +61,12 @@ class StreamIdentity:
         return self.positions[choice] if choice < len(self.positions) else NOTHING
 
 
-def resumed_identity(last_id: str, key: bytes, body_digest: bytes) -> StreamIdentity:
-    """The stream that an event's id names, in its next life. Raises InvalidRequest for an id that
-    is none, and one that was not given out under `key` for a body of this digest."""
+def resumed_identity(last_id: str, key: bytes, body_digest: bytes, now_s: float) -> StreamIdentity:
+    """The stream that an event's id names, in a new life (`now_s`: of the Unix epoch).
+
+    Raises InvalidRequest for an id that is none, and one that was not given out under `key` for a
+    body of this digest.
+    """
     found = _ID.fullmatch(last_id)
     if found is None:
         raise InvalidRequest(f"'{HEADER}' is not the id of an event of a stream", HEADER)
@@ -76,8 +80,8 @@ def resumed_identity(last_id: str, key: bytes, body_digest: bytes) -> StreamIden
         Position(int(each.removesuffix("e")), each.endswith("e"))
         for each in found["positions"].split(",")
     )
-    life = int(found["life"], 16) + 1
     created = int(found["created"], 16)
+    life = max(int(found["life"], 16) + 1, int((now_s - created) * 1000))
     return StreamIdentity(found["request_id"], created, life, positions, bool(found["usage"]))
 
 

@@ -48,8 +48,8 @@ class ServedModel:
 class GenerationRequest:
     """One sequence to generate. `deadline_ms` is the time that remains for all of it.
 
-    A resumable one may be taken up by another router if this one dies: `life` counts how often it
-    was. Its deltas begin with the first token in every life.
+    A resumable one may be taken up by another router if this one dies: `life` is 0,
+    and then greater each time. Its deltas begin with the first token in every life.
     """
 
     request_id: str

@@ -35,7 +35,7 @@ def identify(request: Request, context: ApiContext, fields: GenerationFields) ->
         return StreamIdentity(record.request_id, int(time.time()))
     if not fields.stream:
         raise InvalidRequest(f"'{HEADER}' needs 'stream' to be true", HEADER)
-    identity = resumed_identity(last_id, context.ids_key, record.body_digest)
+    identity = resumed_identity(last_id, context.ids_key, record.body_digest, time.time())
     if identity.request_id.partition("-")[0] != record.request_id.partition("-")[0]:
         raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)
     record.request_id = identity.request_id
