@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,9 @@ class FaultyFleet:
 
 
 @contextmanager
-def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
+def faulty_fleet(
+    environment: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[FaultyFleet]:
     """As `running_fleet`; whatever was killed must have been revived at the end."""
     defaults: dict[str, Any] = {
         "model": str(DEMO_MODEL),
@@ -164,6 +166,7 @@ def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
     with tempfile.TemporaryDirectory() as folder:
         known = UpSettings(**(defaults | settings))
         env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
+        env |= environment or {}
         with Fleet(known, FaultyChildren(known, environ=env)) as fleet:
             faulty = FaultyFleet(fleet, Path(folder))
             try:
@@ -183,11 +186,16 @@ def faulty_fleet(**settings: Any) -> Iterator[FaultyFleet]:
 class Stream:
     """A client that reads a streamed completion in a thread of its own."""
 
-    def __init__(self, url: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+    def __init__(
+        self, url: str, prompt: list[int], max_tokens: int, last_id: str = "", **fields: Any
+    ) -> None:
+        """With the `last_id` of a stream that broke off, its rest."""
+        self.last_id = last_id
         self.tokens: list[int] = []
         self.events = 0
         self.request_id = ""
         self.error: str | None = None
+        self._next_id = ""
         self.finish: str | None = None
         body = {
             "model": DEMO_MODEL.name,
@@ -215,22 +223,30 @@ class Stream:
 
     def _read(self, url: str, body: dict[str, Any]) -> None:
         try:
-            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json=body, timeout=60, headers=self._headers()
+            ) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     self.error = f"{answer.status_code} {answer.text}"
                     return
                 for line in answer.iter_lines():
+                    if line.startswith("id: "):
+                        self._next_id = line.removeprefix("id: ")
                     if line.startswith("data: ") and line != "data: [DONE]":
                         self._take(json.loads(line.removeprefix("data: ")))
         except httpx.HTTPError as error:
             self.error = repr(error)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Last-Event-ID": self.last_id} if self.last_id else {}
 
     def _take(self, event: dict[str, Any]) -> None:
         if "error" in event:
             self.error = event["error"]["message"]
             return
         self.events += 1
+        self.last_id = self._next_id
         self.request_id = event["id"]
         for choice in event["choices"]:
             self.tokens += choice["token_ids"]

@@ -1,0 +1,151 @@
+"""A router dies in mid-stream: its client goes on at another one, and nothing is computed again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.child import Child
+from protocol.messages import Role
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import counters, wait_for
+from tests.integration.reference import NUM_TOKENS, Reference
+
+GRACE_S = 4.0
+
+
+class Victim:
+    """A second router of a fleet, to be killed."""
+
+    def __init__(self, fleet: FaultyFleet, folder: Path) -> None:
+        real = fleet.fleet.processes["router"]
+        self._port_file = folder / "port"
+        command = [
+            f"--port-file={self._port_file}" if each.startswith("--port-file") else each
+            for each in real._command
+        ]
+        self.child = Child("router-2", Role.ROUTER, command, real._env, folder / "log")
+
+    def start(self) -> str:
+        """A new life of it, and its URL."""
+        self._port_file.unlink(missing_ok=True)
+        self.child.start()
+        wait_for("the second router to serve", self._port_file.exists, 60)
+        return f"http://127.0.0.1:{self._port_file.read_text().strip()}"
+
+    def kill(self) -> None:
+        """SIGKILL, until it is gone."""
+        self.child.signal(signal.SIGKILL)
+        assert self.child.wait(10)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FaultyFleet]:
+    grace = {"BATON_RESUME_GRACE_S": str(GRACE_S)}
+    with faulty_fleet(environment=grace, prefill=1, decode=2) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def victim(fleet: FaultyFleet, tmp_path: Path) -> Iterator[Victim]:
+    fleet.revive()
+    victim = Victim(fleet, tmp_path)
+    yield victim
+    victim.kill()
+
+
+def connected(url: str, fleet: FaultyFleet) -> str:
+    """The URL, once its router uses every worker."""
+
+    def is_connected() -> bool:
+        answer = httpx.get(f"{url}/fleet")
+        listed = answer.json() if answer.status_code == 200 else []
+        return len(listed) == 3 and all(each["connected"] for each in listed)
+
+    wait_for("the second router to know all workers", is_connected, 30)
+    wait_for("its API", lambda: httpx.get(f"{url}/health").status_code == 200, 30)
+    return url
+
+
+def totals(fleet: FaultyFleet) -> dict[str, int]:
+    """Counters of all workers together, once they are idle."""
+    each = [counters(fleet.fleet, name) for name in ("prefill-1", "decode-1", "decode-2")]
+    return {name: sum(counts.get(name, 0) for counts in each) for name in each[0]}
+
+
+def test_between_two_steps(
+    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+) -> None:
+    url = connected(victim.start(), fleet)
+    reference = long_prompts[0]
+    before = totals(fleet)
+    fleet.arm(fleet.names(Role.DECODE), "decode", 7)
+    stream = Stream(url, list(reference.prompt), NUM_TOKENS)
+    held = fleet.held("decode")
+    stream.wait_tokens(7)
+    victim.kill()
+    stream.wait()
+    assert stream.error
+    assert stream.finish is None
+    rest = Stream(fleet.url, list(reference.prompt), NUM_TOKENS, last_id=stream.last_id)
+    fleet.release(held, "decode")
+    rest.wait()
+    assert rest.error is None
+    assert stream.tokens + rest.tokens == list(reference.output)
+    assert rest.request_id == stream.request_id
+    assert [each["mode"] for each in fleet.attempts(stream.request_id)] == ["resume"]
+    after = totals(fleet)
+    assert after["decode_tokens"] - before["decode_tokens"] == NUM_TOKENS
+    assert after["prefill_tokens"] - before["prefill_tokens"] == len(reference.prompt)
+    assert after["streams_resumed"] - before.get("streams_resumed", 0) == 1
+
+
+def test_when_all_was_generated_but_not_read(
+    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+) -> None:
+    url = connected(victim.start(), fleet)
+    reference = long_prompts[1]
+    before = totals(fleet)
+    fleet.arm(fleet.names(Role.DECODE), "decode", 4)
+    stream = Stream(url, list(reference.prompt), NUM_TOKENS)
+    held = fleet.held("decode")
+    stream.wait_tokens(4)
+    victim.child.signal(signal.SIGSTOP)
+    fleet.release(held, "decode")
+    after = totals(fleet)
+    assert after["decode_tokens"] - before["decode_tokens"] == NUM_TOKENS
+    victim.kill()
+    stream.wait()
+    rest = Stream(fleet.url, list(reference.prompt), NUM_TOKENS, last_id=stream.last_id).wait()
+    assert rest.error is None
+    assert stream.tokens + rest.tokens == list(reference.output)
+    again = totals(fleet)
+    assert again["decode_tokens"] == after["decode_tokens"], "nothing was computed for it"
+
+
+def test_the_decode_worker_dies_too(
+    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+) -> None:
+    url = connected(victim.start(), fleet)
+    reference = long_prompts[2]
+    fleet.arm(fleet.names(Role.DECODE), "decode", 5)
+    stream = Stream(url, list(reference.prompt), NUM_TOKENS, temperature=1.0, logprobs=1)
+    held = fleet.held("decode")
+    stream.wait_tokens(5)
+    victim.kill()
+    fleet.kill(held)
+    stream.wait()
+    rest = Stream(
+        fleet.url,
+        list(reference.prompt),
+        NUM_TOKENS,
+        last_id=stream.last_id,
+        temperature=1.0,
+        logprobs=1,
+    ).wait()
+    assert rest.error is None
+    assert len(stream.tokens + rest.tokens) == NUM_TOKENS
