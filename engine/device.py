@@ -30,3 +30,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a card has done what it was given on the current stream; a CPU has always."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

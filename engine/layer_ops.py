@@ -1,7 +1,8 @@
 """What stands between a layer's matrix products: norms, rotary embedding, the gate.
 
 `TorchOps` is torch operations, on any device and dtype; `NativeOps` our own kernels for bf16 on a
-CPU, one pass each. Both compute in fp32 and round to the model's dtype. Knows nothing of layers.
+CPU, one pass each; a card's are in `engine.gpu.ops`. All compute in fp32 and round to the model's
+dtype. Knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn.functional import gelu, silu
 
+from engine.attention.base import KvTarget
 from engine.rope import rotate
 
 _tanh_gelu = partial(gelu, approximate="tanh")
@@ -45,6 +47,24 @@ class LayerOps(Protocol):
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """The activation of the first half of `gate_up` [N, 2 * size] times the second half."""
+
+
+@runtime_checkable
+class StoringOps(LayerOps, Protocol):
+    """Operations that rotate k on its way into the pool."""
+
+    def rotate_and_store(
+        self,
+        heads: torch.Tensor,
+        weight: torch.Tensor | None,
+        rotation: Rotation,
+        target: KvTarget,
+    ) -> torch.Tensor:
+        """q [N, num_heads, head_dim], turned in place; k, turned, and v stored in `target`.
+
+        `heads` [N, num_heads + 2 * num_kv_heads, head_dim], contiguous; `weight`
+        [num_heads + num_kv_heads, head_dim] norms the heads of q and k before, where given.
+        """
 
 
 class TorchOps:

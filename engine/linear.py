@@ -61,7 +61,12 @@ class TorchLinear:
         self._weight = _pack(weight) if self.is_packed else weight
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
+        """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0.
+
+        On a card the sum may be written to `add`, whose value is then spent.
+        """
+        if add is not None and self._bias is None and x.device.type == "cuda":
+            return add.addmm_(x, self._weight.t())  # summed before it is rounded, in one kernel
         if not self.is_packed:
             y = linear(x, self._weight, self._bias)
             return y if add is None else add + y

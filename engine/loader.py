@@ -17,12 +17,16 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, supports
+from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
 from engine.block_manager import BlockManager
 from engine.checkpoint import Progress, load_weights
 from engine.config import ModelConfig, load_model_config
 from engine.device import torch_dtype
 from engine.engine import Engine, EngineLimits
+from engine.gpu.backend import CardBackend
+from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
+from engine.gpu.memory import LargestStep, blocks_for_card, profile
 from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.model import DecoderModel
@@ -54,10 +58,12 @@ class EngineConfig:
     memory_fraction: float | None = None
     max_context: int | None = None
     attention: str = "auto"
-    """`kernel`: our own C++ kernels; `torch`: torch's operations; `auto`: kernels where they can
-    be had (a CPU, a compiler), else torch."""
+    """`kernel`: our own C++ kernels on a CPU, FlashInfer on a card; `torch`: torch's operations;
+    `auto`: kernels where they can be had, else torch."""
     weights: str = "auto"
     """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels."""
+    cuda_graphs: bool = True
+    """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ def load_engine(
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config.attention, device)
+    card = _card_backend(config.attention, device, model_config, torch_dtype(dtype))
     weight_bits = _weight_bits(config.weights, dtype, kernels)
     fingerprint = model_fingerprint(config.folder)
     if weight_bits != 16:  # other weights, other KV
@@ -107,15 +114,18 @@ def load_engine(
         load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
         kernels,
         weight_bits,
+        card.ops() if card else None,
     )
-    num_blocks = config.num_blocks or _pool_size(config, layout, device, context)
+    parts = _Parts(config, model_config, model, layout, kernels, card)
+    num_blocks = config.num_blocks or parts.pool_size(context)
     buffer = allocate(num_blocks * layout.block_bytes)
     pool = KvPool(layout, num_blocks, device, buffer)
     limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
-    attention = _attention(config.attention, pool, model_config, kernels)
     vocab_size = model_config.vocab_size
     grammars = Grammars(config.folder / "tokenizer.json", vocab_size, model_config.eos_token_ids)
-    runner = ModelRunner(model, attention, Sampler(vocab_size), grammars)
+    sampler = Sampler(vocab_size)
+    graphs = parts.graphs(pool, limits.max_context)
+    runner = ModelRunner(model, parts.attention(pool), sampler, grammars, graphs)
     scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
     engine = Engine(scheduler, runner, layout, limits, clock)
     return LoadedEngine(engine, pool, model_config, grammars)
@@ -158,22 +168,67 @@ def _weight_bits(weights: str, dtype: str, kernels: ctypes.CDLL | None) -> int:
     return {"int8": 8, "int4": 4}[weights]
 
 
-def _attention(
-    attention: str, pool: KvPool, config: ModelConfig, kernels: ctypes.CDLL | None
-) -> AttentionBackend:
-    if kernels is not None and supports(pool):
-        return KernelAttention(pool, config.sliding_windows, config.num_heads, kernels)
-    if attention == "kernel":
-        raise ConfigError(
-            f"attention is 'kernel', which takes float32 or bfloat16 and an even head_dim, "
-            f"not {pool.layout.dtype} and {pool.layout.head_dim}; use auto"
-        )
-    return TorchAttention(pool, config.sliding_windows)
+def _card_backend(
+    attention: str, device: torch.device, config: ModelConfig, dtype: torch.dtype
+) -> CardBackend | None:
+    """FlashInfer's kernels, if they are wanted and can be had; as `_kernels` for a card."""
+    if attention == "torch" or device.type != "cuda":
+        return None
+    try:
+        return CardBackend(config, device, dtype, kv_dtype=dtype)
+    except FlashInferUnavailable as error:
+        if attention == "kernel":
+            raise ConfigError(f"attention is 'kernel', but {error}") from error
+        logger.warning("attention by torch, much slower than FlashInfer: %s", error)
+        return None
 
 
-def _pool_size(config: EngineConfig, layout: KvLayout, device: torch.device, context: int) -> int:
-    """Blocks in the fraction of memory that was asked for, but no more than a full batch at full
-    context can use: the pool's memory is taken at the start, whether it is used or not."""
-    fraction = config.memory_fraction or _DEFAULT_FRACTION[device.type]
-    fitting = blocks_for_fraction(layout, device, fraction)
-    return min(fitting, config.scheduler.max_batch_size * -(-context // layout.block_size))
+@dataclass(frozen=True)
+class _Parts:
+    """What the rest of an engine is made of once its model is loaded."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    model: DecoderModel
+    layout: KvLayout
+    kernels: ctypes.CDLL | None
+    card: CardBackend | None
+
+    def attention(self, pool: KvPool) -> AttentionBackend:
+        """The backend for any batch over `pool`. Raises ConfigError."""
+        windows, num_heads = self.model_config.sliding_windows, self.model_config.num_heads
+        if self.card is not None:
+            return self.card.attention(pool)
+        if self.kernels is not None and supports(pool):
+            return KernelAttention(pool, windows, num_heads, self.kernels)
+        if self.config.attention == "kernel":
+            raise ConfigError(
+                f"attention is 'kernel', which takes float32 or bfloat16 and an even head_dim, "
+                f"not {pool.layout.dtype} and {pool.layout.head_dim}; use auto"
+            )
+        return TorchAttention(pool, windows)
+
+    def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
+        """Decode's graphs, captured now; None where there are none."""
+        if self.card is None or not self.config.cuda_graphs:
+            return None
+        size = self.config.scheduler.max_batch_size
+        most_blocks = size * -(-max_context // self.layout.block_size)
+        make_attention = self.card.fixed_decodes(pool, size, most_blocks)
+        return DecodeGraphs(self.model, make_attention, graph_sizes(size), CudaCapture())
+
+    def pool_size(self, context: int) -> int:
+        """Blocks in the fraction of memory that was asked for, but no more than a full batch at
+        full context can use: the pool's memory is taken at the start, used or not."""
+        scheduler, device = self.config.scheduler, self.model.device
+        fraction = self.config.memory_fraction or _DEFAULT_FRACTION[device.type]
+        if device.type == "cuda":
+            with_graphs = self.card is not None and self.config.cuda_graphs
+            largest = LargestStep(
+                min(scheduler.chunk_max_tokens, context), scheduler.max_batch_size
+            )
+            memory = profile(self.model, self.layout, self.attention, largest, with_graphs)
+            fitting = blocks_for_card(self.layout, memory, fraction)
+        else:
+            fitting = blocks_for_fraction(self.layout, device, fraction)
+        return min(fitting, scheduler.max_batch_size * -(-context // self.layout.block_size))

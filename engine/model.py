@@ -9,16 +9,17 @@ has planned before.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import embedding
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, StoringAttention
 from engine.attention.cpu_backend import KernelAttention
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
 from engine.fused_layers import FusedLayer, FusedLayers
-from engine.layer_ops import LayerOps, NativeOps, Rotation, TorchOps
+from engine.layer_ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
 from engine.linear import linear_layer
 from engine.native_linear import NativeLinear
 from engine.rope import Rope
@@ -48,8 +49,9 @@ class DecoderModel:
 
     Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
     gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
-    CPU are theirs; without, torch's. `weight_bits` below 16 has them round the weights of all
-    products to integers, those of the logits to no fewer than 8 bits.
+    CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` below 16 has
+    the kernels round the weights of all products to integers, those of the logits to no fewer than
+    8 bits.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class DecoderModel:
         weights: Weights,
         kernels: ctypes.CDLL | None = None,
         weight_bits: int = 16,
+        ops: LayerOps | None = None,
     ) -> None:
         self.config = config
         self.device = weights.embed.device
@@ -70,7 +73,7 @@ class DecoderModel:
             self._layers.append(_Layer(config, weights.layers.pop(), kernels, weight_bits))
         self._lm_head = linear_layer(weights.lm_head, None, kernels, max(weight_bits, 8))
         self._rope = Rope(config.rope, config.head_dim, self.device)
-        self._ops = _layer_ops(config, self.device, self.dtype, kernels)
+        self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._fused = _fuse(config, self._layers, kernels)
 
     @torch.inference_mode()
@@ -91,37 +94,48 @@ class DecoderModel:
         if self._fused is not None and isinstance(attention, KernelAttention):
             x = self._fused(x, rotation, attention)
         else:
-            x = self._run_layers(x, rotation, attention)
+            x = self._run_layers(x, self._attend_with(attention, rotation))
         if logits_rows is not None:
             x = x.index_select(0, logits_rows)
         return self._lm_head.in_float32(self._ops.norm(x, self._final_norm))
 
-    def _run_layers(
-        self, x: torch.Tensor, rotation: Rotation, attention: AttentionBackend
-    ) -> torch.Tensor:
+    def _run_layers(self, x: torch.Tensor, attend: _Attend) -> torch.Tensor:
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._ops.norm(x, layer.input_norm))
-            x = layer.o(self._attend(index, layer, qkv, rotation, attention), add=x)
+            x = layer.o(attend(index, layer, self._heads(qkv)).flatten(1), add=x)
             gate_up = layer.gate_up(self._ops.norm(x, layer.post_norm))
             x = layer.down(self._ops.gate(gate_up), add=x)
         return x
 
-    def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
-    ) -> torch.Tensor:
-        """Attention's heads before the output projection, [N, num_heads * head_dim]."""
+    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """q's heads, then k's, then v's: [N, num_heads + 2 * num_kv_heads, head_dim]."""
+        num_heads = self.config.num_heads + 2 * self.config.num_kv_heads
+        return qkv.view(len(qkv), num_heads, self.config.head_dim)
+
+    def _attend_with(self, attention: AttentionBackend, rotation: Rotation) -> _Attend:
+        """Attention from heads [N, ...] to [N, num_heads, head_dim], rotation included: in one
+        kernel with the storing of k and v where operations and backend both can."""
+        ops = self._ops
+        if isinstance(ops, StoringOps) and isinstance(attention, StoringAttention):
+
+            def attend_stored(index: int, layer: _Layer, heads: torch.Tensor) -> torch.Tensor:
+                target = attention.target(index)
+                q = ops.rotate_and_store(heads, layer.qk_norm, rotation, target)
+                return attention.attend(index, q)
+
+            return attend_stored
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, self.config.head_dim)
-        qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-        qk = self._ops.rotate(qk, layer.qk_norm, rotation)
-        q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
-        out = attention.run(index, q, k, v)  # [N, num_heads, head_dim]
-        return out.flatten(1)
+
+        def attend(index: int, layer: _Layer, heads: torch.Tensor) -> torch.Tensor:
+            qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
+            qk = ops.rotate(qk, layer.qk_norm, rotation)
+            q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
+            return attention.run(index, q, k, v)
+
+        return attend
+
+
+_Attend = Callable[[int, _Layer, torch.Tensor], torch.Tensor]
 
 
 def _layer_ops(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
+from engine.device import to_device, wait_for
+from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
 from engine.model import DecoderModel
 from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
@@ -44,11 +46,13 @@ class ModelRunner:
         attention: AttentionBackend,
         sampler: Sampler,
         grammars: Grammars,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._grammars = grammars
+        self._graphs = graphs
 
     def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
         """Compute the batch's tokens; one sampled token for each of `batch.sampled`, in order.
@@ -57,6 +61,17 @@ class ModelRunner:
         """
         sampled = batch.sampled
         masks = self._begin_masks(sampled)
+        logits = self._forward(batch)
+        if not sampled:
+            wait_for(self._model.device)  # or blocks would be sent before they are computed
+            return []
+        allowed, failures = _collect_masks(sampled, masks)
+        vocab_size = logits.shape[-1]
+        rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
+        return self._sample(logits, rows, failures)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [R, vocab_size], fp32, of `batch.sampled`; on a card perhaps still to come."""
         segments: list[Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -67,20 +82,17 @@ class ModelRunner:
             positions += range(start, start + size)
             if gives_token:
                 logits_rows.append(len(tokens) - 1)
+        graphs = self._graphs
+        if graphs is not None and not batch.chunks and len(tokens) <= graphs.max_sequences:
+            return graphs.logits(tokens, positions, segments)
         self._attention.plan(segments)
         device = self._model.device
-        logits = self._model.forward(
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
+        return self._model.forward(
+            to_device(torch.tensor(tokens), device),
+            to_device(torch.tensor(positions), device),
             self._attention,
-            torch.tensor(logits_rows, dtype=torch.long, device=device),
+            to_device(torch.tensor(logits_rows, dtype=torch.long), device),
         )
-        if not sampled:
-            return []
-        allowed, failures = _collect_masks(sampled, masks)
-        vocab_size = logits.shape[-1]
-        rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
-        return self._sample(logits, rows, failures)
 
     def _begin_masks(self, sampled: list[Sequence]) -> Future[list[TokenMask | None]] | None:
         """Masks of the sequences with a grammar, in their order, computed beside the model."""

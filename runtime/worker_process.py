@@ -255,6 +255,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         max_context=settings.max_context,
         attention=settings.attention,
         weights=settings.weights,
+        cuda_graphs=settings.cuda_graphs,
     )
     started = time.monotonic()
     loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))

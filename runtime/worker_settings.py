@@ -44,8 +44,12 @@ class WorkerSettings:
     )
     attention: str = setting(
         "auto",
-        help="kernel: our own C++ kernels, built at first use; torch; auto: kernel where it can be",
+        help="kernel: our own C++ kernels on a CPU, FlashInfer on a card, built at first use; "
+        "torch; auto: kernel where it can be",
         choices=("auto", "torch", "kernel"),
+    )
+    cuda_graphs: bool = setting(
+        True, help="capture decode steps as CUDA graphs at start, where FlashInfer runs them"
     )
 
     block_size: int = setting(16, help="tokens in a KV block", unit="tokens", minimum=1)
@@ -57,8 +61,9 @@ class WorkerSettings:
     )
     memory_fraction: float | None = setting(
         None,
-        help="part of the available memory that the KV pool may take, up to what a full batch at "
-        "full context needs; none: 0.3 on cpu, 0.85 on cuda",
+        help="on cpu, part of the available memory that the KV pool may take; on cuda, part of the "
+        "card that this process may hold in all (two workers on one card: 0.45 each); the pool "
+        "takes no more than a full batch at full context needs; none: 0.3 on cpu, 0.85 on cuda",
         minimum=0.01,
         maximum=0.95,
     )

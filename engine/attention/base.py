@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -42,3 +42,29 @@ class AttentionBackend(Protocol):
         `q` is [N, num_heads, head_dim], `k` and `v` are [N, num_kv_heads, head_dim], with N the
         query tokens of all planned segments, in their order. Returns [N, num_heads, head_dim].
         """
+
+
+@dataclass(frozen=True)
+class KvTarget:
+    """Where a batch's keys and values go in one layer; stored divided by the scales.
+
+    `keys`, `values` are [num_blocks, num_kv_heads, block_size, head_dim], of equal strides,
+    head_dim's 1.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor  # [N] int64: block * block_size + offset; negative: stored nowhere
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+@runtime_checkable
+class StoringAttention(AttentionBackend, Protocol):
+    """A backend whose two halves can be called apart: a kernel that rotates k stores it, too."""
+
+    def target(self, layer: int) -> KvTarget:
+        """Where the planned batch's k and v of `layer` have to be stored before `attend`."""
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attends with `q` [N, num_heads, head_dim] to what is stored; returns its shape."""

@@ -1,0 +1,242 @@
+"""Paged attention by FlashInfer's kernels, on a CUDA card, over the pool as it lies.
+
+A layer's keys and values are strided views of the block-major pool, `[num_blocks, num_kv_heads,
+block_size, head_dim]` ("HND"): the kernels take page, head and token strides, so nothing is copied
+or laid out anew. A batch is two calls per layer at most, one for its decodes and one for its
+chunks. FlashInfer's `plan` fills pinned memory of its own that it copies without waiting, so the
+next plan waits until the last one's copies are done.
+
+Calls are those of FlashInfer 0.6.13 (https://docs.flashinfer.ai/api/attention.html). Its
+`window_left` counts the tokens before a query that it sees: our windows, less the token itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.attention.base import KvTarget, Segment
+from engine.attention.paging import PagedBatch, page
+from engine.device import to_device
+from engine.kv_pool import KvPool
+from protocol.errors import ConfigError
+
+WORKSPACE_BYTES = 384 << 20  # partial results of split contexts, of 128 heads and 256 sequences
+HEAD_DIMS = (64, 128, 256)
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode is built for
+_TENSOR_CORE_GROUP = 4  # from here on a group fills enough of a tensor core's tile
+LAYOUT = "HND"
+
+
+class FlashInferUnavailable(ConfigError):
+    """FlashInfer cannot serve this model here; says why."""
+
+
+@dataclass(frozen=True)
+class FlashInferChoice:
+    """Which of FlashInfer's kernels a model gets."""
+
+    prefill: str
+    """`fa3` (Hopper's own instructions) or `fa2`."""
+    decode_on_tensor_cores: bool
+    mixed_in_one_call: bool = False
+    """Decodes beside chunks go through the prefill kernel. It splits no context under fa3 and
+    takes its tiles for the longest queries, so two calls are the default; bench.gpu measures."""
+
+
+def choose_kernels(
+    num_heads: int, num_kv_heads: int, kv_dtype: torch.dtype, is_hopper: bool
+) -> FlashInferChoice:
+    """The kernels for these heads; fa3 takes no 8-bit KV beside 16-bit queries."""
+    group = num_heads // num_kv_heads
+    is_8_bit = kv_dtype.itemsize == 1
+    return FlashInferChoice(
+        prefill="fa3" if is_hopper and not is_8_bit else "fa2",
+        decode_on_tensor_cores=(
+            is_8_bit or group >= _TENSOR_CORE_GROUP or group not in _CUDA_CORE_GROUPS
+        ),
+    )
+
+
+def load_flashinfer() -> ModuleType:
+    """The library. Raises FlashInferUnavailable where it or Triton is not installed."""
+    try:
+        importlib.import_module("triton")
+        return importlib.import_module("flashinfer")
+    except (ImportError, OSError) as error:
+        raise FlashInferUnavailable(f"FlashInfer cannot be loaded: {error}") from error
+
+
+def check_supported(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    """Raises FlashInferUnavailable unless a model of this dtype and head size can be served."""
+    if device.type != "cuda":
+        raise FlashInferUnavailable(f"FlashInfer runs on a CUDA card, not on {device}")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise FlashInferUnavailable(f"FlashInfer takes bfloat16 and float16, not {dtype}")
+    if head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise FlashInferUnavailable(f"FlashInfer takes heads of {sizes}, not of {head_dim}")
+
+
+class PoolLayers:
+    """The layers of a pool as FlashInfer and our kernels take them, and what they have in common.
+
+    `windows[i]` is layer i's sliding window in tokens, the token itself included, or None.
+    """
+
+    def __init__(
+        self, pool: KvPool, windows: Sequence[int | None], num_heads: int, dtype: torch.dtype
+    ) -> None:
+        assert len(windows) == pool.layout.num_layers
+        self.windows = tuple(windows)
+        self.num_heads = num_heads
+        self.dtype = dtype  # of queries and results
+        _, _, _, self.num_kv_heads, self.block_size, self.head_dim = pool.tensor.shape
+        self.kv_dtype = pool.tensor.dtype
+        self.device = pool.device
+        # [num_blocks, num_kv_heads, block_size, head_dim] each
+        layers = [pool.layer(index) for index in range(len(windows))]
+        self.caches = [(layer[:, 0], layer[:, 1]) for layer in layers]
+
+    def target(self, layer: int, slots: torch.Tensor) -> KvTarget:
+        """Where tokens of these slots are stored in `layer`."""
+        keys, values = self.caches[layer]
+        return KvTarget(keys, values, slots)
+
+    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k, v [N, num_kv_heads, head_dim] as they are."""
+        from engine.gpu.ops import store  # needs Triton
+
+        store(torch.cat((k, v), dim=1), self.target(layer, slots))
+
+    def host(self, array: np.ndarray) -> torch.Tensor:
+        """In pinned memory, from which a copy to the card does not wait."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def plan_arguments(self, window: int | None) -> dict[str, Any]:
+        """What every `plan` is told, for layers of this window."""
+        return {
+            "num_qo_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "page_size": self.block_size,
+            "window_left": -1 if window is None else window - 1,
+            "q_data_type": self.dtype,
+            "kv_data_type": self.kv_dtype,
+        }
+
+
+class FlashInferAttention:
+    """`StoringAttention` for any batch. `workspace` [WORKSPACE_BYTES] uint8, on the device, may be
+    shared by backends that take turns on one stream."""
+
+    def __init__(
+        self,
+        layers: PoolLayers,
+        workspace: torch.Tensor,
+        choice: FlashInferChoice,
+        library: ModuleType | None = None,
+    ) -> None:
+        library = library or load_flashinfer()
+        self._layers = layers
+        self._mixed_in_one_call = choice.mixed_in_one_call
+        self._decodes: dict[int | None, Any] = {}
+        self._chunks: dict[int | None, Any] = {}
+        for window in set(layers.windows):
+            self._decodes[window] = library.BatchDecodeWithPagedKVCacheWrapper(
+                workspace, LAYOUT, use_tensor_cores=choice.decode_on_tensor_cores
+            )
+            self._chunks[window] = library.BatchPrefillWithPagedKVCacheWrapper(
+                workspace, LAYOUT, backend=choice.prefill
+            )
+        self._num_decodes = self._num_tokens = 0
+        self._slots = torch.empty(0, dtype=torch.int64)
+        self._copied = CopyFence(layers.device)
+
+    def plan(self, segments: Sequence[Segment]) -> None:
+        """See AttentionBackend. Segments of one token that come first are decodes."""
+        batch = page(segments, self._layers.block_size)
+        self._copied.wait()
+        self._slots = to_device(torch.from_numpy(batch.slots), self._layers.device)
+        self._num_decodes = _leading_decodes(batch)
+        if self._mixed_in_one_call and self._num_decodes < batch.num_segments:
+            self._num_decodes = 0
+        self._num_tokens = batch.num_tokens
+        for window in self._decodes:
+            arguments = self._layers.plan_arguments(window)
+            if self._num_decodes:
+                self._plan_decodes(self._decodes[window], batch, arguments)
+            if self._num_decodes < batch.num_segments:
+                self._plan_chunks(self._chunks[window], batch, arguments)
+        self._copied.mark()
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend."""
+        self._layers.store(layer, self._slots, k, v)
+        return self.attend(layer, q)
+
+    def target(self, layer: int) -> KvTarget:
+        """See StoringAttention."""
+        return self._layers.target(layer, self._slots)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """See StoringAttention."""
+        caches, window = self._layers.caches[layer], self._layers.windows[layer]
+        out = q.new_empty(q.shape)
+        split = self._num_decodes
+        if split:
+            self._decodes[window].run(q[:split], caches, out=out[:split])
+        if split < self._num_tokens:
+            self._chunks[window].run(q[split:], caches, out=out[split:])
+        return out
+
+    def _plan_decodes(self, wrapper: Any, batch: PagedBatch, arguments: dict[str, Any]) -> None:
+        count = self._num_decodes
+        wrapper.plan(
+            self._layers.host(batch.block_starts[: count + 1]),
+            self._layers.host(batch.blocks[: batch.block_starts[count]]),
+            self._layers.host(batch.last_lens[:count]),
+            head_dim=self._layers.head_dim,
+            **arguments,
+        )
+
+    def _plan_chunks(self, wrapper: Any, batch: PagedBatch, arguments: dict[str, Any]) -> None:
+        first = self._num_decodes
+        wrapper.plan(
+            self._layers.host(batch.query_starts[first:] - batch.query_starts[first]),
+            self._layers.host(batch.block_starts[first:] - batch.block_starts[first]),
+            self._layers.host(batch.blocks[batch.block_starts[first] :]),
+            self._layers.host(batch.last_lens[first:]),
+            head_dim_qk=self._layers.head_dim,
+            causal=True,
+            **arguments,
+        )
+
+
+class CopyFence:
+    """Keeps host memory that a device still reads from being written again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def mark(self) -> None:
+        """Everything that reads the memory has been put on the current stream."""
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Until the device has done what was before the last `mark`."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def _leading_decodes(batch: PagedBatch) -> int:
+    """How many segments of one token come before the first of more."""
+    longer = np.flatnonzero(np.diff(batch.query_starts) > 1)
+    return int(longer[0]) if len(longer) else batch.num_segments

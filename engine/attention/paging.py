@@ -1,0 +1,87 @@
+"""A batch's segments as the flat arrays that paged attention kernels read. Pure numpy.
+
+Compressed rows, as FlashInfer has them: `starts` arrays have one entry more than there are
+segments. Everything is made on the host, once per step; layers share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.attention.base import Segment
+
+NO_SLOT = -1
+"""The slot of a token whose key and value are not stored: one that only pads a batch."""
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """B segments of N tokens in all; all arrays are contiguous."""
+
+    query_starts: np.ndarray  # [B + 1] int32: of each segment's tokens among the batch's
+    block_starts: np.ndarray  # [B + 1] int32: of each segment's blocks in `blocks`
+    blocks: np.ndarray  # [block_starts[-1]] int32: those that hold the contexts, in order
+    last_lens: np.ndarray  # [B] int32: tokens in a context's last block, 1 to block_size
+    slots: np.ndarray  # [N] int64: block * block_size + offset, where each token is stored
+
+    @property
+    def num_segments(self) -> int:
+        """B."""
+        return len(self.last_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return len(self.slots)
+
+
+def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
+    """The arrays of `segments`, of which there is one at least."""
+    queries = np.array([segment.query_len for segment in segments], dtype=np.int32)
+    contexts = np.array([segment.context_len for segment in segments], dtype=np.int32)
+    counts = -(-contexts // block_size)
+    block_starts = _starts(counts)
+    blocks = np.fromiter(
+        (
+            block
+            for segment, count in zip(segments, counts.tolist(), strict=True)
+            for block in segment.block_table[:count]
+        ),
+        dtype=np.int32,
+        count=int(block_starts[-1]),
+    )
+    query_starts = _starts(queries)
+    owner = np.repeat(np.arange(len(segments)), queries)
+    in_segment = np.arange(query_starts[-1]) - query_starts[owner]
+    positions = (contexts - queries)[owner] + in_segment
+    slot_blocks = blocks[block_starts[owner] + positions // block_size].astype(np.int64)
+    slots = slot_blocks * block_size + positions % block_size
+    return PagedBatch(query_starts, block_starts, blocks, (contexts - 1) % block_size + 1, slots)
+
+
+def pad_decodes(batch: PagedBatch, size: int) -> PagedBatch:
+    """`batch`, of one token per segment, with rows of padding up to `size` segments.
+
+    Padding attends to one token that is there, the first of the first segment, and stores
+    nothing: it can neither fault nor change what a row of the batch gets.
+    """
+    missing = size - batch.num_segments
+    assert missing >= 0, (size, batch.num_segments)
+    assert batch.num_tokens == batch.num_segments, "only decodes can be padded"
+    if missing == 0:
+        return batch
+    more = np.arange(1, missing + 1, dtype=np.int32)
+    return PagedBatch(
+        np.arange(size + 1, dtype=np.int32),
+        np.concatenate((batch.block_starts, batch.block_starts[-1] + more)),
+        np.concatenate((batch.blocks, np.full(missing, batch.blocks[0], np.int32))),
+        np.concatenate((batch.last_lens, np.ones(missing, np.int32))),
+        np.concatenate((batch.slots, np.full(missing, NO_SLOT, np.int64))),
+    )
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

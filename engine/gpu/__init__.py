@@ -1,0 +1,1 @@
+"""What only a CUDA card runs: Triton kernels, CUDA graphs, 8-bit linear layers."""

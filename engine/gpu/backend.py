@@ -1,0 +1,71 @@
+"""FlashInfer and our Triton kernels as one choice: what a model on a CUDA card runs with.
+
+Owns the workspace that all its attention objects share; they take turns on one stream. Made before
+the weights are loaded, so that what is missing is said first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.attention.flashinfer_backend import (
+    WORKSPACE_BYTES,
+    FlashInferAttention,
+    PoolLayers,
+    check_supported,
+    choose_kernels,
+    load_flashinfer,
+)
+from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
+from engine.config import ModelConfig
+from engine.kv_pool import KvPool
+from engine.layer_ops import LayerOps
+
+_HOPPER = 9  # compute capability's major number
+
+
+class CardBackend:
+    """The kernels for one model; raises FlashInferUnavailable where they cannot be had."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        check_supported(device, dtype, config.head_dim)
+        self._library = load_flashinfer()
+        self._config = config
+        self._dtype = dtype
+        is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
+        self.choice = choose_kernels(config.num_heads, config.num_kv_heads, kv_dtype, is_hopper)
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+    def ops(self) -> LayerOps:
+        """The operations between a layer's products."""
+        from engine.gpu.ops import TritonOps  # needs Triton
+
+        return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
+
+    def attention(self, pool: KvPool) -> FlashInferAttention:
+        """Attention for any batch over `pool`."""
+        return FlashInferAttention(self._layers(pool), self._workspace, self.choice, self._library)
+
+    def fixed_decodes(
+        self, pool: KvPool, max_sequences: int, max_blocks: int
+    ) -> Callable[[int], FixedDecode]:
+        """What makes attention for a fixed number of decodes, to be captured: all share buffers
+        for `max_sequences` contexts of `max_blocks` together."""
+        layers = self._layers(pool)
+        buffers = DecodeBuffers.of(max_sequences, max_blocks, pool.device)
+
+        def make(size: int) -> FixedDecode:
+            return FixedDecode(layers, size, buffers, self._workspace, self.choice, self._library)
+
+        return make
+
+    def _layers(self, pool: KvPool) -> PoolLayers:
+        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)

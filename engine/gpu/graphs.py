@@ -1,0 +1,118 @@
+"""Decode steps as CUDA graphs: one captured pass per padded number of sequences.
+
+A replay launches a whole step at once, where the host would launch some hundred kernels one by
+one. Captured kernels read fixed buffers; each step fills them and plans attention anew before its
+graph is replayed. All graphs share one memory pool, since only one runs at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import AttentionBackend, Segment
+from engine.device import to_device
+from engine.model import DecoderModel
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_PASSES = 2  # kernels are compiled and tuned in them, which no capture may see
+
+
+class Replay(Protocol):
+    """A captured pass; calling it computes the pass again."""
+
+    def __call__(self) -> None:
+        """Put the pass on the current stream."""
+
+
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
+"""Turns a pass into its replay, and the tensor in which every replay leaves the result."""
+
+
+class DecodeGraphs:
+    """A graph for each of `sizes`; owns the buffers of tokens and positions.
+
+    `make_attention(size)` gives the backend that is captured with a graph. The captured passes
+    write to the pool's block 0, which nobody may use yet.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        make_attention: Callable[[int], AttentionBackend],
+        sizes: Sequence[int],
+        capture: Capture,
+    ) -> None:
+        self._sizes = sorted(sizes)
+        self._tokens = torch.zeros(self._sizes[-1], dtype=torch.int64, device=model.device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._attention: dict[int, AttentionBackend] = {}
+        self._graphs: dict[int, tuple[Replay, torch.Tensor]] = {}
+        started = time.monotonic()
+        for done, size in enumerate(reversed(self._sizes), start=1):  # the largest sizes the pool
+            attention = self._attention[size] = make_attention(size)
+            attention.plan([Segment(1, 1, [0])])
+            self._graphs[size] = capture(self._pass(model, size, attention))
+            logger.info("captured the decode graph of %d (%d of %d)", size, done, len(sizes))
+        logger.info("captured %d graphs in %.1f s", len(sizes), time.monotonic() - started)
+
+    @property
+    def max_sequences(self) -> int:
+        """The largest batch that has a graph."""
+        return self._sizes[-1]
+
+    def logits(
+        self, tokens: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        """Logits [B, vocab], fp32, of B decodes; valid until the next call.
+
+        B is 1 to `max_sequences`; padding computes rows that nobody sees.
+        """
+        size = self._sizes[bisect_left(self._sizes, len(tokens))]
+        self._attention[size].plan(segments)
+        for buffer, values in ((self._tokens, tokens), (self._positions, positions)):
+            host = to_device(torch.tensor(values, dtype=torch.int64), buffer.device)
+            buffer[: len(tokens)].copy_(host)
+        replay, logits = self._graphs[size]
+        replay()
+        return logits[: len(tokens)]
+
+    def _pass(
+        self, model: DecoderModel, size: int, attention: AttentionBackend
+    ) -> Callable[[], torch.Tensor]:
+        tokens, positions = self._tokens[:size], self._positions[:size]
+        return lambda: model.forward(tokens, positions, attention)
+
+
+def graph_sizes(max_sequences: int) -> list[int]:
+    """Numbers of sequences to capture up to `max_sequences`: padding is at most 7 rows of 64, 15
+    of 256, 31 beyond."""
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_sequences, 32)]
+    return [size for size in steps if size < max_sequences] + [max_sequences]
+
+
+class CudaCapture:
+    """`Capture` by CUDA graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @torch.inference_mode()
+    def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+        """See Capture."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_PASSES):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = run()
+        return graph.replay, result

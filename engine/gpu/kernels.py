@@ -1,0 +1,117 @@
+"""Triton kernels for what stands between a layer's matrix products and attention.
+
+Each reads its input once, computes in fp32 and rounds once. They are launched by `engine.gpu.ops`
+and know nothing of models. Importing this module needs Triton, but no card: on a CPU they run in
+Triton's interpreter (TRITON_INTERPRET=1), slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
+    """One row [size] of `x` each: out = x / sqrt(mean(x^2) + eps) * weight."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    scaled = wide * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def silu_gate(gate_up, out, size, BLOCK: tl.constexpr):
+    """A block of one row of `gate_up` [2 * size]: out = silu(first half) * second half."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    gate = tl.load(gate_up + row * 2 * size + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + columns, mask=inside, other=0.0).to(tl.float32)
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * size + columns, gated.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_and_store(  # noqa: PLR0913, PLR0915 - a kernel
+    heads,  # [N, num_q + 2 * num_kv, 2 * HALF], q's heads, then k's, then v's
+    weight,  # [num_q + num_kv, 2 * HALF]: the norms of q and k; unused without NORMED
+    cos,  # [N, HALF] fp32; unused without ROTATED
+    sin,
+    slots,  # [N] int64, negative: store nothing
+    keys,  # of one layer, address of block 0
+    values,
+    block_stride,  # elements
+    head_stride,
+    token_stride,
+    num_q,
+    num_kv,
+    block_size,
+    eps,
+    k_scale,
+    v_scale,
+    HALF: tl.constexpr,
+    NORMED: tl.constexpr,
+    ROTATED: tl.constexpr,
+    LIMIT: tl.constexpr,  # the largest value that the pool's dtype holds; 0: no need to clamp
+):
+    """One head of one token: q is turned in place; k, turned, and v go to their slots.
+
+    Stored are k / k_scale and v / v_scale.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    columns = tl.arange(0, HALF)
+    source = heads + (token * (num_q + 2 * num_kv) + head) * 2 * HALF
+    first = tl.load(source + columns).to(tl.float32)
+    second = tl.load(source + HALF + columns).to(tl.float32)
+    turned = head < num_q + num_kv
+    if turned:
+        if NORMED:
+            total = tl.sum(first * first + second * second, axis=0)
+            scale = 1.0 / tl.sqrt(total / (2 * HALF) + eps)
+            first *= scale * tl.load(weight + head * 2 * HALF + columns).to(tl.float32)
+            second *= scale * tl.load(weight + head * 2 * HALF + HALF + columns).to(tl.float32)
+        if ROTATED:
+            c = tl.load(cos + token * HALF + columns)
+            s = tl.load(sin + token * HALF + columns)
+            rotated = first * c - second * s
+            second = second * c + first * s
+            first = rotated
+    if head < num_q:
+        if NORMED or ROTATED:
+            tl.store(source + columns, first.to(heads.dtype.element_ty))
+            tl.store(source + HALF + columns, second.to(heads.dtype.element_ty))
+    else:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            place = slot // block_size * block_stride + slot % block_size * token_stride
+            if turned:
+                target = keys + place + (head - num_q) * head_stride
+                first /= k_scale
+                second /= k_scale
+            else:
+                target = values + place + (head - num_q - num_kv) * head_stride
+                first /= v_scale
+                second /= v_scale
+            if LIMIT > 0:
+                first = tl.minimum(tl.maximum(first, -LIMIT), LIMIT)
+                second = tl.minimum(tl.maximum(second, -LIMIT), LIMIT)
+            tl.store(target + columns, first.to(keys.dtype.element_ty))
+            tl.store(target + HALF + columns, second.to(keys.dtype.element_ty))
+
+
+@triton.jit
+def quantize_rows(x, out, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """One row [size] of `x` each: out = x / scale in 8 bits, scale = max|x| / LIMIT."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / LIMIT
+    quotient = tl.minimum(tl.maximum(wide / scale, -LIMIT), LIMIT)
+    tl.store(out + row * size + columns, quotient.to(out.dtype.element_ty), mask=inside)
+    tl.store(scales + row, scale)

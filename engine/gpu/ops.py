@@ -1,0 +1,132 @@
+"""`LayerOps` of Triton kernels, for bf16 and fp16 on a CUDA card, and rotation fused with storing.
+
+Owns the launching of `engine.gpu.kernels`. Knows nothing of layers, blocks or batches: where a
+token's key and value go is a slot that somebody has planned.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import KvTarget
+from engine.gpu import kernels
+from engine.layer_ops import Rotation, TorchOps
+
+FP8_LIMIT = 448.0
+"""The largest finite value of e4m3."""
+_GATE_BLOCK = 1024
+
+
+class TritonOps:
+    """`LayerOps` with the model's `hidden_act` and RMSNorm's `eps`, for tensors of `dtype`."""
+
+    rotation_dtype = torch.float32
+
+    def __init__(self, hidden_act: str, eps: float, dtype: torch.dtype) -> None:
+        self._eps = eps
+        self._is_silu = hidden_act == "silu"
+        self._torch = TorchOps(hidden_act, eps, dtype)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """See LayerOps."""
+        assert x.is_contiguous()
+        assert weight.is_contiguous()
+        out = torch.empty_like(x)
+        rows, size = x.shape
+        if rows:
+            block = _power_of_two(size)
+            kernels.rms_norm[(rows,)](
+                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block)
+            )
+        return out
+
+    def rotate(
+        self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
+        """See LayerOps. By torch: a model on a card rotates in `rotate_and_store`."""
+        cos, sin = (part.to(heads.dtype) for part in rotation)
+        return self._torch.rotate(heads, weight, (cos, sin))
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See LayerOps."""
+        if not self._is_silu:
+            return self._torch.gate(gate_up)
+        assert gate_up.is_contiguous()
+        rows, size = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty((rows, size))
+        if rows:
+            grid = (rows, -(-size // _GATE_BLOCK))
+            kernels.silu_gate[grid](gate_up, out, size, BLOCK=_GATE_BLOCK)
+        return out
+
+    def rotate_and_store(
+        self,
+        heads: torch.Tensor,
+        weight: torch.Tensor | None,
+        rotation: Rotation,
+        target: KvTarget,
+    ) -> torch.Tensor:
+        """q [N, num_heads, head_dim], turned in place; k, turned, and v stored in `target`.
+
+        `heads` [N, num_heads + 2 * num_kv_heads, head_dim], contiguous, head_dim / 2 a power of
+        two; `weight` [num_heads + num_kv_heads, head_dim] norms q and k before, where given.
+        """
+        return _launch(heads, target, weight, rotation, self._eps)
+
+
+def store(heads: torch.Tensor, target: KvTarget) -> None:
+    """Store k and v as they are. `heads` [N, 2 * num_kv_heads, head_dim], contiguous."""
+    _launch(heads, target, None, None, 0.0)
+
+
+def _launch(
+    heads: torch.Tensor,
+    target: KvTarget,
+    weight: torch.Tensor | None,
+    rotation: Rotation | None,
+    eps: float,
+) -> torch.Tensor:
+    keys, values = target.keys, target.values
+    num_tokens, num_heads, head_dim = heads.shape
+    num_kv, block_size = keys.shape[1], keys.shape[2]
+    half = head_dim // 2
+    assert heads.is_contiguous()
+    assert keys.stride() == values.stride()
+    assert keys.stride(3) == 1
+    assert half == _power_of_two(half), head_dim
+    assert len(target.slots) >= num_tokens
+    cos, sin = rotation if rotation is not None else (heads, heads)
+    if num_tokens:
+        kernels.rotate_and_store[(num_tokens, num_heads)](
+            heads,
+            heads if weight is None else weight,
+            cos,
+            sin,
+            target.slots,
+            keys,
+            values,
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            num_heads - 2 * num_kv,
+            num_kv,
+            block_size,
+            eps,
+            target.k_scale,
+            target.v_scale,
+            HALF=half,
+            NORMED=weight is not None,
+            ROTATED=rotation is not None,
+            LIMIT=FP8_LIMIT if keys.dtype == torch.float8_e4m3fn else 0.0,
+            num_warps=1,
+        )
+    return heads[:, : num_heads - 2 * num_kv]
+
+
+def _power_of_two(size: int) -> int:
+    """The least power of two that is not less than `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _warps(block: int) -> int:
+    return min(max(block // 512, 1), 16)

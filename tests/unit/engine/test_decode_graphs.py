@@ -1,0 +1,105 @@
+"""Decode through captured passes: padding, buffers and plans, with a capture that needs no card."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention.base import Segment
+from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
+from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
+from engine.attention.paging import NO_SLOT
+from engine.gpu.graphs import DecodeGraphs, graph_sizes
+from engine.gpu.memory import CONTEXT_BYTES, CardMemory, blocks_for_card
+from protocol.errors import ConfigError
+from protocol.layout import KvLayout
+from tests.unit.engine import fake_flashinfer
+
+GIB = 1 << 30
+
+
+class TorchPoolLayers(PoolLayers):
+    """Stores by torch, where the card's kernel cannot run."""
+
+    def store(self, layer, slots, k, v):
+        target = self.target(layer, slots)
+        kept = slots[slots != NO_SLOT]
+        blocks, offsets = kept // self.block_size, kept % self.block_size
+        target.keys[blocks, :, offsets] = k[slots != NO_SLOT]
+        target.values[blocks, :, offsets] = v[slots != NO_SLOT]
+
+
+def record(run):
+    """Like a capture: the same pass again, its result where it was the first time."""
+    result = run().clone()
+    return lambda: result.copy_(run()), result
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_replays_give_the_logits_of_eager_steps(make_tiny, paged_model, text, architecture):
+    tiny = make_tiny(architecture)
+    eager, captured = paged_model(tiny.folder), paged_model(tiny.folder)
+    config = eager.config
+    layers = TorchPoolLayers(captured.pool, config.sliding_windows, config.num_heads, torch.float32)
+    workspace = torch.empty(16, dtype=torch.uint8)
+    choice = FlashInferChoice("fa2", decode_on_tensor_cores=True)
+    buffers = DecodeBuffers.of(4, 64, captured.pool.device)
+    graphs = DecodeGraphs(
+        captured.model,
+        lambda size: FixedDecode(layers, size, buffers, workspace, choice, fake_flashinfer),
+        [1, 2, 4],
+        record,
+    )
+    assert graphs.max_sequences == 4
+    captured.pool.tensor.fill_(torch.nan)  # as it was before the captures wrote to block 0
+    words = text(40)
+    tables = [[3, 9, 5], [7, 1, 8], [11, 2, 4]]
+    lengths = [5, 8, 1]
+    for model in (eager, captured):
+        for table, length in zip(tables, lengths, strict=True):
+            model.step([(words[:length], 0, table)])
+    for step, batch in enumerate(([0, 1, 2], [2, 0], [1], [0, 1, 2])):
+        parts = [([words[20 + step + i]], lengths[i], tables[i]) for i in batch]
+        expected = eager.step(parts)
+        segments = [Segment(1, position + 1, table) for _, position, table in parts]
+        positions = [position for _, position, _ in parts]
+        logits = graphs.logits([tokens[0] for tokens, _, _ in parts], positions, segments)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        for i in batch:
+            lengths[i] += 1
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 64, 100, 256, 300])
+def test_graph_sizes_rise_to_the_largest_batch(largest):
+    sizes = graph_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for batch in range(1, largest + 1):
+        size = min(size for size in sizes if size >= batch)
+        assert size - batch < max(batch, 8), f"{batch} is padded to {size}"
+
+
+def card(**changed: int) -> CardMemory:
+    parts = {"total": 100 * GIB, "free": 90 * GIB, "held": 10 * GIB, "step": GIB, "graphs": GIB}
+    return CardMemory(**(parts | changed))
+
+
+def test_the_pool_gets_what_the_profile_leaves_of_the_fraction():
+    assert card().for_pool(0.5) == 50 * GIB - 12 * GIB - CONTEXT_BYTES
+    assert card().for_pool(1.0) == 88 * GIB - CONTEXT_BYTES
+    assert card(free=5 * GIB).for_pool(0.5) == 3 * GIB  # another process holds the rest
+    assert card().for_pool(0.1) == 0
+
+
+def test_a_card_without_room_for_a_block_is_said():
+    layout = KvLayout(
+        model_fingerprint="x",
+        dtype="bfloat16",
+        num_layers=32,
+        num_kv_heads=8,
+        block_size=16,
+        head_dim=128,
+    )
+    assert blocks_for_card(layout, card(), 0.5) == card().for_pool(0.5) // layout.block_bytes
+    with pytest.raises(ConfigError, match="hold no KV block"):
+        blocks_for_card(layout, card(), 0.1)

@@ -1,0 +1,267 @@
+"""Our use of FlashInfer: arrays, views and arguments, against the torch backend; no card needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.base import Segment, StoringAttention
+from engine.attention.flashinfer_backend import (
+    FlashInferAttention,
+    FlashInferChoice,
+    FlashInferUnavailable,
+    PoolLayers,
+    check_supported,
+    choose_kernels,
+    load_flashinfer,
+)
+from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
+from engine.attention.paging import NO_SLOT, pad_decodes, page
+from engine.attention.torch_backend import TorchAttention
+from engine.kv_pool import KvPool
+from protocol.layout import KvLayout
+from tests.unit.engine import fake_flashinfer
+
+HEAD_DIM, NUM_BLOCKS = 8, 300
+FAKE: ModuleType = fake_flashinfer
+CHOICE = FlashInferChoice("fa3", decode_on_tensor_cores=False)
+
+
+class TorchPoolLayers(PoolLayers):
+    """Stores by torch, where the card's kernel cannot run."""
+
+    def store(self, layer, slots, k, v):
+        target = self.target(layer, slots)
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        kept = slots != NO_SLOT
+        for cache, new in ((target.keys, k), (target.values, v)):
+            cache[blocks[kept], :, offsets[kept]] = new[kept].to(cache.dtype)
+
+
+def make_pool(num_kv_heads: int, block_size: int) -> KvPool:
+    layout = KvLayout(
+        model_fingerprint="x",
+        dtype="float32",
+        num_layers=2,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        head_dim=HEAD_DIM,
+    )
+    pool = KvPool(layout, NUM_BLOCKS)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(1)))
+    return pool
+
+
+@dataclass
+class Case:
+    """Segments over a pool of random contents, and the q, k, v of one step."""
+
+    segments: list[Segment]
+    block_size: int
+    heads: tuple[int, int]
+    windows: tuple[int | None, int | None]
+
+
+@st.composite
+def cases(draw, decodes_only: bool = False) -> Case:
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    decodes = draw(st.lists(st.integers(0, 40), min_size=int(decodes_only), max_size=5))
+    chunks = (
+        []
+        if decodes_only
+        else draw(
+            st.lists(
+                st.tuples(st.integers(0, 40), st.integers(1, 20)),
+                min_size=0 if decodes else 1,
+                max_size=4,
+            )
+        )
+    )
+    free = iter(draw(st.permutations(range(NUM_BLOCKS))))
+    segments = []
+    for before, now in [(before, 1) for before in decodes] + chunks:
+        table = [next(free) for _ in range(-(-(before + now) // block_size))]
+        segments.append(Segment(now, before + now, [*table, 10**6]))  # what follows is not read
+    heads = draw(st.sampled_from([(4, 4), (4, 2), (6, 1)]))
+    return Case(
+        segments, block_size, heads, draw(st.sampled_from([(None, None), (5, None), (1, 17)]))
+    )
+
+
+def inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    num_tokens = sum(segment.query_len for segment in case.segments)
+    q, kv = case.heads
+    heads = torch.randn((num_tokens, q + 2 * kv, HEAD_DIM), generator=generator)
+    return tuple(torch.split(heads, [q, kv, kv], dim=1))
+
+
+def check_against_torch(case: Case, attention: StoringAttention, pool: KvPool, size: int) -> None:
+    """Same results and the same pool afterwards; `size` rows of which the batch's come first."""
+    expected_pool = make_pool(case.heads[1], case.block_size)
+    oracle = TorchAttention(expected_pool, case.windows)
+    oracle.plan(case.segments)
+    attention.plan(case.segments)
+    for layer in range(2):
+        q, k, v = inputs(case)
+        expected = oracle.run(layer, q, k, v)
+        padding = (0, 0, 0, 0, 0, size - len(q))
+        padded = [torch.nn.functional.pad(tensor, padding) for tensor in (q, k, v)]
+        out = attention.run(layer, *padded)
+        torch.testing.assert_close(out[: len(q)], expected, rtol=0, atol=1e-5)
+        assert out.isfinite().all()
+    assert torch.equal(pool.tensor, expected_pool.tensor)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cases(), st.booleans())
+def test_any_batch_equals_the_torch_backend(case, in_one_call):
+    pool = make_pool(case.heads[1], case.block_size)
+    layers = TorchPoolLayers(pool, case.windows, case.heads[0], torch.float32)
+    choice = FlashInferChoice("fa3", False, mixed_in_one_call=in_one_call)
+    attention = FlashInferAttention(layers, workspace(), choice, FAKE)
+    num_tokens = sum(segment.query_len for segment in case.segments)
+    check_against_torch(case, attention, pool, num_tokens)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(cases(decodes_only=True), min_size=1, max_size=3), st.integers(0, 3))
+def test_fixed_decodes_equal_the_torch_backend_step_after_step(steps, padding):
+    first = steps[0]
+    steps = [s for s in steps if (s.block_size, s.heads) == (first.block_size, first.heads)]
+    size = max(len(case.segments) for case in steps) + padding
+    pool = make_pool(first.heads[1], first.block_size)
+    contents = pool.tensor.clone()
+    layers = TorchPoolLayers(pool, first.windows, first.heads[0], torch.float32)
+    buffers = DecodeBuffers.of(size + 1, size * 50, pool.device)
+    attention = FixedDecode(layers, size, buffers, workspace(), CHOICE, FAKE)
+    for case in steps:
+        pool.tensor.copy_(contents)
+        same_windows = Case(case.segments, case.block_size, case.heads, first.windows)
+        check_against_torch(same_windows, attention, pool, size)
+
+
+def workspace() -> torch.Tensor:
+    return torch.empty(16, dtype=torch.uint8)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(cases())
+def test_pages_and_slots_are_those_of_each_token(case):
+    batch = page(case.segments, case.block_size)
+    at = 0
+    for index, segment in enumerate(case.segments):
+        blocks = batch.blocks[batch.block_starts[index] : batch.block_starts[index + 1]]
+        assert (len(blocks) - 1) * case.block_size + batch.last_lens[index] == segment.context_len
+        assert list(blocks) == list(segment.block_table[: len(blocks)])
+        assert batch.query_starts[index] == at
+        for position in range(segment.context_len - segment.query_len, segment.context_len):
+            block, offset = divmod(position, case.block_size)
+            assert batch.slots[at] == segment.block_table[block] * case.block_size + offset
+            at += 1
+    assert batch.query_starts[-1] == batch.num_tokens == at
+    int32 = (batch.query_starts, batch.block_starts, batch.blocks, batch.last_lens)
+    assert all(array.dtype == "int32" and array.flags.c_contiguous for array in int32)
+
+
+@given(cases(decodes_only=True), st.integers(0, 4))
+def test_padding_reads_what_is_there_and_stores_nothing(case, more):
+    batch = page(case.segments, case.block_size)
+    size = batch.num_segments + more
+    padded = pad_decodes(batch, size)
+    assert padded.num_segments == padded.num_tokens == size
+    kept = batch.num_segments
+    assert padded.block_starts[: kept + 1].tolist() == batch.block_starts.tolist()
+    assert padded.slots[:kept].tolist() == batch.slots.tolist()
+    assert (padded.slots[kept:] == NO_SLOT).all()
+    assert (padded.last_lens[kept:] == 1).all()
+    for row in range(kept, size):
+        start, end = padded.block_starts[row : row + 2]
+        assert padded.blocks[start:end].tolist() == [batch.blocks[0]]
+
+
+def test_views_of_the_pool_share_its_memory():
+    pool = make_pool(num_kv_heads=2, block_size=4)
+    layers = PoolLayers(pool, (None, None), 4, torch.float32)
+    keys, values = layers.caches[1]
+    per_head = 4 * HEAD_DIM
+    assert keys.shape == values.shape == (NUM_BLOCKS, 2, 4, HEAD_DIM)
+    assert keys.stride() == values.stride() == (2 * 2 * 2 * per_head, per_head, HEAD_DIM, 1)
+    assert keys.data_ptr() == pool.tensor[0, 1, 0].data_ptr()
+    assert values.data_ptr() == pool.tensor[0, 1, 1].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "is_hopper", "prefill", "tensor_cores"),
+    [
+        ((32, 8), torch.bfloat16, True, "fa3", True),
+        ((16, 8), torch.bfloat16, True, "fa3", False),
+        ((16, 8), torch.bfloat16, False, "fa2", False),
+        ((10, 2), torch.float16, True, "fa3", True),  # groups of 5 have no plain kernel
+        ((16, 8), torch.float8_e4m3fn, True, "fa2", True),
+    ],
+)
+def test_choice_of_kernels(heads, dtype, is_hopper, prefill, tensor_cores):
+    choice = choose_kernels(*heads, dtype, is_hopper)
+    assert (choice.prefill, choice.decode_on_tensor_cores) == (prefill, tensor_cores)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "says"),
+    [
+        ("cpu", torch.bfloat16, 128, "not on cpu"),
+        ("cuda:0", torch.float32, 128, "not torch.float32"),
+        ("cuda:0", torch.bfloat16, 96, "not of 96"),
+    ],
+)
+def test_what_flashinfer_cannot_serve_is_said(device, dtype, head_dim, says):
+    with pytest.raises(FlashInferUnavailable, match=says):
+        check_supported(torch.device(device), dtype, head_dim)
+
+
+def test_a_missing_library_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setitem(sys.modules, "triton", sys)
+    with pytest.raises(FlashInferUnavailable, match="cannot be loaded"):
+        load_flashinfer()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(
+    importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed"
+)
+def test_the_fake_has_the_librarys_parameters():
+    """Names, order of positional ones, and defaults, of everything that the fake takes."""
+    real = importlib.import_module("flashinfer")
+    for name in (
+        "BatchDecodeWithPagedKVCacheWrapper",
+        "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+        "BatchPrefillWithPagedKVCacheWrapper",
+    ):
+        for method in ("__init__", "plan", "run"):
+            theirs = inspect.signature(getattr(getattr(real, name), method)).parameters
+            ours = inspect.signature(getattr(getattr(fake_flashinfer, name), method)).parameters
+            _check_parameters(f"{name}.{method}", ours, theirs)
+    theirs = inspect.signature(real.fast_decode_plan).parameters
+    decode_plan = inspect.signature(fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan)
+    for parameter in decode_plan.parameters:
+        assert parameter in theirs
+    assert list(theirs)[:4] == ["self", "indptr", "indices", "last_page_len"]
+
+
+def _check_parameters(where, ours, theirs) -> None:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    positional = [n for n, p in ours.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == list(theirs)[: len(positional)], where
+    for name, parameter in ours.items():
+        if parameter.kind not in variable:
+            assert name in theirs, f"{where} has no {name}"
+            assert theirs[name].default == parameter.default, f"{where}: {name}"
