@@ -2,9 +2,9 @@
 
 llguidance does the work, without the interpreter's lock. A grammar is compiled in a thread, while
 its sequence waits to be admitted; the last compiled ones are kept. The masks of a step are
-computed in another thread, while the device computes the logits. The state of a matcher is a
-function of the grammar and the output alone: any worker rebuilds it from the output's tokens.
-Imports no torch.
+computed once its forward pass is launched, so that a card computes meanwhile. The state of a
+matcher is a function of the grammar and the output alone: any worker rebuilds it from the
+output's tokens. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from protocol.errors import InvalidRequest
 
@@ -25,6 +25,7 @@ TokenMask = npt.NDArray[np.int32]
 """Words of 32 tokens, the least significant bit first; a set bit allows its token."""
 
 _MAX_COMPILED = 128
+_FEW = 8
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
@@ -64,7 +65,6 @@ class Grammars:
         self._num_words = -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._filler = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
         self._executor = LLExecutor()
         self._vocabulary: LLTokenizer | None = None
         self.unavailable = ""
@@ -87,9 +87,20 @@ class Grammars:
             )
         return GrammarMatcher(self._compiler.submit(self._start, grammar, list(output_ids)))
 
-    def fill_masks(self, matchers: Sequence[GrammarMatcher]) -> Future[list[TokenMask | None]]:
+    def masks(self, matchers: Sequence[GrammarMatcher]) -> list[TokenMask | None]:
         """Which tokens may come next, of each; None where the matcher has an `error`."""
-        return self._filler.submit(self._fill, list(matchers))
+        num_words = self._num_words
+        if self._vocabulary is not None:
+            num_words = -(-self._vocabulary.vocab_size // 32)
+        masks = np.zeros((len(matchers), num_words), dtype=np.int32)
+        states = [matcher.state for matcher in matchers]
+        rows = [(state, row) for row, state in enumerate(states)]
+        if len(states) <= _FEW:  # waking other threads takes longer
+            for state, row in rows:
+                fill_next_token_bitmask(state, masks, row)
+        else:
+            fill_next_token_bitmask_par(self._executor, rows, masks)
+        return [None if state.is_error() else masks[row, : self._num_words] for state, row in rows]
 
     def _start(self, grammar: str, output_ids: list[int]) -> LLMatcher:
         """In the compiler's thread, the only one that knows what is compiled."""
@@ -104,16 +115,6 @@ class Grammars:
         if output_ids:
             matcher.consume_tokens(output_ids)
         return matcher
-
-    def _fill(self, matchers: list[GrammarMatcher]) -> list[TokenMask | None]:
-        num_words = self._num_words
-        if self._vocabulary is not None:
-            num_words = -(-self._vocabulary.vocab_size // 32)
-        masks = np.zeros((len(matchers), num_words), dtype=np.int32)
-        states = [matcher.state for matcher in matchers]
-        rows = [(state, row) for row, state in enumerate(states)]
-        fill_next_token_bitmask_par(self._executor, rows, masks)
-        return [None if state.is_error() else masks[row, : self._num_words] for state, row in rows]
 
 
 def _load_vocabulary(tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> LLTokenizer:

@@ -6,7 +6,6 @@ Rows are in the batch's order: decodes, then chunks.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -60,12 +59,11 @@ class ModelRunner:
         A row that gives none fails its sequence, not its neighbours.
         """
         sampled = batch.sampled
-        masks = self._begin_masks(sampled)
         logits = self._forward(batch)
         if not sampled:
             wait_for(self._model.device)  # or blocks would be sent before they are computed
             return []
-        allowed, failures = _collect_masks(sampled, masks)
+        allowed, failures = self._masks(sampled)
         vocab_size = logits.shape[-1]
         rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
         return self._sample(logits, rows, failures)
@@ -94,10 +92,20 @@ class ModelRunner:
             to_device(torch.tensor(logits_rows, dtype=torch.long), device),
         )
 
-    def _begin_masks(self, sampled: list[Sequence]) -> Future[list[TokenMask | None]] | None:
-        """Masks of the sequences with a grammar, in their order, computed beside the model."""
-        matchers = [s.grammar for s in sampled if s.grammar is not None]
-        return self._grammars.fill_masks(matchers) if matchers else None
+    def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
+        """Masks by row of the sequences with a grammar, and the rows whose grammar has failed."""
+        allowed: dict[int, TokenMask] = {}
+        failures: dict[int, RowFailure] = {}
+        constrained = [(row, s.grammar) for row, s in enumerate(sampled) if s.grammar is not None]
+        if not constrained:
+            return allowed, failures
+        masks = self._grammars.masks([grammar for _, grammar in constrained])
+        for (row, grammar), mask in zip(constrained, masks, strict=True):
+            if mask is None:
+                failures[row] = RowFailure(f"its grammar failed: {grammar.error}", retryable=False)
+            else:
+                allowed[row] = mask
+        return allowed, failures
 
     def _sample(
         self, logits: torch.Tensor, rows: list[SampleRow], failures: dict[int, RowFailure]
@@ -122,23 +130,6 @@ def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:
     """(sequence, first position, tokens, whether its last row is sampled), in row order."""
     decodes = [(s, s.num_computed, 1, True) for s in batch.decodes]
     return decodes + [(c.sequence, c.start, c.num_tokens, c.completes) for c in batch.chunks]
-
-
-def _collect_masks(
-    sampled: list[Sequence], masks: Future[list[TokenMask | None]] | None
-) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
-    """Masks by row, and the rows whose grammar has failed."""
-    allowed: dict[int, TokenMask] = {}
-    failures: dict[int, RowFailure] = {}
-    if masks is None:
-        return allowed, failures
-    constrained = [(row, s.grammar) for row, s in enumerate(sampled) if s.grammar is not None]
-    for (row, grammar), mask in zip(constrained, masks.result(), strict=True):
-        if mask is None:
-            failures[row] = RowFailure(f"its grammar failed: {grammar.error}", retryable=False)
-        else:
-            allowed[row] = mask
-    return allowed, failures
 
 
 def _sample_row(sequence: Sequence, grammar_mask: TokenMask | None, vocab_size: int) -> SampleRow:

@@ -33,7 +33,7 @@ def allowed_ids(mask: TokenMask | None) -> set[int]:
 
 
 def allowed_by(matcher: GrammarMatcher) -> set[int]:
-    (mask,) = GRAMMARS.fill_masks([matcher]).result()
+    (mask,) = GRAMMARS.masks([matcher])
     return allowed_ids(mask)
 
 
@@ -105,7 +105,7 @@ def test_after_a_complete_output_only_the_end_may_come():
 )
 def test_a_matcher_that_fails_has_no_mask_and_says_why(grammar, output, message):
     good, bad = GRAMMARS.matcher('start: "a"', []), GRAMMARS.matcher(grammar, output)
-    masks = GRAMMARS.fill_masks([bad, good]).result()
+    masks = GRAMMARS.masks([bad, good])
     assert masks[0] is None
     assert message in bad.error
     assert "\n" not in bad.error
@@ -116,7 +116,7 @@ def test_a_matcher_that_fails_has_no_mask_and_says_why(grammar, output, message)
 @pytest.mark.parametrize("vocab_size", [2040, 2048, 2100])
 def test_the_models_vocabulary_may_differ_from_the_tokenizers(vocab_size: int):
     grammars = Grammars(TOKENIZER, vocab_size, (END,))
-    (mask,) = grammars.fill_masks([grammars.matcher("start: /(.|\\n)*/", [])]).result()
+    (mask,) = grammars.masks([grammars.matcher("start: /(.|\\n)*/", [])])
     assert mask is not None
     assert len(mask) == -(-vocab_size // 32)
     assert max(allowed_ids(mask)) < 2048
