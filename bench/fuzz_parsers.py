@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -25,18 +26,23 @@ from kv_transfer.handoff import HandoffKey
 from kv_transfer.receiver import HandoffReceiver
 from protocol import messages, wire
 from protocol.errors import ProtocolError, RequestError
+from router.api.anthropic.request import MessagesRequest
 from router.api.chat_request import ChatRequest
 from router.api.completion_request import CompletionRequest
+from router.api.openai_responses.request import ResponsesRequest
 from router.api.request_fields import RequestBody, read_fields
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
-from router.http_errors import describe
+from router.api_metrics import ApiMetrics
 from router.http_protocol import BoundedProtocol, BoundedProtocols, ConnectionLimits
+from router.request_scope import RequestScope
 from runtime.registry import FleetView
 
 _SECRET = b"fuzz"
 _SCHEMAS: dict[str, type[RequestBody]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -70,21 +76,33 @@ def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
 
 
 def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
-    """Through the reading of a request, and to the text of the error that a client would get."""
+    """Within the router's own frame of a request, up to the answer that a client would get."""
+    raised: list[Exception] = []
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await read_fields(Request(scope, receive), schema, max_body_bytes=1 << 20)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    app = RequestScope(read, ApiMetrics(CollectorRegistry()))
+
+    async def answer(message: Message) -> None:
+        """Nobody reads it."""
 
     def parse(body: bytes) -> None:
-        async def receive() -> dict[str, Any]:
+        async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-        reading = read_fields(request, schema, max_body_bytes=1 << 20)
+        raised.clear()
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
         try:
-            reading.send(None)
+            app(scope, receive, answer).send(None)
         except StopIteration:
+            if raised:
+                raise raised.pop() from None
             return
-        except (RequestError, HTTPException) as error:
-            describe(error, "fuzz").body()
-            raise
         raise AssertionError("reading a body that is all here waits for something")
 
     return Parser(f"body of {path}", BODIES[path], JSON, parse, (RequestError, HTTPException))

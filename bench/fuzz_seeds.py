@@ -54,6 +54,14 @@ BODIES = {
         {"model": "m", "messages": _CHAT[:1], "response_format": _FORMAT},
         {"model": "m", "messages": _CHAT[-1:], "max_completion_tokens": 9},
     ),
+    "/v1/responses": _bodies(
+        {"model": "m", "input": "Hi", "max_output_tokens": 9, "temperature": 0.5},
+        {"model": "m", "input": _CHAT[-1:], "instructions": "Be brief.", "stream": True},
+    ),
+    "/v1/messages": _bodies(
+        {"model": "m", "messages": _CHAT[1:], "max_tokens": 9, "system": "Be brief."},
+        {"model": "m", "messages": _CHAT[-1:], "max_tokens": 9, "stop_sequences": ["x"]},
+    ),
     "/tokenize": _bodies({"model": "m", "prompt": "text"}, {"model": "m", "messages": _CHAT}),
     "/detokenize": _bodies({"model": "m", "tokens": [1, 2, 3]}),
 }
