@@ -1,0 +1,262 @@
+"""What bench.gpu checks and measures: each a function that yields rows as they come.
+
+A check takes a `Card`, the limits measured in the same run. Shapes and sizes are parameters, so
+that every check also runs small, on a CPU, where its figures mean nothing but its code is tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.checkpoints import benchmark_checkpoint
+from bench.limits import step_needs
+from engine.attention.base import AttentionBackend, Segment
+from engine.checkpoint import LayerWeights, Weights
+from engine.config import ModelConfig
+from engine.device import wait_for
+from engine.kv_pool import KvPool
+from engine.layer_ops import LayerOps
+from engine.loader import EngineConfig, load_engine
+from engine.model import DecoderModel
+from engine.scheduler import SchedulerConfig
+from engine.sequence import Sequence
+from protocol.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+NUM_OUTPUT = 64
+_CASES = (
+    ("torch", "torch", False, 512),
+    ("eager", "kernel", False, 512),
+    ("graphs", "kernel", True, 512),
+    ("chunks of 32", "kernel", True, 32),
+)
+_PROMPT_LENGTHS = (100, 250, 400)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what was measured where, its value and what it has to reach, if anything."""
+
+    part: str
+    name: str
+    value: float
+    unit: str
+    goal: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device and its limits in this run."""
+
+    device: torch.device
+    copy_bytes_per_s: float  # read and written
+    flops_per_s: float  # of a large bf16 product
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A model with a pool full of random KV, and its attention."""
+
+    model: DecoderModel
+    pool: KvPool
+    attention: AttentionBackend
+    decode: Callable[[list[int], list[int], list[Segment]], torch.Tensor]
+
+
+def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 8192) -> Card:
+    """The rate of a copy on the device and of a square bf16 product of random numbers."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = seconds(lambda: target.copy_(source), device)
+    a, b = (torch.randn((width, width), device=device).bfloat16() for _ in range(2))
+    product_s = seconds(lambda: torch.mm(a, b), device)
+    return Card(device, 2 * num_bytes / copy_s, 2 * width**3 / product_s)
+
+
+def check_exactness(card: Card, names: tuple[str, ...] = ("M1", "M2")) -> Iterator[Row]:
+    """Greedy tokens against transformers': torch's backend, eager, graphs, small chunks."""
+    for name in names:
+        expected = _transformers_greedy(card, name)
+        for label, attention, graphs, chunk in _CASES:
+            tokens = _greedy(card, name, attention, graphs, chunk)
+            same = next(
+                (i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b),
+                len(expected),
+            )
+            note = "" if same == len(expected) else "first divergence: compare the two logits"
+            goal = f"= {len(expected)}"
+            yield Row("exactness", f"{name} {label}: equal tokens", same, "tokens", goal, note)
+
+
+def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
+    """Bytes of weights and KV that decode reads per second, as a share of the copy bandwidth."""
+    segments, positions = _decodes(passes, batch, context)
+    step_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+    needs = step_needs(passes.model.config)
+    share = needs.decode_bytes(batch, context) / step_s / card.copy_bytes_per_s
+    goal = ">= 85" if (batch, context) in ((1, 1024), (1, 8192), (128, 8192)) else ""
+    note = f"{1e3 * step_s:.2f} ms a step, {batch / step_s:.0f} tokens/s"
+    return Row("decode", f"batch {batch} at {context}", 100 * share, "% of copy", goal, note)
+
+
+def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
+    """Arithmetic of one chunk per second, as a share of a large product's."""
+    num_blocks = -(-chunk // BLOCK_SIZE)
+    segment = Segment(chunk, chunk, range(num_blocks))
+    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
+    positions = torch.arange(chunk, device=card.device)
+    last = torch.tensor([chunk - 1], device=card.device)
+
+    def step() -> None:
+        passes.attention.plan([segment])
+        passes.model.forward(tokens, positions, passes.attention, last)
+
+    step_s = seconds(step, card.device)
+    share = step_needs(passes.model.config).prefill_flops(chunk) / step_s / card.flops_per_s
+    goal = ">= 70" if chunk >= 2048 else ""
+    note = f"{chunk / step_s:.0f} tokens/s"
+    return Row("prefill", f"chunk of {chunk}", 100 * share, "% of product", goal, note)
+
+
+def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1024) -> Row:
+    """Host time of planning and launching a decode step, beside the step: what one step ahead
+    would hide, and nothing hides yet. Scheduling and sampling come on top."""
+    segments, positions = _decodes(passes, batch, context)
+    decode = passes.decode
+    step_s = seconds(lambda: decode([1] * batch, positions, segments), card.device)
+    spans = []
+    for _ in range(10):
+        wait_for(card.device)
+        started = time.perf_counter()
+        decode([1] * batch, positions, segments)
+        spans.append(time.perf_counter() - started)
+    share = 100 * sorted(spans)[len(spans) // 2] / step_s
+    return Row("overhead", f"batch {batch} at {context}", share, "% of step", "< 5")
+
+
+def random_model(
+    config: ModelConfig, device: torch.device, ops: LayerOps | None = None
+) -> DecoderModel:
+    """A model of this shape with random bf16 weights, made on the device."""
+    hidden, head = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * head, config.num_kv_heads * head
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn((rows, columns), device=device, dtype=torch.bfloat16).mul_(0.02)
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, device=device, dtype=torch.bfloat16)
+
+    def layer() -> LayerWeights:
+        return LayerWeights(
+            input_norm=ones(hidden),
+            qkv=normal(q + 2 * kv, hidden),
+            qkv_bias=None,
+            q_norm=ones(head) if config.qk_norm else None,
+            k_norm=ones(head) if config.qk_norm else None,
+            o=normal(hidden, q),
+            o_bias=None,
+            post_norm=ones(hidden),
+            gate_up=normal(2 * config.intermediate_size, hidden),
+            gate_up_bias=None,
+            down=normal(hidden, config.intermediate_size),
+            down_bias=None,
+        )
+
+    layers = [layer() for _ in range(config.num_layers)]
+    embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
+    return DecoderModel(config, Weights(embed, layers, ones(hidden), head_weight), ops=ops)
+
+
+def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
+    """Mean of `times` runs one after the other, after two that do not count."""
+    for _ in range(2):
+        work()
+    wait_for(device)
+    started = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait_for(device)
+    return (time.perf_counter() - started) / times
+
+
+def _decodes(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:
+    """`batch` sequences of `context` tokens, the last of them to be computed.
+
+    What a pool is too small for is read from its first blocks again: they are many times larger
+    than any cache of the card.
+    """
+    each = -(-context // BLOCK_SIZE)
+    blocks = [i % passes.pool.num_blocks for i in range(batch * each)]
+    tables = [blocks[i * each : (i + 1) * each] for i in range(batch)]
+    return [Segment(1, context, table) for table in tables], [context - 1] * batch
+
+
+def _greedy(card: Card, name: str, attention: str, graphs: bool, chunk: int) -> list[int]:
+    """The greedy continuations of three prompts by one engine, one after the other's tokens."""
+    config = EngineConfig(
+        folder=benchmark_checkpoint(name),
+        scheduler=SchedulerConfig(BLOCK_SIZE, max_batch_size=8, chunk_max_tokens=chunk),
+        device=str(card.device),
+        num_blocks=512,
+        max_context=1024,
+        attention=attention,
+        cuda_graphs=graphs,
+    )
+    engine = load_engine(config, time.monotonic).engine
+    prompts = _prompts(engine.limits.vocab_size)
+    sequences = [_sequence(seed, prompt) for seed, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    while engine.scheduler.has_work:
+        engine.run(engine.plan())
+    return [token for s in sequences for token in s.tokens[s.num_prompt :]]
+
+
+def _transformers_greedy(card: Card, name: str) -> list[int]:
+    """The same by transformers, which is there on the machine that measures."""
+    from transformers import AutoModelForCausalLM
+
+    folder = benchmark_checkpoint(name)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.to(card.device)
+    tokens: list[int] = []
+    for prompt in _prompts(model.config.vocab_size):
+        ids = torch.tensor([prompt], device=card.device)
+        text = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_OUTPUT,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        tokens += text[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _prompts(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(10, vocab_size, (length,), generator=generator).tolist()
+        for length in _PROMPT_LENGTHS
+    ]
+
+
+def _sequence(seed: int, prompt: list[int]) -> Sequence:
+    return Sequence(
+        request_id=f"bench-{seed}",
+        attempt=0,
+        tokens=list(prompt),
+        num_prompt=len(prompt),
+        sampling=SamplingParams(max_tokens=NUM_OUTPUT, seed=0, temperature=0.0),
+        root_hash=b"bench",
+        block_size=BLOCK_SIZE,
+        arrival=time.monotonic(),
+        deadline=float("inf"),
+    )

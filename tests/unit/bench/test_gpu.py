@@ -1,0 +1,87 @@
+"""bench.gpu's checks run small on a CPU, and its parts fail one at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import gpu
+from bench.gpu_checks import (
+    BLOCK_SIZE,
+    Card,
+    Passes,
+    Row,
+    check_decode,
+    check_overhead,
+    check_prefill,
+    random_model,
+)
+from engine.attention.torch_backend import TorchAttention
+from engine.config import parse_model_config
+from engine.json_keys import JsonKeys
+from engine.kv_pool import KvPool
+
+CPU = torch.device("cpu")
+SMALL = gpu.LLAMA_8B | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture
+def passes() -> Passes:
+    config = parse_model_config(JsonKeys(SMALL, "test"))
+    model = random_model(config, CPU)
+    pool = KvPool(config.kv_layout("test", BLOCK_SIZE, "bfloat16"), 16)
+    attention = TorchAttention(pool, config.sliding_windows)
+
+    def decode(tokens, positions, segments):
+        attention.plan(segments)
+        return model.forward(torch.tensor(tokens), torch.tensor(positions), attention)
+
+    return Passes(model, pool, attention, decode)
+
+
+def test_checks_give_shares_of_the_limits(passes):
+    card = Card(CPU, copy_bytes_per_s=1e9, flops_per_s=1e9)
+    fast = Card(CPU, copy_bytes_per_s=1e15, flops_per_s=1e15)
+    for check in (
+        lambda card: check_decode(card, passes, 3, 40),
+        lambda card: check_decode(card, passes, 8, 40),  # more than the pool holds
+        lambda card: check_prefill(card, passes, 50),
+    ):
+        assert 0 < check(fast).value < check(card).value
+    assert check_overhead(card, passes, batch=2, context=33).value > 0
+
+
+def test_a_part_that_fails_is_a_row_and_the_next_one_runs():
+    def fails(device):
+        yield Row("first", "before", 1.0, "s")
+        raise RuntimeError("out of memory")
+
+    def works(device):
+        yield Row("second", "after", 2.0, "s")
+
+    parts = {"first": fails, "second": works}
+    rows = list(gpu.run_parts(["first", "second"], CPU, parts))
+    assert [(row.part, row.name) for row in rows] == [
+        ("first", "before"),
+        ("first", "RuntimeError"),
+        ("first", "took"),
+        ("second", "after"),
+        ("second", "took"),
+    ]
+    assert rows[1].unit == "failed"
+    assert rows[1].note == "out of memory"
+    assert gpu.table(rows).row_count == len(rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so(capsys):
+    assert gpu.main([]) == 1
+    assert capsys.readouterr().err == "bench.gpu needs a CUDA card, and torch sees none\n"
