@@ -1,0 +1,109 @@
+"""FlashInfer and graphs on a card against torch's own attention; skipped where there is none.
+
+Kernels are built at first use, which takes minutes. Bounds are those of bf16.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu_checks import random_model
+from engine.attention.base import AttentionBackend, Segment
+from engine.attention.torch_backend import TorchAttention
+from engine.config import ModelConfig, parse_model_config
+from engine.gpu.backend import CardBackend
+from engine.gpu.graphs import CudaCapture, DecodeGraphs
+from engine.json_keys import JsonKeys
+from engine.kv_pool import KvPool
+from engine.loader import EngineConfig, load_engine
+from engine.scheduler import SchedulerConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA card"),
+]
+
+BLOCK_SIZE = 16
+BF16_LOGITS = {"rtol": 0.02, "atol": 0.05}
+
+
+def config_of(architecture: str, num_heads: int, window: int | None) -> ModelConfig:
+    keys = {
+        "architectures": [architecture],
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "dtype": "bfloat16",
+        "eos_token_id": 1,
+        "sliding_window": window,
+    }
+    return parse_model_config(JsonKeys(keys, "test"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_heads", "window"),
+    [
+        ("LlamaForCausalLM", 4, None),  # groups of 2: decode on plain cores
+        ("LlamaForCausalLM", 16, None),  # of 8: on tensor cores
+        ("Qwen3ForCausalLM", 4, None),  # norms of q and k
+        ("MistralForCausalLM", 4, 20),  # a sliding window
+    ],
+)
+def test_chunks_mixed_steps_and_graphs_give_torchs_logits(architecture, num_heads, window):
+    config, device = config_of(architecture, num_heads, window), torch.device("cuda:0")
+    torch.manual_seed(0)
+    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
+    model = random_model(config, device, backend.ops())
+    layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
+    pools = [KvPool(layout, 64, device) for _ in range(2)]
+    make = backend.fixed_decodes(pools[0], 4, 64)
+    graphs = DecodeGraphs(model, make, [2, 4], CudaCapture())
+    for pool in pools:  # what lies beyond a context must never show
+        pool.tensor.fill_(torch.nan)
+    backends = (backend.attention(pools[0]), TorchAttention(pools[1], config.sliding_windows))
+    tables = [[9, 3, 12, 5], [7, 1, 40, 8], [20, 21, 22, 23]]
+    first = [(40, 0, tables[0]), (17, 0, tables[1])]
+    mixed = [(1, 40, tables[0]), (1, 17, tables[1]), (33, 0, tables[2])]
+    for parts in (first, mixed):
+        ours, expected = (forward(model, attention, parts) for attention in backends)
+        torch.testing.assert_close(ours, expected, **BF16_LOGITS)
+    decodes = [(1, 41, tables[0]), (1, 18, tables[1]), (1, 33, tables[2])]
+    expected = forward(model, backends[1], decodes)
+    segments = [Segment(1, start + 1, table) for _, start, table in decodes]
+    replayed = graphs.logits([5, 5, 5], [start for _, start, _ in decodes], segments)
+    torch.testing.assert_close(replayed, expected, **BF16_LOGITS)
+
+
+def forward(model, attention: AttentionBackend, parts) -> torch.Tensor:
+    """Logits of all tokens; a part is (tokens, first position, block table), of token 5 each."""
+    attention.plan([Segment(size, start + size, table) for size, start, table in parts])
+    positions = [start + i for size, start, _ in parts for i in range(size)]
+    ids = torch.full((len(positions),), 5, device="cuda:0")
+    return model.forward(ids, torch.tensor(positions, device="cuda:0"), attention)
+
+
+def test_a_checkpoint_is_served_with_graphs_and_a_profiled_pool(caplog):
+    folder = Path(__file__).parents[2] / "demo_model"
+    config = EngineConfig(
+        folder,
+        SchedulerConfig(BLOCK_SIZE, max_batch_size=4),
+        dtype="bfloat16",
+        device="cuda:0",
+        memory_fraction=0.2,
+    )
+    with caplog.at_level("INFO"):
+        loaded = load_engine(config, lambda: 0.0)
+    loaded.engine.warm_up()
+    assert "KV blocks" in caplog.text
+    loaded.engine.scheduler.blocks.check()
