@@ -1,0 +1,74 @@
+"""A client that goes is forgotten within one step of each worker, counted and not timed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
+from tests.integration.fleets import counters, wait_for
+from tests.integration.reference import DEMO_MODEL, Reference
+
+CHUNK = 64
+NUM_STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=1, decode=1, chunk_max_tokens=CHUNK) as fleet:
+        yield fleet
+
+
+def test_the_prefill_worker_computes_at_most_one_more_chunk(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    before = counters(fleet.fleet, "prefill-1")["prefill_tokens"]
+    leave_at(fleet, long_prompts[-1], "prefill-1", "chunk", 2)
+    computed = counters(fleet.fleet, "prefill-1")["prefill_tokens"] - before
+    assert 2 * CHUNK <= computed <= 3 * CHUNK
+
+
+def test_the_decode_worker_runs_at_most_one_more_step(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    before = counters(fleet.fleet, "decode-1")["decode_tokens"]
+    leave_at(fleet, long_prompts[0], "decode-1", "decode", NUM_STEPS)
+    produced = counters(fleet.fleet, "decode-1")["decode_tokens"] - before
+    assert NUM_STEPS + 1 <= produced <= NUM_STEPS + 2  # with the first token, from elsewhere
+
+
+def leave_at(
+    fleet: FaultyFleet, reference: Reference, worker: str, point: str, passes: int
+) -> None:
+    """Go while a worker is held, and let it go on once the router knows."""
+    fleet.arm([worker], point, passes)
+    client = connect(fleet.url, list(reference.prompt))
+    fleet.held(point)
+    assert num_inflight(fleet.url) == 1
+    client.close()
+    wait_for("the router to notice", lambda: num_inflight(fleet.url) == 0)
+    fleet.release(worker, point)
+
+
+def connect(url: str, prompt: list[int]) -> socket.socket:
+    """A client that asks for a long answer and reads nothing."""
+    body = {"model": DEMO_MODEL.name, "prompt": prompt, "max_tokens": 1000, "ignore_eos": True}
+    data = json.dumps(body | {"stream": True}).encode()
+    address = urlsplit(url)
+    client = socket.create_connection((address.hostname, address.port), timeout=30)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    return client
+
+
+def num_inflight(url: str) -> int:
+    """Generations under way, as the router counts them."""
+    metrics = httpx.get(f"{url}/metrics").raise_for_status().text
+    found = [line for line in metrics.splitlines() if line.startswith("baton_router_inflight")]
+    assert found, metrics
+    return sum(int(float(line.rpartition(" ")[2])) for line in found)
