@@ -96,9 +96,13 @@ def load_engine(
 ) -> LoadedEngine:
     """Load a checkpoint. `allocate` may give the memory that the KV pool is to live in.
 
+    On a card, the engine is to be run by the thread that loads it.
+
     Raises ModelLoadError for the checkpoint, ConfigError for the settings.
     """
     device = pick_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels, streams and events are made on the thread's card
     model_config = load_model_config(config.folder)
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
@@ -143,7 +147,9 @@ def _context(config: EngineConfig, model_config: ModelConfig) -> int:
 
 def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
     """The C++ kernels, if they are wanted and can be had; ConfigError if they must and cannot."""
-    if attention == "torch" or (attention == "auto" and device.type != "cpu"):
+    if attention == "torch" or device.type == "cuda":  # a card's kernels are FlashInfer's
+        return None
+    if attention == "auto" and device.type != "cpu":
         return None
     try:
         if device.type != "cpu":

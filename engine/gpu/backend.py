@@ -6,6 +6,7 @@ the weights are loaded, so that what is missing is said first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -22,6 +23,8 @@ from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.config import ModelConfig
 from engine.kv_pool import KvPool
 from engine.layer_ops import LayerOps
+
+logger = logging.getLogger(__name__)
 
 _HOPPER = 9  # compute capability's major number
 
@@ -42,6 +45,13 @@ class CardBackend:
         self._dtype = dtype
         is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
         self.choice = choose_kernels(config.num_heads, config.num_kv_heads, kv_dtype, is_hopper)
+        logger.info(
+            "attention by FlashInfer %s: prefill by %s, decode on %s; kernels that were not built "
+            "on this machine before take minutes",
+            self._library.__version__,
+            self.choice.prefill,
+            "tensor cores" if self.choice.decode_on_tensor_cores else "plain cores",
+        )
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     def ops(self) -> LayerOps:

@@ -102,16 +102,3 @@ def rotate_and_store(  # noqa: PLR0913, PLR0915 - a kernel
                 second = tl.minimum(tl.maximum(second, -LIMIT), LIMIT)
             tl.store(target + columns, first.to(keys.dtype.element_ty))
             tl.store(target + HALF + columns, second.to(keys.dtype.element_ty))
-
-
-@triton.jit
-def quantize_rows(x, out, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row [size] of `x` each: out = x / scale in 8 bits, scale = max|x| / LIMIT."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < size
-    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / LIMIT
-    quotient = tl.minimum(tl.maximum(wide / scale, -LIMIT), LIMIT)
-    tl.store(out + row * size + columns, quotient.to(out.dtype.element_ty), mask=inside)
-    tl.store(scales + row, scale)
