@@ -47,6 +47,12 @@ def test_an_unexpected_error_is_a_finding(
     assert "KeyError('bug')" in capsys.readouterr().out
 
 
+def test_one_step_is_no_growth_but_many_are() -> None:
+    step = fuzz.Outcome("loads code", memory=[1000] * 6 + [1040] * 4)
+    leak = fuzz.Outcome("leaks", memory=[1000 + 4 * part for part in range(10)])
+    assert (step.is_clean, leak.is_clean) == (True, False)
+
+
 def test_the_same_seed_gives_the_same_inputs() -> None:
     first, second = (Mutator(random.Random(SEED), JSON, [b'{"a": [1, "b"]}']) for _ in range(2))
     inputs = [first.next() for _ in range(200)]
