@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Role(StrEnum):

@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from protocol.messages import CacheDump, CacheDumpRequest, CacheEvents, Hello, Role, WorkerState
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    CacheDump,
+    CacheDumpRequest,
+    CacheEvents,
+    Hello,
+    Role,
+    WorkerState,
+)
 from tests.unit.router.router_harness import Harness, until
 
 
@@ -84,7 +92,7 @@ async def test_a_restarted_worker_is_another_one(harness: Harness) -> None:
     [
         ({"model_fingerprint": "other"}, "model fingerprint", "weights", "other"),
         ({"layout_fingerprint": "tp2"}, "KV layout fingerprint", "layout", "tp2"),
-        ({"protocol_version": 99}, "protocol version", "1", "99"),
+        ({"protocol_version": 99}, "protocol version", str(PROTOCOL_VERSION), "99"),
     ],
 )
 async def test_who_differs_is_refused_once_with_both_values(
