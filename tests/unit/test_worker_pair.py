@@ -24,7 +24,6 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from tests.unit.worker_harness import (
-    LANDING_S,
     ROUTER,
     TTL_S,
     VOCAB,
@@ -32,10 +31,12 @@ from tests.unit.worker_harness import (
     Clock,
     DecodeBench,
     Key,
+    LateWrite,
     PrefillBench,
     Write,
     continuation,
     finish,
+    give_up,
     land,
 )
 
@@ -56,7 +57,7 @@ class WorkerPair(RuleBasedStateMachine):
         self.blocks = blocks
         self.channels: dict[str, list[Any]] = {name: [] for name in CHANNELS}
         self.asked: dict[Key, Asked] = {}
-        self.late: list[tuple[float, PrefillBench, Write]] = []
+        self.late: list[LateWrite] = []
         self.landed: list[Write] = []
         self.dead: list[str] = []  # incarnations whose death D has not noticed
         self.linked: set[str] = set()  # incarnations that have D's descriptor
@@ -155,13 +156,13 @@ class WorkerPair(RuleBasedStateMachine):
         waiting = [write for write in self.p.transfers.writes if write not in self.landed]
         if waiting:
             write = waiting[choice % len(waiting)]
-            self.land(write, self.p)
+            self.check_fence(write)
+            land(write, self.p, self.d)
             self.landed.append(write)
 
-    def land(self, write: Write, source: PrefillBench) -> None:
+    def check_fence(self, write: Write) -> None:
         manager = self.d.scheduler.blocks
         assert all(manager._pins[block] for block in write.target_blocks), "into a free block"
-        land(write, source, self.d)
 
     @rule(choice=st.integers(0, 9))
     def write_is_finished(self, choice: int) -> None:
@@ -169,8 +170,8 @@ class WorkerPair(RuleBasedStateMachine):
         if done:
             finish(done[choice % len(done)], self.p)
 
-    @rule(choice=st.integers(0, 9), late=st.booleans())
-    def write_fails(self, choice: int, late: bool) -> None:
+    @rule(choice=st.integers(0, 9), late=st.booleans(), whole=st.booleans())
+    def write_fails(self, choice: int, late: bool, whole: bool) -> None:
         """Its transport drops the peer; the data may land a little later all the same."""
         waiting = [write for write in self.p.transfers.writes if write not in self.landed]
         if not waiting:
@@ -179,10 +180,14 @@ class WorkerPair(RuleBasedStateMachine):
         write = waiting[choice % len(waiting)]
         self.p.transfers.fail(write, "the connection was reset")
         if late:
-            self.late.append((self.clock.now + 0.9 * LANDING_S, self.p, write))
+            self.late.append(give_up(write, self.p, whole))
 
-    @rule()
-    def connection_is_lost(self) -> None:
+    def give_up_writes(self, whole: bool) -> None:
+        waiting = [write for write in self.p.transfers.writes if write not in self.landed]
+        self.late += [give_up(write, self.p, whole) for write in waiting]
+
+    @rule(whole=st.booleans())
+    def connection_is_lost(self, whole: bool) -> None:
         """P forgets D, and what was on its way is lost; D notices and introduces itself anew."""
         if self.p_peer.incarnation not in self.linked:
             return
@@ -191,9 +196,7 @@ class WorkerPair(RuleBasedStateMachine):
             queue.clear()
         self.p.server.inbox = [each for each in self.p.server.inbox if each[0] == ROUTER]
         self.d.peers.inbox.clear()
-        for write in list(self.p.transfers.writes):
-            if write not in self.landed:
-                self.late.append((self.clock.now + 0.9 * LANDING_S, self.p, write))
+        self.give_up_writes(whole)
         self.d.as_peer = Peer(self.d.as_peer.identity + b"'", "d", self.d.as_peer.role)
         old = Peer(self.d.as_peer.identity[:-1], "d", self.d.as_peer.role)
         self.p.server.gone.append(old)
@@ -201,14 +204,12 @@ class WorkerPair(RuleBasedStateMachine):
         self.d.peers.forgotten.append(self.p_peer.incarnation)
         self.channels["D to P"].append(self.d.descriptor)
 
-    @rule()
-    def prefill_worker_dies(self) -> None:
+    @rule(whole=st.booleans())
+    def prefill_worker_dies(self, whole: bool) -> None:
         if self.num_prefillers >= 4:
             return
         self.is_calm = False
-        for write in self.p.transfers.writes:
-            if write not in self.landed:
-                self.late.append((self.clock.now + 0.9 * LANDING_S, self.p, write))
+        self.give_up_writes(whole)
         for name in ("router to P", "D to P", "P to D"):
             self.channels[name].clear()
         self.d.peers.inbox.clear()
@@ -295,12 +296,12 @@ class WorkerPair(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.is_calm = self.is_calm and seconds < TTL_S / 4
         until = self.clock.now + seconds
-        for due, source, write in list(self.late):
-            if due <= until:
-                self.clock.now = max(self.clock.now, due)
-                self.late.remove((due, source, write))
-                self.land(write, source)
-                self.turn_d()
+        for late in [late for late in self.late if late.due <= until]:
+            self.clock.now = max(self.clock.now, late.due)
+            self.late.remove(late)
+            self.check_fence(late.write)
+            late.land(self.d)
+            self.turn_d()
         self.clock.now = until
 
     # -- what must hold ------------------------------------------------------------------------
@@ -394,3 +395,21 @@ TestWorkerPair.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+def test_a_write_lands_late_when_its_source_is_in_use_again() -> None:
+    """P loses D with writes outstanding, and computes another prompt where they came from."""
+    pair = WorkerPair()
+    pair.begin(checksum=False, blocks=9)
+    prompt = PROMPTS[3]
+    pair.ask(prompt=prompt, tokens=2, remote=True)
+    pair.everything_goes_on(rounds=3, writes_land=False)
+    pair.connection_is_lost(whole=True)
+    pair.ask(prompt=PROMPTS[4], tokens=1, remote=True)
+    pair.everything_goes_on(rounds=3, writes_land=False)
+    now = [pair.p.memory[list(late.write.source_blocks)] for late in pair.late]
+    assert any((there != late.data).any() for there, late in zip(now, pair.late, strict=True))
+    pair.time_passes(1.0)
+    pair.everything_goes_on(rounds=3)
+    assert pair.asked["r0", 1].tokens == dict(enumerate(continuation(prompt, 2)))
+    pair.teardown()

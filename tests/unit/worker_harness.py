@@ -57,6 +57,8 @@ from runtime.worker_host import WorkerHost, WorkerParts
 
 BLOCK = 4
 VOCAB = 50
+TORN = -7
+"""What a block holds after a write that was cut off; no token."""
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
 SECRET = "a secret of sixteen"
 TTL_S, LANDING_S, MARGIN_S, GRACE_S = 3.0, 1.0, 0.25, 20.0
@@ -352,6 +354,38 @@ def land(write: Write, source: Bench, target: DecodeBench) -> None:
     for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
         target.memory[to_block] = source.memory[from_block]
     target.transfers.events.append(NotificationArrived(source.transfers.agent, write.notification))
+
+
+@dataclass
+class LateWrite:
+    """A write that its writer was told has failed, and that lands all the same.
+
+    Nothing of its source is read after that (see `WriteDone`): either its data and notification
+    had left already (`data`: [blocks, BLOCK], as it was then), or blocks come torn and unannounced.
+    """
+
+    due: float
+    write: Write
+    agent: str
+    data: torch.Tensor
+    is_whole: bool
+
+    def land(self, target: DecodeBench) -> None:
+        """What is left of it arrives."""
+        blocks = list(self.write.target_blocks)
+        if self.is_whole:
+            target.memory[blocks] = self.data
+            event = NotificationArrived(self.agent, self.write.notification)
+            target.transfers.events.append(event)
+        else:
+            target.memory[blocks] = TORN
+
+
+def give_up(write: Write, source: Bench, is_whole: bool) -> LateWrite:
+    """What may still land of a write that now fails, nearly as late as it can."""
+    data = source.memory[list(write.source_blocks)].clone()
+    due = source.clock.now + 0.9 * LANDING_S
+    return LateWrite(due, write, source.transfers.agent, data, is_whole)
 
 
 def finish(write: Write, source: Bench) -> None:
