@@ -1,6 +1,10 @@
-"""Torch devices and dtypes by the names that configuration and the wire use."""
+"""Torch devices and dtypes by the names that configuration and the wire use, and how one waits for
+a device: what a card is given it does later, in order; a CPU has done it when the call returns.
+"""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import psutil
 import torch
@@ -36,3 +40,48 @@ def wait_for(device: torch.device) -> None:
     """Until a card has done what it was given on the current stream; a CPU has always."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+class Fence(Protocol):
+    """A point in what a device was given to do."""
+
+    def is_done(self) -> bool:
+        """Whether the device is past it; may be asked by any thread."""
+
+    def wait(self) -> None:
+        """Until the device is past it."""
+
+
+class PassedFence:
+    """The fence of a device that has nothing left to do."""
+
+    def is_done(self) -> bool:
+        """True."""
+        return True
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class CardFence:
+    """What a card was given on the current stream up to now, as an event behind it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def is_done(self) -> bool:
+        """See Fence. Raises RuntimeError when the card has failed."""
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        """See Fence."""
+        self._event.synchronize()
+
+
+PASSED = PassedFence()
+
+
+def fence_of(device: torch.device) -> Fence:
+    """The fence behind all that `device` was given by this thread."""
+    return CardFence(device) if device.type == "cuda" else PASSED

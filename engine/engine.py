@@ -1,7 +1,10 @@
 """One model on one device, a step at a time: schedule, run, commit.
 
 Owns the scheduler and the runner, measures every step and teaches the step model. Knows neither
-roles nor networks; its owner adds sequences and carries results away.
+roles nor networks; its owner adds sequences and carries results away. A step that gives a token
+ends with it. One that only fills the KV pool may still be under way on a card when the next is
+planned, and at most one is: the card takes steps in order, so whoever reads the pool by a later
+step reads what this one wrote, and anybody else waits for `computed`.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from engine.device import PASSED, Fence
 from engine.runner import ModelRunner, RowFailure
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Produced, Scheduler
 from engine.sequence import Sequence
+from engine.step_model import StepCost
 from protocol.errors import GenerationFailed
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams, TokenLogprobs
@@ -20,7 +25,8 @@ from protocol.sampling import SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step that ran: its batch, the tokens it produced, and its two clock readings (s).
+    """A step that ran: its batch, the tokens it produced, and its two clock readings (s); `ended`
+    is when it was launched if a card may still compute it.
 
     `failed` are sequences from whose logits nothing could be chosen, and why. They are not part of
     `batch`, nothing of theirs was committed, their blocks are offered to nobody, and their owner
@@ -35,8 +41,21 @@ class StepResult:
     failed: list[tuple[Sequence, RowFailure]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    """A step that a card has not finished, as far as is known."""
+
+    cost: StepCost
+    started: float
+    fence: Fence
+
+
 class Engine:
-    """Scheduler and runner of one worker; used by one thread."""
+    """Scheduler and runner of one worker; used by one thread.
+
+    `runs_ahead` lets a step that gives no token go on while the next is prepared. Only for pools
+    that no peer writes to: a freed block may still be written by the step under way.
+    """
 
     def __init__(
         self,
@@ -51,6 +70,13 @@ class Engine:
         self.limits = limits
         self._runner = runner
         self._clock = clock
+        self.runs_ahead = False
+        self._under_way: _UnderWay | None = None
+
+    @property
+    def computed(self) -> Fence:
+        """Passed once the pool holds all that was committed so far."""
+        return PASSED if self._under_way is None else self._under_way.fence
 
     def plan(self) -> Batch:
         """What the next step would do; sequences may have been admitted, preempted, expired."""
@@ -60,11 +86,16 @@ class Engine:
         """Compute a planned batch and commit it. An empty one costs nothing."""
         started = self._clock()
         if batch.is_empty:
+            self._end_step()
             return StepResult(batch, [], [], started, started)
         cost = batch.cost
-        rows = self._runner.run(batch)
-        ended = self._clock()
-        self.scheduler.model.observe(cost, ended - started)
+        logits, fence = self._runner.launch(batch)
+        if self._under_way is not None:
+            started = self._end_step()  # not before has the card begun with this one
+        rows = self._runner.sample(batch, logits)
+        self._under_way = _UnderWay(cost, started, fence)
+        may_go_on = self.runs_ahead and not rows and not fence.is_done()
+        ended = self._clock() if may_go_on else self._end_step()
         outcomes = zip(batch.sampled, rows, strict=True)
         failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
         for sequence, _ in failed:
@@ -74,6 +105,16 @@ class Engine:
         produced = self.scheduler.commit(batch, [s.token_id for s in sampled], ended)
         logprobs = [_wire_logprobs(s) for s in sampled]
         return StepResult(batch, produced, logprobs, started, ended, failed)
+
+    def _end_step(self) -> float:
+        """Wait for the step under way, if any, and learn from its time; the clock then."""
+        step, self._under_way = self._under_way, None
+        if step is not None:
+            step.fence.wait()
+        now = self._clock()
+        if step is not None:
+            self.scheduler.model.observe(step.cost, now - step.started)
+        return now
 
     def warm_up(self) -> None:
         """Run a prompt and a few decodes, so that the first request meets a warm engine.

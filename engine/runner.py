@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.device import to_device, wait_for
+from engine.device import Fence, fence_of, to_device
 from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
 from engine.model import DecoderModel
@@ -53,15 +53,18 @@ class ModelRunner:
         self._grammars = grammars
         self._graphs = graphs
 
-    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
-        """Compute the batch's tokens; one sampled token for each of `batch.sampled`, in order.
+    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
+        """Compute the batch's tokens: logits [R, vocab_size], fp32, of `batch.sampled`, and the
+        fence behind them. On a card both are still to come."""
+        return self._forward(batch), fence_of(self._model.device)
+
+    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
+        """A token for each of `batch.sampled`, in order; waits for the device if there is one.
 
         A row that gives none fails its sequence, not its neighbours.
         """
         sampled = batch.sampled
-        logits = self._forward(batch)
         if not sampled:
-            wait_for(self._model.device)  # or blocks would be sent before they are computed
             return []
         allowed, failures = self._masks(sampled)
         vocab_size = logits.shape[-1]
@@ -69,7 +72,6 @@ class ModelRunner:
         return self._sample(logits, rows, failures)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, vocab_size], fp32, of `batch.sampled`; on a card perhaps still to come."""
         segments: list[Segment] = []
         tokens: list[int] = []
         positions: list[int] = []

@@ -9,9 +9,8 @@ error, that is an event, everything outstanding fails, and so does whatever is a
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -130,22 +129,12 @@ class TransferService:
         """Forget a peer; its outstanding writes fail."""
         self._submit(_RemovePeer(agent))
 
-    def write(
-        self,
-        key: int,
-        agent: str,
-        source_blocks: Sequence[int],
-        target_blocks: Sequence[int],
-        notification: bytes,
-        post_before: float = math.inf,
-    ) -> None:
-        """Copy own blocks into the agent's: WriteFinished with this key follows.
+    def write(self, command: WriteCommand) -> None:
+        """Copy own blocks into an agent's: WriteFinished with the command's key follows.
 
-        What is not posted before `post_before`, seconds of `time.monotonic`, fails.
+        What is not posted before its `post_before`, seconds of `time.monotonic`, fails.
         """
-        self._submit(
-            WriteCommand(key, agent, source_blocks, target_blocks, notification, post_before)
-        )
+        self._submit(command)
 
     def expect(self, data: bool) -> None:
         """Say whether peers are about to write here: poll eagerly meanwhile."""

@@ -3,7 +3,8 @@ into events.
 
 Owns the transport and the table of outstanding writes. A write that fails, or takes longer than
 its deadline (a stopped peer would keep it for ever), costs the peer: it is removed, its other
-writes fail, and the owner adds it anew. It knows no threads and no queue; the clock is passed in.
+writes fail, and the owner adds it anew. A write whose blocks a card still computes is held back
+until they are there. It knows no threads and no queue; the clock is passed in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kv_transfer.transport import Transport, WriteDone
 from protocol.errors import TransferError
@@ -60,12 +62,20 @@ class ServiceFailed:
 TransferEvent = PeerAdded | PeerFailed | WriteFinished | NotificationArrived | ServiceFailed
 
 
+class Fence(Protocol):
+    """A point in what a device was given to do."""
+
+    def is_done(self) -> bool:
+        """Whether the device is past it; asked by the transfer thread."""
+
+
 @dataclass(frozen=True)
 class WriteCommand:
     """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished.
 
     It is posted before `post_before` (of the loop's clock) or not at all: the right to write may
-    have ended while the command waited, or while this process stood still.
+    have ended while the command waited, or while this process stood still. It is not posted before
+    `computed` has passed, where given: until then the blocks are not what they will be.
     """
 
     key: Hashable
@@ -74,6 +84,7 @@ class WriteCommand:
     target_blocks: Sequence[int]
     notification: bytes
     post_before: float = math.inf
+    computed: Fence | None = None
 
 
 @dataclass(frozen=True)
@@ -104,15 +115,17 @@ class TransferLoop:
         self.holds_until: Callable[[], float] = lambda: math.inf
         self._peers: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
+        self._held_back: list[WriteCommand] = []  # until their blocks are computed
 
     @property
     def has_writes_under_way(self) -> bool:
-        """Whether some write may complete soon (one whose peer is dropped only lingers)."""
-        return any(write.agent in self._peers for write in self._outstanding.values())
+        """Whether some write may begin or end soon (one whose peer is dropped only lingers)."""
+        posted = (write.agent for write in self._outstanding.values())
+        return bool(self._held_back) or any(agent in self._peers for agent in posted)
 
     def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
         """Add or replace a peer: PeerAdded or PeerFailed."""
-        self._peers.discard(agent)
+        self._forget(agent)
         try:
             self.transport.add_peer(agent, descriptor, num_blocks)
         except TransferError as error:
@@ -123,17 +136,25 @@ class TransferLoop:
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer; its outstanding writes will fail."""
-        self._peers.discard(agent)
+        self._forget(agent)
         self.transport.remove_peer(agent)
 
     def write(self, command: WriteCommand) -> None:
-        """Post a write: WriteFinished follows, now or from `poll`."""
-        posted_us = now_us()
+        """Post a write, or hold it back: WriteFinished follows, now or from `poll`.
+
+        A write that may not be posted any more waits for no fence.
+        """
         now = self._clock()
         if now >= command.post_before or now >= self.holds_until():
             ended = "grant" if now >= command.post_before else "lease"
             self._emit(WriteFinished(command.key, f"our {ended} ended before it was posted", 0, 0))
-            return
+        elif command.computed is not None and not command.computed.is_done():
+            self._held_back.append(command)
+        else:
+            self._post(command)
+
+    def _post(self, command: WriteCommand) -> None:
+        posted_us = now_us()
         try:
             handle = self.transport.post_write(
                 command.agent,
@@ -150,6 +171,9 @@ class TransferLoop:
 
     def poll(self) -> None:
         """Drive the transport, report what is over, and drop peers that overran a deadline."""
+        held_back, self._held_back = self._held_back, []
+        for command in held_back:
+            self.write(command)
         for event in self.transport.poll():
             if isinstance(event, WriteDone):
                 self._finish(event)
@@ -164,7 +188,10 @@ class TransferLoop:
         """Report every outstanding write as failed; for the end of the loop."""
         for write in self._outstanding.values():
             self._emit(WriteFinished(write.key, reason, write.posted_us, now_us()))
+        for command in self._held_back:
+            self._emit(WriteFinished(command.key, reason, 0, 0))
         self._outstanding.clear()
+        self._held_back.clear()
 
     def close(self) -> None:
         """Close the transport. What was outstanding fails."""
@@ -179,6 +206,15 @@ class TransferLoop:
         self._emit(WriteFinished(write.key, done.error, write.posted_us, now_us()))
         if done.error is not None:
             self._drop(write.agent, done.error)
+
+    def _forget(self, agent: str) -> None:
+        """Writes that were held back for this peer are not for whoever is added by its name."""
+        self._peers.discard(agent)
+        kept = [command for command in self._held_back if command.agent != agent]
+        for command in self._held_back:
+            if command.agent == agent:
+                self._emit(WriteFinished(command.key, "the peer was removed", 0, 0))
+        self._held_back = kept
 
     def _drop(self, agent: str, reason: str) -> None:
         if agent in self._peers:

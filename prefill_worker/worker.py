@@ -2,7 +2,8 @@
 
 Computing never waits for a grant: blocks that are ready before it are sent when it comes. The
 blocks of a chunk leave while the next one computes, because the transfer service has a thread of
-its own. Owner of the jobs, and of their sequences' blocks until the handoff releases them.
+its own. On a card that thread also waits until they are computed; this one goes on to launch the
+next chunk. Owner of the jobs, and of their sequences' blocks until the handoff releases them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class PrefillWorker:
     def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
         self._host = host
         self._engine = host.engine
+        self._engine.runs_ahead = True  # nobody writes to our pool
         self._scheduler = host.engine.scheduler
         self._outbound = OutboundHandoffs(host, sender, self)
         self._jobs: dict[HandoffKey, Job] = {}

@@ -14,7 +14,13 @@ from typing import Protocol
 
 from kv_transfer.handoff import HandoffKey, key_of
 from kv_transfer.sender import Close, HandoffSender, PostWrite, Release, SenderAction
-from kv_transfer.transfer_loop import NotificationArrived, PeerFailed, TransferEvent, WriteFinished
+from kv_transfer.transfer_loop import (
+    NotificationArrived,
+    PeerFailed,
+    TransferEvent,
+    WriteCommand,
+    WriteFinished,
+)
 from protocol import wire
 from protocol.messages import (
     Abort,
@@ -211,17 +217,21 @@ class OutboundHandoffs:
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
+        """The blocks were committed, but a card may still compute them: the write waits for that,
+        this thread does not."""
         self._writes[write.write_id] = write
         digests = self._host.block_digests(write.source_blocks)
         notification = wire.encode(write.notification(digests))
-        self._host.transfers.write(
+        command = WriteCommand(
             write.write_id,
             write.agent,
             write.source_blocks,
             write.target_blocks,
             notification,
             write.post_before,
+            self._host.engine.computed,
         )
+        self._host.transfers.write(command)
 
     def _close(self, action: Close) -> None:
         self._owner.on_closed(action.key, action.error)

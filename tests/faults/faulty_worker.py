@@ -87,7 +87,7 @@ def install(points: FaultPoints) -> None:
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(TransferLoop, "write", lambda *_: points.reach("post"))
     _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
-    _before(ModelRunner, "run", _spoil)
+    _before(ModelRunner, "launch", _spoil)
     _after(TransferLoop, "write", lambda: points.reach("posted"))
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)

@@ -21,6 +21,7 @@ import torch
 from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
 from engine.block_manager import BlockManager
+from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import Grammars
 from engine.runner import NOT_FINITE, RowFailure
@@ -34,6 +35,7 @@ from kv_transfer.transfer_loop import (
     NotificationArrived,
     PeerAdded,
     TransferEvent,
+    WriteCommand,
     WriteFinished,
 )
 from prefill_worker.worker import PrefillWorker
@@ -99,14 +101,15 @@ class Clock:
 
 class FakeModel:
     """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
-    are not finite; `explodes` makes the next step raise."""
+    are not finite; `explodes` makes the next step raise; `fence` stands behind every step."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
         self.broken: set[str] = set()
         self.explodes = False
+        self.fence: Fence = PASSED
 
-    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
+    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
         if self.explodes:
             self.explodes = False
             raise RuntimeError("the device is on fire")
@@ -116,6 +119,9 @@ class FakeModel:
             for position in range(start, start + size):
                 block = sequence.block_table[position // BLOCK]
                 self._memory[block, position % BLOCK] = sequence.tokens[position]
+        return torch.empty(0), self.fence
+
+    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
         rows: list[SampledToken | RowFailure] = []
         for sequence in batch.sampled:
             context = self._memory[sequence.block_table].flatten()[: sequence.num_tokens].tolist()
@@ -168,6 +174,7 @@ class FakeTransfers:
         self.agent = agent
         self.peers: set[str] = set()
         self.writes: list[Write] = []
+        self.fences: list[Any] = []  # of all writes so far
         self.events: list[TransferEvent] = []
 
     def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
@@ -179,18 +186,13 @@ class FakeTransfers:
         for write in [write for write in self.writes if write.agent == agent]:
             self.fail(write, "the peer was removed")
 
-    def write(
-        self,
-        key: int,
-        agent: str,
-        source: Seq[int],
-        target: Seq[int],
-        notification: bytes,
-        post_before: float,
-    ) -> None:
-        write = Write(key, agent, tuple(source), tuple(target), notification)
+    def write(self, command: WriteCommand) -> None:
+        assert isinstance(command.key, int)
+        source, target = tuple(command.source_blocks), tuple(command.target_blocks)
+        write = Write(command.key, command.agent, source, target, command.notification)
         self.writes.append(write)
-        if agent not in self.peers:
+        self.fences.append(command.computed)
+        if command.agent not in self.peers:
             self.fail(write, "the peer is not known")
 
     def fail(self, write: Write, reason: str) -> None:

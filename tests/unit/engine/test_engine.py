@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from engine.attention.base import Segment
 from engine.block_manager import BlockManager
+from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import GrammarMatcher, Grammars
 from engine.runner import NOT_FINITE, ModelRunner, RowFailure
@@ -28,21 +29,51 @@ DEMO_TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
 NO_GRAMMARS = Grammars(Path("no-such-file"), VOCAB, ())
 
 
+class SlowFence:
+    """A card that is done only when somebody has waited for it; the clock goes on then."""
+
+    def __init__(self, advance: Callable[[], None]) -> None:
+        self.has_passed = False
+        self._advance = advance
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+    def wait(self) -> None:
+        if not self.has_passed:
+            self.has_passed = True
+            self._advance()
+
+
 class ScriptedRunner:
     """Gives every sequence token 9, but those in `broken` none; tells the clock to go on."""
 
     def __init__(self, advance: Callable[[], None]) -> None:
         self.broken: set[str] = set()
+        self.is_card = False
+        self.launched: list[SlowFence] = []
         self._advance = advance
 
-    def run(self, batch: Batch) -> list[SampledToken | RowFailure]:
-        self._advance()
+    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
+        if not self.is_card:
+            self._advance()
+            return torch.empty(0), PASSED
+        self.launched.append(SlowFence(self._advance))
+        return torch.empty(0), self.launched[-1]
+
+    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
         return [
             NOT_FINITE
             if sequence.request_id in self.broken
             else SampledToken(9, -0.5, ((9, -0.5),))
             for sequence in batch.sampled
         ]
+
+
+def run(runner: ModelRunner, batch: Batch) -> list[SampledToken | RowFailure]:
+    """A batch's tokens."""
+    logits, _ = runner.launch(batch)
+    return runner.sample(batch, logits)
 
 
 class Rig:
@@ -94,6 +125,55 @@ def test_a_step_commits_tokens_with_its_times_and_teaches_the_step_model() -> No
     assert result.logprobs[0].logprob == -0.5
     assert sequence.tokens[5:] == [9]
     assert rig.scheduler.model.coefficients != before
+
+
+def observed(rig: Rig) -> list[tuple[int, float]]:
+    """What the step model is going to be taught: tokens and seconds."""
+    taught: list[tuple[int, float]] = []
+    rig.scheduler.model.observe = lambda cost, s: taught.append((cost.num_tokens, s))  # type: ignore[method-assign]
+    return taught
+
+
+def test_on_a_card_a_step_without_a_token_goes_on_while_the_next_is_prepared() -> None:
+    rig = Rig()
+    rig.runner.is_card, rig.engine.runs_ahead = True, True
+    taught = observed(rig)
+    sequence = rig.add("a", 1, 18)  # two chunks of 8, and a last one
+    rig.engine.run(rig.engine.plan())
+    first = rig.engine.computed
+    assert not first.is_done()
+    assert (sequence.num_computed, rig.now, taught) == (8, 0.0, [])
+    rig.engine.run(rig.engine.plan())
+    assert first.is_done(), "one step at most is under way"
+    assert not rig.engine.computed.is_done()
+    assert taught == [(8, 0.25)]
+    result = rig.engine.run(rig.engine.plan())
+    assert rig.engine.computed.is_done()
+    assert (result.started, result.ended) == (0.5, 0.75)
+    assert taught == [(8, 0.25), (8, 0.25), (2, 0.25)]
+
+
+def test_a_step_under_way_ends_when_there_is_nothing_else_to_do() -> None:
+    rig = Rig()
+    rig.runner.is_card, rig.engine.runs_ahead = True, True
+    taught = observed(rig)
+    sequence = rig.add("a", 1, 18)
+    rig.engine.run(rig.engine.plan())
+    rig.scheduler.finish(sequence)
+    rig.engine.run(rig.engine.plan())
+    assert rig.engine.computed.is_done()
+    assert taught == [(8, 0.25)]
+
+
+def test_where_peers_write_to_the_pool_no_step_outlives_its_run() -> None:
+    rig = Rig()
+    rig.runner.is_card = True
+    taught = observed(rig)
+    rig.add("a", 1, 18)
+    result = rig.engine.run(rig.engine.plan())
+    assert rig.runner.launched[0].has_passed
+    assert rig.engine.computed.is_done()
+    assert (result.ended, taught) == (0.25, [(8, 0.25)])
 
 
 def test_an_empty_step_costs_and_teaches_nothing() -> None:
@@ -186,7 +266,7 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
     rig.add("healthy", 5, 2)
     rig.add("long", 6, 10)
     batch = rig.engine.plan()
-    rows = runner.run(batch)
+    rows = run(runner, batch)
     tokens, positions = model.calls[0]
     assert tokens[0] == 9, "the decode comes first"
     assert positions[0] == running.num_computed == 3
@@ -209,7 +289,7 @@ def test_a_grammar_masks_its_row_and_fails_alone_with_a_reason() -> None:
     wait([each.grammar._matcher for each in (bound, broken) if each.grammar is not None])
     batch = rig.engine.plan()
     assert batch.sampled == [free, bound, broken]
-    rows = dict(zip([s.request_id for s in batch.sampled], runner.run(batch), strict=True))
+    rows = dict(zip([s.request_id for s in batch.sampled], run(runner, batch), strict=True))
     assert getattr(rows["free"], "token_id", None) == 7
     assert getattr(rows["bound"], "token_id", None) == 8, "the only token allowed: )"
     failure = rows["broken"]
@@ -233,4 +313,4 @@ def test_a_step_that_samples_nothing_gives_no_tokens() -> None:
     runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
     rig = Rig()
     rig.add("long", 6, 30)
-    assert runner.run(rig.engine.plan()) == []
+    assert run(runner, rig.engine.plan()) == []

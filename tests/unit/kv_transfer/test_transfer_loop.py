@@ -147,3 +147,76 @@ def test_without_a_lease_that_lives_nothing_is_posted(rig: Rig) -> None:
     lease_end = 4.0
     rig.write("c")
     assert rig.events() == []
+
+
+class Passing:
+    """A fence that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+
+def held(key: str, fence: Passing, agent: str = "peer", post_before: float = 9.0) -> WriteCommand:
+    return WriteCommand(key, agent, (1,), (1,), b"note", post_before, fence)
+
+
+def test_a_write_waits_until_its_blocks_are_computed_and_holds_up_no_other(rig: Rig) -> None:
+    fence = Passing()
+    rig.loop.write(held("a", fence))
+    rig.write("b")
+    rig.loop.poll()
+    assert rig.transport.num_posted == 1
+    assert rig.loop.has_writes_under_way
+    rig.transport.finish(1)
+    rig.loop.poll()
+    assert rig.events() == [("b", None)]
+    assert rig.loop.has_writes_under_way, "its fence is to be asked soon"
+    fence.has_passed = True
+    rig.loop.poll()
+    rig.transport.finish(2)
+    rig.loop.poll()
+    assert rig.events() == [("a", None)]
+    assert not rig.loop.has_writes_under_way
+
+
+def test_a_write_whose_fence_never_passes_ends_with_its_grant(rig: Rig) -> None:
+    rig.loop.write(held("a", Passing(), post_before=3.0))
+    rig.now = 3.0
+    rig.loop.poll()
+    assert rig.events() == [("a", "our grant ended before it was posted")]
+    assert rig.transport.num_posted == 0
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_was_held_back_for_a_peer_that_went_is_not_for_its_successor(
+    rig: Rig, again: bool
+) -> None:
+    fence = Passing()
+    rig.loop.write(held("a", fence))
+    if again:
+        rig.loop.add_peer("peer", b"", 1)
+    else:
+        rig.loop.remove_peer("peer")
+    fence.has_passed = True
+    rig.loop.poll()
+    assert ("a", "the peer was removed") in rig.events()
+    assert rig.transport.num_posted == 0
+
+
+def test_a_failed_post_ends_what_was_held_back_beside_it_once(rig: Rig) -> None:
+    fence = Passing()
+    rig.loop.write(WriteCommand("bad", "peer", (), (), b"", computed=fence))
+    rig.loop.write(held("a", fence))
+    fence.has_passed = True
+    rig.loop.poll()
+    events = [event for event in rig.events() if event[0] in ("bad", "a")]
+    assert events == [("bad", "no blocks"), ("a", "peer peer is not known")]
+
+
+def test_closing_fails_what_is_held_back(rig: Rig) -> None:
+    rig.loop.write(held("a", Passing()))
+    rig.loop.close()
+    assert rig.events() == [("a", "the transfer service was closed")]

@@ -14,6 +14,7 @@ from kv_transfer.transfer_loop import (
     PeerFailed,
     ServiceFailed,
     TransferEvent,
+    WriteCommand,
     WriteFinished,
 )
 from kv_transfer.transport import Notification, PoolMemory, Transport
@@ -79,7 +80,7 @@ def test_start_up_calls_return_results_and_errors(rig: Rig) -> None:
 def test_events_come_in_order_with_times(rig: Rig) -> None:
     before = time.time_ns() // 1000
     rig.service.add_peer("peer", b"", 1)
-    rig.service.write(5, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(5, "peer", [0], [0], b""))
     assert rig.wait_for(1) == [PeerAdded("peer")]
     rig.transport.reports.append(Notification("peer", b"note"))
     rig.wait_for(1)
@@ -92,7 +93,7 @@ def test_events_come_in_order_with_times(rig: Rig) -> None:
 
 def test_removing_a_peer_fails_its_writes(rig: Rig) -> None:
     rig.service.add_peer("peer", b"", 1)
-    rig.service.write(5, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(5, "peer", [0], [0], b""))
     rig.service.remove_peer("peer")
     added, done = rig.wait_for(2)
     assert added == PeerAdded("peer")
@@ -111,7 +112,7 @@ def test_data_is_taken_in_whether_or_not_it_is_expected(rig: Rig) -> None:
 
 def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
     rig.service.add_peer("peer", b"", 1)
-    rig.service.write(1, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(1, "peer", [0], [0], b""))
     rig.wait_for(1)
     rig.transport.poll_error = TransferError("the fabric is gone")
     events = rig.wait_for(2)
@@ -121,7 +122,7 @@ def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
     assert isinstance(events[-1], ServiceFailed)
     assert rig.transport.is_closed
 
-    rig.service.write(2, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(2, "peer", [0], [0], b""))
     rig.service.add_peer("other", b"", 1)
     later, other = rig.wait_for(2)
     assert isinstance(later, WriteFinished)
@@ -133,8 +134,8 @@ def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
 
 def test_the_command_that_kills_the_thread_is_answered(rig: Rig) -> None:
     rig.service.add_peer("peer", b"", 1)
-    rig.service.write(1, "peer", [0], [0], b"bug")
-    rig.service.write(2, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(1, "peer", [0], [0], b"bug"))
+    rig.service.write(WriteCommand(2, "peer", [0], [0], b""))
     events = rig.wait_for(4)
     assert {event.key for event in events if isinstance(event, WriteFinished)} == {1, 2}
     assert any(isinstance(event, ServiceFailed) for event in events)
@@ -144,9 +145,9 @@ def test_closing_fails_what_is_outstanding_and_what_comes_later() -> None:
     rig = Rig()
     rig.service.start()
     rig.service.add_peer("peer", b"", 1)
-    rig.service.write(1, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(1, "peer", [0], [0], b""))
     rig.service.close()
-    rig.service.write(2, "peer", [0], [0], b"")
+    rig.service.write(WriteCommand(2, "peer", [0], [0], b""))
     rig.service.close()
     finished = [event for event in rig.service.drain() if isinstance(event, WriteFinished)]
     assert [event.key for event in finished] == [1, 2]
@@ -167,7 +168,7 @@ def test_a_transport_that_cannot_open_fails_the_start() -> None:
 
 def test_a_service_that_was_not_started() -> None:
     service = TransferService(FakeTransport, lambda: None)
-    service.write(1, "peer", [0], [0], b"")
+    service.write(WriteCommand(1, "peer", [0], [0], b""))
     (event,) = service.drain()
     assert isinstance(event, WriteFinished)
     assert "not started" in str(event.error)

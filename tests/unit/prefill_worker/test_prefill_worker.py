@@ -101,6 +101,34 @@ def test_blocks_leave_before_the_prompt_is_through(p: PrefillBench, d: DecodeBen
     assert p.counter(Count.BLOCKS_SENT) == 5
 
 
+class UnpassedFence:
+    """A card that computes until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+    def wait(self) -> None:
+        self.has_passed = True
+
+
+def test_on_a_card_blocks_are_given_to_the_transfer_thread_with_the_fence_behind_them(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    p.model.fence = first = UnpassedFence()
+    say(p, PREFILL)
+    p.model.fence = second = UnpassedFence()
+    say_of_d(p, d, d.descriptor, grant(d))
+    assert p.transfers.fences == [first, second], "each behind the step that computed its blocks"
+    assert (first.has_passed, second.has_passed) == (True, False), "nobody waits for the second"
+    say(p)
+    assert second.has_passed, "its successor was launched, and gave a token"
+    finish_writes(p)
+    assert types(say(p)) == [KvClosed, PrefillDone]
+
+
 def test_the_next_grant_adds_a_peer_again_that_the_transport_dropped(
     p: PrefillBench, d: DecodeBench
 ) -> None:
