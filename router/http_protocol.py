@@ -91,11 +91,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_receiving()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the timers."""
+        """Ends the timers, and lets go of the last request, whose scope holds this connection: what
+        refers to itself would be kept until the collector looks, which is seldom."""
         self._stop_receiving()
         self._stop_stall()
         self._is_lost = True
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = None  # type: ignore[assignment]
+        self.scope = None  # type: ignore[assignment]
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost()

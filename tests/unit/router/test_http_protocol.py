@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import random
@@ -22,8 +23,14 @@ from protocol.messages import FinishReason
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
 from router.generation import ServedModel, TokenDelta
-from router.http_protocol import WRITE_BUFFER_BYTES, BoundedProtocols, ConnectionLimits
+from router.http_protocol import (
+    WRITE_BUFFER_BYTES,
+    BoundedProtocol,
+    BoundedProtocols,
+    ConnectionLimits,
+)
 from router.http_server import Doorway, HttpServer, TlsFiles, listen, url_of
+from router.request_scope import RequestRecord
 from router.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MODEL, ScriptedGenerator
 
@@ -404,3 +411,50 @@ def test_wrong_tls_files_are_a_configuration_error(tmp_path: Path) -> None:
         )
         with pytest.raises(ConfigError, match=f"TLS with {cert}"):
             HttpServer(lambda *args: None, doorway, 1.0, lambda: None, lambda: None)
+
+
+# -- what is left of connections ----------------------------------------------------------------
+
+
+@pytest.fixture
+def no_collector():
+    """Only what nobody refers to is freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def num_alive(*types: type) -> int:
+    return sum(isinstance(each, types) for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize(
+    ("fields", "status", "leaves"),
+    [
+        ({"max_tokens": 3}, b"200", False),
+        ({"max_tokens": 3, "stream": True}, b"200", False),
+        ({"max_tokens": -3}, b"400", False),
+        ({"max_tokens": 10**8, "stream": True}, b"200", True),
+    ],
+)
+async def test_requests_and_connections_are_freed_without_the_collector(
+    serve, fields: dict, status: bytes, leaves: bool
+) -> None:
+    served = await serve()
+    if not leaves:
+        served.tokens(3)
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        client = await served.connect()
+        for _ in range(1 if leaves else 3):
+            await served.send(client, completion(**fields))
+            async with asyncio.timeout(WAIT_S):
+                answer = await loop.sock_recv(client, 65536)
+                while not (leaves or answer.endswith((b"0\r\n\r\n", b"}"))):
+                    answer += await loop.sock_recv(client, 65536)
+            assert answer.startswith(b"HTTP/1.1 " + status)
+        client.close()
+    await served.until_nothing_is_left()
+    await served.until(lambda: not num_alive(BoundedProtocol, RequestRecord))
