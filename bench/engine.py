@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkpoints import SHAPES, benchmark_checkpoint
+from bench.engine_plot import plot_side_by_side, plot_sweep
 from bench.limits import MachineLimits, StepNeeds, step_needs
 from bench.peer_process import PEERS, PeerProcess, interpreters, is_installed
 from engine.engine import Engine
@@ -254,6 +255,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
     parser.add_argument("--peers", default="transformers", help="comma-separated; '' for none")
     parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
+    parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--sweep", action="store_true", help="decode as the context grows")
     return parser.parse_args()
 
@@ -289,12 +291,29 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{platform.machine()}; {'; '.join(versions)}",
         soft_wrap=True,
     )
-    console.print(report(figures, step_needs(first.config), limits, next(iter(ours.values()))))
+    needs = step_needs(first.config)
+    console.print(report(figures, needs, limits, next(iter(ours.values()))))
     if limits is not None:
         console.print(
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
             f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product"
         )
+    if options.plot is not None:
+        _plot(options, figures, needs, limits)
+
+
+def _plot(
+    options: argparse.Namespace, figures: Figures, needs: StepNeeds, limits: MachineLimits | None
+) -> None:
+    by_label = {work.label: by_name for work, by_name in figures.items()}
+    if not options.sweep:
+        plot_side_by_side(options.model, by_label, options.plot)
+    elif limits is None:
+        raise BatonError("--plot of a sweep needs the machine's limits: bfloat16 on a CPU")
+    else:
+        sizes = [needs.decode_bytes(work.batch, work.length) for work in figures]
+        title = f"{options.model}: decode at batch {SWEEP_BATCH} as the context grows"
+        plot_sweep(title, by_label, SWEEP_BATCH, sizes, limits.bytes_per_s, options.plot)
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from bench.chaos_fleet import ChaosConfig, ChaosFleet
 from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.engine_plot import load_pyplot
 from bench.stream_load import Phase, StreamClient, StreamLoad
 from engine.config import load_model_config
 from protocol.errors import BatonError
@@ -142,13 +143,7 @@ def ratios(results: list[Result]) -> list[str]:
 
 def plot(results: list[Result], path: Path) -> None:
     """Share of tokens against inter-token latency, undisturbed and disturbed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BatonError("--plot needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     for result, color in zip(results, ("tab:red", "tab:orange", "tab:blue"), strict=True):
         for disturbed in (False, True):
