@@ -149,7 +149,10 @@ class FaultyFleet:
 def faulty_fleet(
     environment: Mapping[str, str] | None = None, **settings: Any
 ) -> Iterator[FaultyFleet]:
-    """As `running_fleet`; whatever was killed must have been revived at the end."""
+    """As `running_fleet`; whatever was killed must have been revived at the end.
+
+    `environment` reaches its processes, for settings that `baton up` has not.
+    """
     defaults: dict[str, Any] = {
         "model": str(DEMO_MODEL),
         "port": 0,
@@ -167,7 +170,8 @@ def faulty_fleet(
         known = UpSettings(**(defaults | settings))
         env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
         env |= environment or {}
-        with Fleet(known, FaultyChildren(known, environ=env)) as fleet:
+        children = FaultyChildren(known, frozenset(defaults | settings), env)
+        with Fleet(known, children) as fleet:
             faulty = FaultyFleet(fleet, Path(folder))
             try:
                 yield faulty
