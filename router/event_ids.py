@@ -47,7 +47,8 @@ class StreamIdentity:
     """One stream, over all routers that serve it. `life` is greater with every time that it is
     resumed, also from the same event: milliseconds since it began.
 
-    `positions` is what its client has, one for each choice; empty for a new stream.
+    `positions` is what its client has, one for each choice; empty for a new stream. One that is not
+    `is_resumable` has no ids, so that no worker need keep its tokens.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class StreamIdentity:
     life: int = 0
     positions: tuple[Position, ...] = ()
     knows_usage: bool = False
+    is_resumable: bool = True
 
     def position_of(self, choice: int) -> Position:
         """What the client has of a choice."""

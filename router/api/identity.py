@@ -20,7 +20,8 @@ def new_identity(request: Request) -> StreamIdentity:
     """
     if HEADER in request.headers:
         raise InvalidRequest(f"'{HEADER}': streams of this endpoint cannot be resumed", HEADER)
-    return StreamIdentity(record_of(request.scope).request_id, int(time.time()))
+    request_id = record_of(request.scope).request_id
+    return StreamIdentity(request_id, int(time.time()), is_resumable=False)
 
 
 def identify(request: Request, context: ApiContext, fields: GenerationFields) -> StreamIdentity:

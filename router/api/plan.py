@@ -133,7 +133,7 @@ class ChoicePlanner:
                 priority=-(self.fields.priority or 0),  # theirs: lower is earlier
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
-                is_resumable=bool(self.fields.stream),
+                is_resumable=bool(self.fields.stream) and self.identity.is_resumable,
                 life=self.identity.life,
             ),
             output=OutputText(detokenizer, stop_rules(self.fields, sampling)),

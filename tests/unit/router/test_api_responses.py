@@ -119,6 +119,7 @@ def test_a_stream_says_the_same(client, api):
     assert [event.sequence_number for event in events if hasattr(event, "sequence_number")]
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert text == "I ask."
+    assert not any(each.is_resumable for each in api.generator.requests), "it has no event ids"
 
 
 def test_every_event_is_one_of_openais_and_in_order(api):
