@@ -99,5 +99,6 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
         "control": info.control,
         "model": info.model,
         "transport": info.transport,
+        "transport_paths": list(info.transport_paths),
         "blocks_total": info.num_blocks,
     }

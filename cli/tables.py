@@ -75,6 +75,8 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
     value = worker[key]
+    if key == "transport":  # and its best path; an older router does not know any
+        return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state" and not worker.get("connected", True):
         return f"{value}, not connected"
     return f"{value:,}" if isinstance(value, int) and key != "pid" else str(value)

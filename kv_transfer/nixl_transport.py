@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from kv_transfer.transport import (
     WriteDone,
     check_blocks,
 )
+from kv_transfer.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
 
 NIXL_MODULES = ("nixl_cu12", "nixl_cu13")
@@ -65,6 +67,7 @@ class NixlTransport:
         """Create the agent. Raises ConfigError where NIXL or its UCX backend cannot start."""
         nixl = load_nixl(device)
         self.agent = agent
+        self.paths = ucx_paths(device, os.environ)
         self._device = device
         self._errors = _error_types(nixl)
         config = nixl.nixl_agent_config(

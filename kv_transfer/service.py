@@ -94,6 +94,7 @@ class TransferService:
         self._thread: threading.Thread | None = None
         self._is_expecting = False
         self.transport_name = ""
+        self.paths: tuple[str, ...] = ()
         self.agent = ""
 
     def start(self) -> None:
@@ -107,6 +108,7 @@ class TransferService:
             self._thread.start()
         transport = _wait_for(opened)
         self.transport_name, self.agent = transport.name, transport.agent
+        self.paths = transport.paths
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """Memory that the pool must live in, or None if any will do. Waits; for start-up."""

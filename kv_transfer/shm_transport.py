@@ -64,6 +64,7 @@ class ShmTransport:
     """A transport over shared memory of one host; owns its files until `close`."""
 
     name = "shm"
+    paths = ()
 
     def __init__(self, agent: str, device: str, folder: Path | None = None) -> None:
         """Claim the agent's files and open the socket. Raises ConfigError."""

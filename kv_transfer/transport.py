@@ -63,6 +63,11 @@ class Transport(Protocol):
     def agent(self) -> str:
         """Name of this end, new for every incarnation."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The ways that data may take to peers, as an operator reads them, best first; none where
+        its name says it."""
+
     def allocate(self, num_bytes: int) -> memoryview | None:
         """Zeroed memory that the pool must live in, or None if any memory will do.
 

@@ -52,7 +52,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `incarnation` is new for every process, so a restarted worker is another worker.
     `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
-    `machine` see each other by `pid`; "" is nobody's.
+    `machine` see each other by `pid`; "" is nobody's. `transport_paths` are for people to read.
     """
 
     worker_id: str
@@ -72,6 +72,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_context: int
     machine: str = ""
+    transport_paths: tuple[str, ...] = ()
 
 
 # -- connection set-up ----------------------------------------------------------------------

@@ -125,6 +125,7 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "control": info.control,
         "model": info.model,
         "transport": info.transport,
+        "transport_paths": list(info.transport_paths),
         "num_waiting": stats.num_waiting if stats else 0,
         "num_running": stats.num_running if stats else 0,
         "queued_tokens": stats.queued_tokens if stats else 0,

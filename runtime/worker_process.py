@@ -138,7 +138,7 @@ def _serve(
         info.model,
         info.num_blocks,
         info.block_size,
-        info.transport,
+        info.transport + (f" ({', '.join(info.transport_paths)})" if info.transport_paths else ""),
         local.loaded.pool.device,
     )
     loop.run()
@@ -322,4 +322,5 @@ def _info(
         num_blocks=loaded.pool.num_blocks,
         max_context=loaded.engine.limits.max_context,
         machine=machine_name(),
+        transport_paths=local.transfers.paths,
     )

@@ -24,6 +24,7 @@ WORKERS: list[dict[str, Any]] = [
         "pid": 123456,
         "model": "Qwen3-0.6B",
         "transport": "nixl",
+        "transport_paths": ["CUDA IPC", "TCP"],
         "blocks_total": 201_887,
         "blocks_used": 1_234,
         "blocks_cached": 98_765,
@@ -46,7 +47,16 @@ def assert_complete(lines: list[str]) -> None:
     words = " ".join(lines)
     for heading in HEADINGS:
         assert heading in words
-    for text in ("prefill-0a1b2c", "201,887", "1,234", "98,765", "7,654,321", "node-17", "123456"):
+    for text in (
+        "prefill-0a1b2c",
+        "201,887",
+        "1,234",
+        "98,765",
+        "7,654,321",
+        "node-17",
+        "123456",
+        "nixl: CUDA IPC",
+    ):
         assert text in words
 
 

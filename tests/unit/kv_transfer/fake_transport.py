@@ -13,6 +13,7 @@ class FakeTransport:
     """Peers whose name starts with "bad" cannot be added; removing a peer fails its writes."""
 
     name = "fake"
+    paths = ("by hand",)
     agent = "fake-agent"
 
     def __init__(self) -> None:

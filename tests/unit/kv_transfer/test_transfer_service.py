@@ -62,6 +62,7 @@ def test_the_thread_opens_the_transport(rig: Rig) -> None:
     assert rig.opened_in is not None
     assert rig.opened_in.name == "kv-transfer"
     assert (rig.service.transport_name, rig.service.agent) == ("fake", "fake-agent")
+    assert rig.service.paths == ("by hand",)
 
 
 def test_start_up_calls_return_results_and_errors(rig: Rig) -> None:
