@@ -1,15 +1,18 @@
 """What weights of fewer bits cost in accuracy: perplexity, and how far the next token's odds move.
 
     python -m bench.accuracy --model FOLDER [--weights auto,int8,int4] [--text FILE] [--tokens N]
+    python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
 
 Reads a text in windows, each token given all before it in its window, and compares each kind of
-weights with the first. Without `--text`: the documentation strings of Python's own modules, which
-the bundled model has not seen. The figures are those of the model and the text: measure yours.
+weights with the first. With fp8 all of them run on a card, which has no int8 and int4. Without
+`--text`: the documentation strings of Python's own modules, which the bundled model has not seen.
+The figures are those of the model and the text: measure yours.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import math
 import sys
@@ -22,8 +25,9 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
-from engine.attention.base import Segment
+from engine.attention.base import AttentionBackend, Segment
 from engine.attention.cpu_backend import KernelAttention
+from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
 from engine.kv_pool import KvPool
@@ -33,7 +37,7 @@ from protocol.errors import BatonError
 
 WINDOW = 512
 BLOCK_SIZE = 16
-BITS = {"auto": 16, "int8": 8, "int4": 4}
+BITS = {"auto": 16, "int8": 8, "int4": 4, "fp8": 8}
 MODULES = (
     "argparse",
     "asyncio",
@@ -78,26 +82,48 @@ class Sums:
 
 
 class Reader:
-    """One checkpoint with weights of `bits` bits, reading windows of a text."""
+    """One checkpoint with weights of `bits` bits on one device, reading windows of a text."""
 
-    def __init__(self, folder: Path, bits: int) -> None:
-        """Raises BatonError where the kernels cannot be had, ModelLoadError."""
-        try:
-            kernels = load_library()
-        except KernelsUnavailable as error:
-            raise BatonError(str(error)) from error
+    def __init__(self, folder: Path, bits: int, device: torch.device) -> None:
+        """Raises BatonError where a CPU's kernels cannot be had, ModelLoadError."""
         config = load_model_config(folder)
-        weights = load_weights(folder, config, torch.device("cpu"), torch.bfloat16, None)
-        self._model = DecoderModel(config, weights, kernels, bits)
+        weights = load_weights(folder, config, device, torch.bfloat16, None)
         layout = config.kv_layout("accuracy", BLOCK_SIZE, "bfloat16")
-        pool = KvPool(layout, WINDOW // BLOCK_SIZE, torch.device("cpu"), None)
-        self._attention = KernelAttention(pool, config.sliding_windows, config.num_heads, kernels)
+        pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
+        windows, self._device = config.sliding_windows, device
+        self._attention: AttentionBackend
+        if device.type == "cpu":
+            kernels = _kernels()
+            self._model = DecoderModel(config, weights, kernels, bits)
+            self._attention = KernelAttention(pool, windows, config.num_heads, kernels)
+        else:
+            self._model = DecoderModel(config, weights, weight_bits=bits)
+            self._attention = TorchAttention(pool, windows)
 
     def logits(self, window: torch.Tensor) -> torch.Tensor:
-        """[tokens, vocab], fp32."""
+        """[tokens, vocab], fp32, on the CPU."""
         blocks = list(range(WINDOW // BLOCK_SIZE))
         self._attention.plan([Segment(len(window), len(window), blocks)])
-        return self._model.forward(window, torch.arange(len(window)), self._attention)
+        positions = torch.arange(len(window), device=self._device)
+        return self._model.forward(window.to(self._device), positions, self._attention).cpu()
+
+
+def pick_device(kinds: list[str]) -> torch.device:
+    """Where these kinds of weights can all be run. Raises BatonError."""
+    if "fp8" not in kinds:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BatonError("weights fp8 needs a CUDA card, and torch sees none")
+    if not set(kinds) <= {"auto", "fp8"}:
+        raise BatonError("a card has no weights but auto and fp8: measure int8 and int4 apart")
+    return torch.device("cuda:0")
+
+
+def _kernels() -> ctypes.CDLL:
+    try:
+        return load_library()
+    except KernelsUnavailable as error:
+        raise BatonError(str(error)) from error
 
 
 def held_text() -> str:
@@ -115,7 +141,8 @@ def compare(folder: Path, kinds: list[str], text: str, num_tokens: int) -> dict[
     """The sums of each kind of weights over the text's first `num_tokens` tokens."""
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:num_tokens]
     windows = [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
-    readers = {kind: Reader(folder, BITS[kind]) for kind in kinds}
+    device = pick_device(kinds)
+    readers = {kind: Reader(folder, BITS[kind], device) for kind in kinds}
     sums = {kind: Sums() for kind in kinds}
     for window in windows:
         if len(window) < 2:

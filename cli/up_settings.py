@@ -87,8 +87,9 @@ class UpSettings:
     )
     weights: str = setting(
         "auto",
-        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU)",
-        choices=("auto", "int8", "int4"),
+        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU); "
+        "fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
+        choices=("auto", "int8", "int4", "fp8"),
     )
     transport: str = setting("auto", help="how KV blocks move", choices=("auto", "nixl", "shm"))
     torch_threads: int | None = setting(

@@ -1,9 +1,9 @@
 """A linear layer whose weight lies as its device reads it fastest.
 
 On a CPU with bf16 products the weight is reordered once: for our own kernel where there is one
-(see native_linear.py), else into oneDNN's blocked layout. Elsewhere it stays as it is and torch
-multiplies. Owns that choice; knows nothing of the model around it. Holds one copy of the weight,
-whichever it is.
+(see native_linear.py), else into oneDNN's blocked layout. On a card it may become fp8 (see
+gpu/fp8_linear.py). Elsewhere it stays as it is and torch multiplies. Owns that choice; knows
+nothing of the model around it. Holds one copy of the weight, whichever it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear
 
+from engine.gpu.fp8_linear import Fp8Linear, can_scale
 from engine.native_linear import NativeLinear, can_pack
 
 
@@ -39,12 +40,15 @@ def linear_layer(
 ) -> LinearLayer:
     """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
 
-    With `bits` below 16 the kernels round the weight to integers (see engine.quantization).
+    With `bits` below 16 the kernels round the weight to integers (see engine.quantization);
+    without kernels 8 bits are fp8, for weights whose sizes its product takes.
 
     Drop your reference to `weight` to free it where the layer packs it.
     """
     if kernels is not None and can_pack(kernels, weight):
         return NativeLinear(weight, bias, kernels, bits)
+    if kernels is None and bits == 8 and can_scale(weight):
+        return Fp8Linear(weight, bias)
     return TorchLinear(weight, bias)
 
 

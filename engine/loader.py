@@ -8,6 +8,7 @@ large is loaded.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from engine.config import ModelConfig, load_model_config
 from engine.device import torch_dtype
 from engine.engine import Engine, EngineLimits
 from engine.gpu.backend import CardBackend
+from engine.gpu.fp8_linear import MIN_CAPABILITY
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from engine.gpu.memory import LargestStep, blocks_for_card, profile
 from engine.grammar import Grammars
@@ -61,7 +63,8 @@ class EngineConfig:
     """`kernel`: our own C++ kernels on a CPU, FlashInfer on a card; `torch`: torch's operations;
     `auto`: kernels where they can be had, else torch."""
     weights: str = "auto"
-    """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels."""
+    """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels; `fp8`:
+    weights and inputs of products in e4m3, on a card."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -108,7 +111,7 @@ def load_engine(
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config.attention, device)
     card = _card_backend(config.attention, device, model_config, torch_dtype(dtype))
-    weight_bits = _weight_bits(config.weights, dtype, kernels)
+    weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     fingerprint = model_fingerprint(config.folder)
     if weight_bits != 16:  # other weights, other KV
         fingerprint += f"-{config.weights}"
@@ -162,16 +165,38 @@ def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
         return None
 
 
-def _weight_bits(weights: str, dtype: str, kernels: ctypes.CDLL | None) -> int:
+def _weight_bits(
+    weights: str, dtype: str, kernels: ctypes.CDLL | None, device: torch.device
+) -> int:
     """Bits of a weight: 16 stands for whatever `dtype` has. Raises ConfigError."""
     if weights == "auto":
         return 16
+    if weights == "fp8":
+        _check_fp8(dtype, device)
+        return 8
     if dtype != "bfloat16" or kernels is None or not kernels.baton_has_linear():
         raise ConfigError(
             f"weights {weights} needs dtype bfloat16 and our own kernels on a CPU with AVX-512 "
-            "BF16; use auto"
+            "BF16; use auto, or on a card fp8"
         )
     return {"int8": 8, "int4": 4}[weights]
+
+
+def _check_fp8(dtype: str, device: torch.device) -> None:
+    """Raises ConfigError unless `device` multiplies e4m3."""
+    if device.type != "cuda":
+        raise ConfigError(f"weights fp8 needs a CUDA card, not {device}; on a CPU use int8 or int4")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY or dtype != "bfloat16":
+        least = ".".join(map(str, MIN_CAPABILITY))
+        raise ConfigError(
+            f"weights fp8 needs dtype bfloat16 and a card of compute capability {least} or more, "
+            f"not {dtype} and {'.'.join(map(str, capability))}; use auto"
+        )
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise ConfigError(f"weights fp8 needs Triton: {error}") from error
 
 
 def _card_backend(

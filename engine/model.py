@@ -51,7 +51,7 @@ class DecoderModel:
     gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
     CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` below 16 has
     the kernels round the weights of all products to integers, those of the logits to no fewer than
-    8 bits.
+    8 bits. Without kernels 8 bits are fp8, and the logits' weights stay as they are.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class DecoderModel:
         self._layers = []
         while weights.layers:
             self._layers.append(_Layer(config, weights.layers.pop(), kernels, weight_bits))
-        self._lm_head = linear_layer(weights.lm_head, None, kernels, max(weight_bits, 8))
+        logits_bits = 16 if kernels is None else max(weight_bits, 8)
+        self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits)
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._fused = _fuse(config, self._layers, kernels)

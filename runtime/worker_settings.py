@@ -31,8 +31,9 @@ class WorkerSettings:
     )
     weights: str = setting(
         "auto",
-        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU)",
-        choices=("auto", "int8", "int4"),
+        help="auto: as dtype says; int8, int4: rounded to integers at load (bfloat16 on a CPU); "
+        "fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
+        choices=("auto", "int8", "int4", "fp8"),
     )
     device: str = setting(
         "auto",

@@ -24,6 +24,19 @@ def rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scale_rows(x, values, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """One row [size] of `x` each: values = x / scale, whose largest is LIMIT; a NaN spoils it."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / LIMIT
+    bounded = tl.clamp(wide / scale, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(values + row * size + columns, bounded.to(values.dtype.element_ty), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
 def silu_gate(gate_up, out, size, BLOCK: tl.constexpr):
     """A block of one row of `gate_up` [2 * size]: out = silu(first half) * second half."""
     row = tl.program_id(0).to(tl.int64)

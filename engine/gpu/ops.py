@@ -10,10 +10,9 @@ import torch
 
 from engine.attention.base import KvTarget
 from engine.gpu import kernels
+from engine.gpu.fp8_linear import FP8, FP8_LIMIT
 from engine.layer_ops import Rotation, TorchOps
 
-FP8_LIMIT = 448.0
-"""The largest finite value of e4m3."""
 _GATE_BLOCK = 1024
 
 
@@ -74,6 +73,20 @@ class TritonOps:
         return _launch(heads, target, weight, rotation, self._eps)
 
 
+def scale_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`engine.gpu.fp8_linear.scaled_rows` of `x` [N, size], contiguous."""
+    assert x.is_contiguous()
+    rows, size = x.shape
+    values = torch.empty_like(x, dtype=FP8)
+    scales = x.new_empty((rows, 1), dtype=torch.float32)
+    if rows:
+        block = _power_of_two(size)
+        kernels.scale_rows[(rows,)](
+            x, values, scales, size, LIMIT=FP8_LIMIT, BLOCK=block, num_warps=_warps(block)
+        )
+    return values, scales
+
+
 def store(heads: torch.Tensor, target: KvTarget) -> None:
     """Store k and v as they are. `heads` [N, 2 * num_kv_heads, head_dim], contiguous."""
     _launch(heads, target, None, None, 0.0)
@@ -117,7 +130,7 @@ def _launch(
             HALF=half,
             NORMED=weight is not None,
             ROTATED=rotation is not None,
-            LIMIT=FP8_LIMIT if keys.dtype == torch.float8_e4m3fn else 0.0,
+            LIMIT=FP8_LIMIT if keys.dtype == FP8 else 0.0,
             num_warps=1,
         )
     return heads[:, : num_heads - 2 * num_kv]

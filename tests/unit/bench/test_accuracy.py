@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.accuracy import compare, held_text, report
+from bench.accuracy import compare, held_text, pick_device, report
 from engine.native.library import KernelsUnavailable, load_library
+from protocol.errors import BatonError
 
 FOLDER = Path(__file__).parents[3] / "demo_model"
 
@@ -28,3 +30,14 @@ def test_fewer_bits_move_the_odds_further():
     assert plain.agreeing > eight.agreeing > four.agreeing
     assert math.isfinite(four.loss)
     assert report(sums).row_count == 3
+
+
+def test_fp8_is_measured_on_a_card_with_what_a_card_has(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device(["auto", "int8"]).type == "cpu"
+    with pytest.raises(BatonError, match="torch sees none"):
+        pick_device(["auto", "fp8"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device(["auto", "fp8"]).type == "cuda"
+    with pytest.raises(BatonError, match="int8"):
+        pick_device(["auto", "fp8", "int8"])

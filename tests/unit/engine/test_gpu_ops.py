@@ -18,7 +18,8 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from engine.attention.base import KvTarget  # noqa: E402 - after the skip
-from engine.gpu.ops import TritonOps, store  # noqa: E402
+from engine.gpu.fp8_linear import scaled_rows  # noqa: E402
+from engine.gpu.ops import TritonOps, scale_rows, store  # noqa: E402
 from engine.layer_ops import TorchOps  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -124,3 +125,14 @@ def test_8_bit_pools_hold_scaled_and_clamped_values():
     assert stored[0, 0, 1] == -448.0
     assert torch.equal(stored[0].flatten()[2:] * 2.0, expected[0, :KV].flatten()[2:])
     assert torch.equal(stored[1] * 0.5, expected[0, KV:])
+
+
+@pytest.mark.parametrize("size", [16, 96, 1000])
+def test_rows_scaled_for_fp8_are_those_of_torch(size):
+    x = (bf16(0, 5, size) * torch.tensor([[1e-3], [1], [0], [40], [1]], device=DEVICE)).bfloat16()
+    x[4, 3] = torch.nan
+    expected, expected_scales = scaled_rows(x)
+    values, scales = scale_rows(x)
+    torch.testing.assert_close(scales[:4], expected_scales[:4])
+    torch.testing.assert_close(values[:4].float(), expected[:4].float(), rtol=0.13, atol=0.002)
+    assert values[4, 3].isnan()

@@ -1,0 +1,85 @@
+"""A linear layer in fp8: e4m3 weights with a scale for each output, inputs with one for each row.
+
+The tensor cores multiply what is left and sum in fp32; scales are applied to the sums, which are
+rounded once, to bf16. Rows are scaled when they come, so that nothing has to be calibrated. On a
+CPU the same values are multiplied by torch in fp32: for tests, not for serving.
+"""
+
+from __future__ import annotations
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+FP8_LIMIT = 448.0
+"""The largest finite value of e4m3."""
+MIN_CAPABILITY = (8, 9)
+_STEP = 16  # what inputs and outputs have to be multiples of
+_SMALLEST_ROW = 1e-12
+
+
+def can_scale(weight: torch.Tensor) -> bool:
+    """Whether the card's product takes `weight` [outputs, inputs]."""
+    outputs, inputs = weight.shape
+    return outputs % _STEP == 0 and inputs % _STEP == 0
+
+
+class Fp8Linear:
+    """`x @ weight.T + bias`; `weight` [outputs, inputs], bf16, of which an fp8 copy is kept; `bias`
+    [outputs] or None, bf16."""
+
+    is_packed = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        assert can_scale(weight), weight.shape
+        values, scales = scaled_rows(weight)
+        self._weight = values.t()  # [inputs, outputs], column by column as the product wants it
+        self._scales = scales.t().contiguous()  # [1, outputs]
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [N, inputs], bf16, to [N, outputs], plus `add` [N, outputs] where given; N may be 0.
+
+        The sum is written to `add`, whose value is then spent.
+        """
+        if len(x) == 0:
+            return x.new_empty((0, self._scales.shape[1]))
+        if x.device.type == "cuda":
+            y = self._product(*_scaled_rows_on_card(x))
+        else:
+            y = self._emulated(*scaled_rows(x))
+        return y if add is None else add.add_(y)
+
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, rounded to bf16, in fp32."""
+        return self(x).to(torch.float32)
+
+    def _product(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(
+            values,
+            self._weight,
+            scale_a=scales,
+            scale_b=self._scales,
+            bias=self._bias,
+            out_dtype=torch.bfloat16,
+        )
+
+    def _emulated(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        y = values.float() @ self._weight.float() * scales * self._scales
+        return (y if self._bias is None else y + self._bias.float()).bfloat16()
+
+
+def scaled_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [N, size] as values [N, size], e4m3, and scales [N, 1], fp32, that multiply them.
+
+    A row's largest value becomes the largest there is; a NaN spoils its row.
+    """
+    wide = x.float()
+    scales = wide.abs().amax(dim=1, keepdim=True).clamp(min=_SMALLEST_ROW) / FP8_LIMIT
+    return (wide / scales).clamp(-FP8_LIMIT, FP8_LIMIT).to(FP8), scales
+
+
+def _scaled_rows_on_card(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in one kernel."""
+    from engine.gpu.ops import scale_rows  # needs Triton
+
+    return scale_rows(x)
