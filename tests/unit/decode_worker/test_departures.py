@@ -18,13 +18,18 @@ from protocol.messages import (
     HandOver,
     KvClosed,
     KvGrant,
+    NotKept,
     PrefillDone,
     PrefillPeer,
+    Resume,
+    Resumed,
+    Role,
     StepTokens,
 )
 from runtime.control import Peer
 from runtime.counters import Count
 from tests.unit.worker_harness import (
+    GRACE_S,
     LANDING_S,
     ROUTER,
     TTL_S,
@@ -39,6 +44,8 @@ from tests.unit.worker_harness import (
 
 PROMPT = list(range(10))
 LEAVE = HandOver(request_id="r", attempt=1, next_attempt=2)
+OTHER = Peer(b"other", "other", Role.ROUTER)
+RESUME = Resume(request_id="r", attempt=65537)
 NEXT = ("r", 2)
 D_PEER = PrefillPeer(worker_id="d", incarnation="d-i", control="inproc://d")
 
@@ -48,6 +55,8 @@ class Handover:
 
     def __init__(self, max_tokens: int = 12, prompt: Sequence[int] = PROMPT) -> None:
         self.clock = Clock()
+        self.router = ROUTER
+        self.is_resumable = False
         self.d, self.e = DecodeBench("d", self.clock), DecodeBench("e", self.clock)
         self.prompt = list(prompt)
         self.max_tokens = max_tokens
@@ -68,6 +77,7 @@ class Handover:
             num_output=num_output,
             sampling=greedy(self.max_tokens),
             deadline_ms=60_000,
+            is_resumable=self.is_resumable,
             prefill=peer,
         )
 
@@ -77,16 +87,33 @@ class Handover:
         while len(self.tokens) < num_tokens:
             self.turn("d")
 
-    def leave(self) -> HandedOver:
-        self.d.server.inbox.append((ROUTER, LEAVE))
+    def leave(self, asked: HandOver = LEAVE) -> HandedOver:
+        self.d.server.inbox.append((self.router, asked))
         self.turn("d")
         return next(m for _, m in self.ends if isinstance(m, HandedOver))
 
-    def go_on(self) -> None:
+    def go_on(self, attempt: int = 2) -> None:
         """The next attempt, as the router begins it after HandedOver."""
-        self.e.server.inbox.append((ROUTER, self.generate(2, len(self.tokens) - 1, D_PEER)))
+        generate = self.generate(attempt, len(self.tokens) - 1, D_PEER)
+        self.e.server.inbox.append((self.router, generate))
+
+    def resume(self, *names: str) -> None:
+        """The router dies, and another one asks these workers for the stream."""
+        self.router = OTHER
+        self.tokens.clear()
+        for bench in (self.d, self.e):
+            bench.server.gone.append(ROUTER)
+        for name in "de":
+            self.turn(name)
+        for name in names:
+            (self.d if name == "d" else self.e).server.inbox.append((OTHER, RESUME))
+            self.turn(name)
 
     def note(self, worker: str, message: Any) -> None:
+        if isinstance(message, Resumed):
+            assert message.token_ids == continuation(self.prompt, len(message.token_ids))
+            self.tokens = dict(enumerate(message.token_ids))
+            return
         if not isinstance(message, StepTokens):
             self.ends.append((worker, message))
             return
@@ -105,7 +132,7 @@ class Handover:
         bench = self.d if name == "d" else self.e
         bench.worker.turn()
         for peer, message in bench.server.sent:
-            if peer == ROUTER:
+            if peer == self.router:
                 self.note(name, message)
             elif peer == self.e.as_peer:
                 self.to_e.append(message)
@@ -141,7 +168,7 @@ class Handover:
 
     def lose_e(self) -> None:
         """D notices that E is gone; E, if it lives, introduces itself again."""
-        self.d.server.inbox = [each for each in self.d.server.inbox if each[0] == ROUTER]
+        self.d.server.inbox = [each for each in self.d.server.inbox if each[0] == self.router]
         self.d.server.gone.append(self.e.as_peer)
         self.to_d.clear()
         self.to_e.clear()
@@ -318,6 +345,65 @@ def test_the_first_token_comes_before_the_end_of_an_empty_handoff(pair: Handover
     assert pair.d.counter(Count.BLOCKS_SENT) == 0
 
 
+# -- streams that are resumed ------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream(pair: Handover) -> Handover:
+    """One that may be resumed, with five tokens."""
+    pair.is_resumable = True
+    pair.run_to(5)
+    return pair
+
+
+def start_moving(pair: Handover) -> None:
+    """The other worker has granted, and writes are under way."""
+    while not pair.d.transfers.writes:
+        for name in "ed":
+            pair.turn(name)
+            pair.deliver(name)
+
+
+def test_a_resumed_stream_leaves_a_worker_that_drains(stream: Handover) -> None:
+    stream.resume("d")
+    stream.d.stop.since = stream.clock.now
+    assert not stream.d.host.is_finished(stream.d.worker.num_jobs)
+    answer = stream.leave(HandOver(request_id="r", attempt=65537, next_attempt=65538))
+    assert (answer.attempt, answer.keeps_kv) == (65537, True)
+    assert answer.num_output == len(stream.tokens)
+    stream.go_on(65538)
+    stream.settle()
+    assert [token for _, token in sorted(stream.tokens.items())] == continuation(PROMPT, 12)
+    assert stream.e.counter(Count.PREFILL_TOKENS) == 0
+    assert isinstance(stream.ends_of_d()[0], PrefillDone)
+    assert stream.d.host.is_finished(stream.d.worker.num_jobs)
+
+
+def test_it_is_resumed_while_its_blocks_move(stream: Handover) -> None:
+    """The worker that they leave does not have it any more. What is granted is written at once, so
+    that the rest needs no router."""
+    stream.leave()
+    stream.go_on()
+    start_moving(stream)
+    stream.resume("d", "e")
+    assert [type(m) for m in stream.ends_of_d()] == [NotKept]
+    assert len(stream.tokens) == 4, "the fifth comes with the blocks"
+    stream.settle()
+    assert [token for _, token in sorted(stream.tokens.items())] == continuation(PROMPT, 12)
+    assert stream.e.counter(Count.PREFILL_TOKENS) == 0
+
+
+def test_nobody_comes_while_its_blocks_move(stream: Handover) -> None:
+    stream.leave()
+    stream.go_on()
+    start_moving(stream)
+    stream.resume()
+    stream.clock.now += GRACE_S + 1
+    stream.settle()
+    assert stream.e.counter(Count.STREAMS_ABANDONED) == 1
+    assert stream.tokens == {}
+
+
 # -- everything at once ------------------------------------------------------------------------
 
 FAULTS = {
@@ -351,12 +437,14 @@ def _pass_time(pair: Handover, seconds: float) -> None:
 @given(
     length=st.integers(1, 17),
     before=st.integers(1, 11),
+    is_resumable=st.booleans(),
     steps=st.lists(st.sampled_from([*STEPS, *FAULTS]), max_size=40),
 )
 def test_in_any_order_and_with_any_fault_nothing_is_left_or_wrong(
-    length: int, before: int, steps: list[str]
+    length: int, before: int, is_resumable: bool, steps: list[str]
 ) -> None:
     pair = Handover(prompt=range(length))
+    pair.is_resumable = is_resumable
     pair.run_to(before)
     pair.leave()
     pair.go_on()

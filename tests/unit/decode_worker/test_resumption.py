@@ -116,6 +116,18 @@ def test_nobody_comes_in_time(d: DecodeBench) -> None:
     assert isinstance(answer, NotKept)
 
 
+def test_a_worker_that_drains_waits_for_nobody(d: DecodeBench) -> None:
+    turn(d, (ROUTER, ASKED), turns=4)
+    d.stop.since = d.clock.now
+    assert not d.host.is_finished(d.worker.num_jobs)
+    sent = turn(d, (OTHER, RESUME))
+    assert [type(m) for peer, m in sent if peer == OTHER] == [Resumed, StepTokens]
+    d.server.gone = [OTHER]
+    turn(d)
+    assert d.scheduler.sequences == []
+    assert d.host.is_finished(d.worker.num_jobs)
+
+
 def test_the_former_router_is_fenced(d: DecodeBench) -> None:
     """It lives, or was only stopped: it hears of the end, and what it still says is stale."""
     turn(d, (ROUTER, ASKED), turns=4)
