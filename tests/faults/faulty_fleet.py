@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,11 +192,19 @@ class Stream:
     """A client that reads a streamed completion in a thread of its own."""
 
     def __init__(
-        self, url: str, prompt: list[int], max_tokens: int, last_id: str = "", **fields: Any
+        self,
+        url: str,
+        prompt: list[int] | list[list[int]],
+        max_tokens: int,
+        last_id: str = "",
+        **fields: Any,
     ) -> None:
-        """With the `last_id` of a stream that broke off, its rest."""
+        """With the `last_id` of a stream that broke off, its rest. Of several prompts `choices`
+        has the tokens of each."""
         self.last_id = last_id
         self.tokens: list[int] = []
+        self.choices: defaultdict[int, list[int]] = defaultdict(list)
+        self.text = ""
         self.events = 0
         self.request_id = ""
         self.error: str | None = None
@@ -254,6 +263,8 @@ class Stream:
         self.request_id = event["id"]
         for choice in event["choices"]:
             self.tokens += choice["token_ids"]
+            self.choices[choice["index"]] += choice["token_ids"]
+            self.text += choice["text"]
             self.finish = choice["finish_reason"] or self.finish
 
 

@@ -12,7 +12,7 @@ import pytest
 from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import counters, wait_for
+from tests.integration.fleets import counters, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
 GRACE_S = 4.0
@@ -77,6 +77,18 @@ def totals(fleet: FaultyFleet) -> dict[str, int]:
     return {name: sum(counts.get(name, 0) for counts in each) for name in each[0]}
 
 
+def num_granted(fleet: FaultyFleet) -> int:
+    """Handoffs that decode workers wait for."""
+    shown = workers(fleet.fleet).values()
+    return sum(each["num_handoffs"] for each in shown if each["role"] == "decode")
+
+
+def modes(fleet: FaultyFleet, name: str) -> list[str]:
+    """Of the attempts of a generation that may still run; none if it is not known."""
+    answer = httpx.get(f"{fleet.url}/requests/{name}/trace")
+    return [each["mode"] for each in answer.json().get("attempts", [])]
+
+
 def test_between_two_steps(
     fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
 ) -> None:
@@ -130,22 +142,55 @@ def test_when_all_was_generated_but_not_read(
 def test_the_decode_worker_dies_too(
     fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
 ) -> None:
+    """Nobody has the stream then: it is generated again from its seed, also when it is sampled."""
     url = connected(victim.start(), fleet)
-    reference = long_prompts[2]
+    prompt = list(long_prompts[2].prompt)
+    fields = {"temperature": 1.0, "seed": 7, "logprobs": 1}
+    undisturbed = Stream(fleet.url, prompt, NUM_TOKENS, **fields).wait()
+    assert len(undisturbed.tokens) == NUM_TOKENS
     fleet.arm(fleet.names(Role.DECODE), "decode", 5)
-    stream = Stream(url, list(reference.prompt), NUM_TOKENS, temperature=1.0, logprobs=1)
+    stream = Stream(url, prompt, NUM_TOKENS, **fields)
     held = fleet.held("decode")
     stream.wait_tokens(5)
     victim.kill()
     fleet.kill(held)
     stream.wait()
-    rest = Stream(
-        fleet.url,
-        list(reference.prompt),
-        NUM_TOKENS,
-        last_id=stream.last_id,
-        temperature=1.0,
-        logprobs=1,
-    ).wait()
+    assert stream.finish is None
+    rest = Stream(fleet.url, prompt, NUM_TOKENS, last_id=stream.last_id, **fields).wait()
     assert rest.error is None
-    assert len(stream.tokens + rest.tokens) == NUM_TOKENS
+    assert stream.tokens + rest.tokens == undisturbed.tokens
+    assert stream.text + rest.text == undisturbed.text
+    assert "resume" not in [each["mode"] for each in fleet.attempts(stream.request_id)]
+
+
+def test_while_a_prompt_is_prefilled(
+    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+) -> None:
+    """Of two prompts the second has no token yet, and the prefill worker has its first chunks."""
+    url = connected(victim.start(), fleet)
+    first, second = long_prompts[3], max(long_prompts[4:], key=lambda each: len(each.prompt))
+    prompts = [list(first.prompt[:40]), list(second.prompt)]
+    expected = Stream(fleet.url, prompts[0], NUM_TOKENS).wait().tokens
+    before = totals(fleet)
+    fleet.arm(["prefill-1"], "chunk", 1)
+    stream = Stream(url, prompts, NUM_TOKENS)
+    assert fleet.held("chunk") == "prefill-1"
+    wait_for("both prompts' grants", lambda: num_granted(fleet) == 2)
+    fleet.release("prefill-1", "chunk")
+    fleet.arm(["prefill-1"], "chunk", 4)
+    assert fleet.held("chunk") == "prefill-1"
+    stream.wait_tokens(1)
+    victim.kill()
+    stream.wait()
+    assert 1 not in stream.choices
+    rest = Stream(fleet.url, prompts, NUM_TOKENS, last_id=stream.last_id)
+    name = f"{stream.request_id}-1"
+    wait_for("the second prompt to be found", lambda: modes(fleet, name) == ["resume"])
+    fleet.release("prefill-1", "chunk")
+    rest.wait()
+    assert rest.error is None
+    assert stream.choices[0] + rest.choices[0] == expected
+    assert rest.choices[1] == list(second.output)
+    after = totals(fleet)
+    assert after["decode_tokens"] - before["decode_tokens"] == 2 * NUM_TOKENS
+    assert after["streams_resumed"] - before.get("streams_resumed", 0) == 2
