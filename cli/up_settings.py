@@ -91,6 +91,12 @@ class UpSettings:
         "fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
         choices=("auto", "int8", "int4", "fp8"),
     )
+    kv_dtype: str = setting(
+        "auto",
+        help="what KV blocks hold; auto: as dtype says; fp8: e4m3, half of it (on a card, with "
+        "FlashInfer)",
+        choices=("auto", "fp8"),
+    )
     transport: str = setting("auto", help="how KV blocks move", choices=("auto", "nixl", "shm"))
     torch_threads: int | None = setting(
         None,

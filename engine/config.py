@@ -72,7 +72,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
-        """The layout of this model's KV blocks, unsharded; `dtype` as in `DTYPE_BYTES`."""
+        """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
         return KvLayout(
             model_fingerprint=model_fingerprint,
             dtype=dtype,

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from protocol.errors import ConfigError
-from protocol.layout import DTYPE_BYTES
+from protocol.layout import DTYPE_BYTES, FP8
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -19,6 +19,11 @@ def torch_dtype(name: str) -> torch.dtype:
         raise ConfigError(f"dtype {name!r} is not supported; use one of {', '.join(DTYPE_BYTES)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def kv_torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a KV pool, which may have 8 bits; ConfigError for an unknown name."""
+    return torch.float8_e4m3fn if name == FP8 else torch_dtype(name)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from engine.device import available_bytes, torch_dtype
+from engine.device import available_bytes, kv_torch_dtype
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
 
@@ -38,7 +38,7 @@ class KvPool:
         self.device = torch.device(device)
         self.block_bytes = layout.block_bytes
         shape = (num_blocks, *layout.block_shape)
-        dtype = torch_dtype(layout.dtype)
+        dtype = kv_torch_dtype(layout.dtype)
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         if buffer is None:
             self.tensor = torch.zeros(shape, dtype=dtype, device=self.device)

@@ -23,7 +23,7 @@ from engine.attention.torch_backend import TorchAttention
 from engine.block_manager import BlockManager
 from engine.checkpoint import Progress, load_weights
 from engine.config import ModelConfig, load_model_config
-from engine.device import torch_dtype
+from engine.device import kv_torch_dtype, torch_dtype
 from engine.engine import Engine, EngineLimits
 from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY
@@ -39,7 +39,7 @@ from engine.sampler import Sampler
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.step_model import StepModel
 from protocol.errors import ConfigError
-from protocol.layout import KvLayout
+from protocol.layout import FP8, KvLayout
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class EngineConfig:
     weights: str = "auto"
     """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels; `fp8`:
     weights and inputs of products in e4m3, on a card."""
+    kv_dtype: str = "auto"
+    """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where FlashInfer computes attention."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -110,12 +112,13 @@ def load_engine(
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config.attention, device)
-    card = _card_backend(config.attention, device, model_config, torch_dtype(dtype))
+    kv_dtype = _kv_dtype(config, dtype, device)
+    card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     fingerprint = model_fingerprint(config.folder)
     if weight_bits != 16:  # other weights, other KV
         fingerprint += f"-{config.weights}"
-    layout = model_config.kv_layout(fingerprint, config.scheduler.block_size, dtype)
+    layout = model_config.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     model = DecoderModel(
         model_config,
         load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
@@ -199,17 +202,34 @@ def _check_fp8(dtype: str, device: torch.device) -> None:
         raise ConfigError(f"weights fp8 needs Triton: {error}") from error
 
 
+def _kv_dtype(config: EngineConfig, dtype: str, device: torch.device) -> str:
+    """The name of what the pool holds. Raises ConfigError where it cannot be 8 bits."""
+    if config.kv_dtype == "auto":
+        return dtype
+    if device.type != "cuda" or config.attention == "torch":
+        raise ConfigError(
+            "kv_dtype fp8 needs a CUDA card and FlashInfer's attention, not "
+            f"device {device} and attention {config.attention}; use auto"
+        )
+    return FP8
+
+
 def _card_backend(
-    attention: str, device: torch.device, config: ModelConfig, dtype: torch.dtype
+    config: EngineConfig,
+    device: torch.device,
+    model_config: ModelConfig,
+    dtype: str,
+    kv_dtype: str,
 ) -> CardBackend | None:
     """FlashInfer's kernels, if they are wanted and can be had; as `_kernels` for a card."""
-    if attention == "torch" or device.type != "cuda":
+    if config.attention == "torch" or device.type != "cuda":
         return None
     try:
-        return CardBackend(config, device, dtype, kv_dtype=dtype)
+        return CardBackend(model_config, device, torch_dtype(dtype), kv_torch_dtype(kv_dtype))
     except FlashInferUnavailable as error:
-        if attention == "kernel":
-            raise ConfigError(f"attention is 'kernel', but {error}") from error
+        for name, asked in (("attention", config.attention), ("kv_dtype", config.kv_dtype)):
+            if asked != "auto":
+                raise ConfigError(f"{name} is {asked!r}, but {error}") from error
         logger.warning("attention by torch, much slower than FlashInfer: %s", error)
         return None
 

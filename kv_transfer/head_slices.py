@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
-from protocol.layout import DTYPE_BYTES, KvLayout
+from protocol.layout import KV_DTYPE_BYTES, KvLayout
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
     end = min(source_first + source.num_kv_heads, target_first + target.num_kv_heads)
     if first >= end:
         return None
-    head_bytes = source.block_size * source.head_dim * DTYPE_BYTES[source.dtype]
+    head_bytes = source.block_size * source.head_dim * KV_DTYPE_BYTES[source.dtype]
     size, count = (end - first) * head_bytes, 2 * source.num_layers
     source_stride, target_stride = (layout.num_kv_heads * head_bytes for layout in (source, target))
     if size == source_stride == target_stride:  # whole blocks: one piece

@@ -8,6 +8,11 @@ import math
 import msgspec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What a model computes in."""
+
+FP8 = "float8_e4m3fn"
+KV_DTYPE_BYTES = DTYPE_BYTES | {FP8: 1}
+"""What keys and values are kept in."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +39,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
-        return math.prod(self.block_shape) * DTYPE_BYTES[self.dtype]
+        return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
 
     @property
     def fingerprint(self) -> str:

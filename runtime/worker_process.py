@@ -255,6 +255,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         max_context=settings.max_context,
         attention=settings.attention,
         weights=settings.weights,
+        kv_dtype=settings.kv_dtype,
         cuda_graphs=settings.cuda_graphs,
     )
     started = time.monotonic()

@@ -35,6 +35,12 @@ class WorkerSettings:
         "fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
         choices=("auto", "int8", "int4", "fp8"),
     )
+    kv_dtype: str = setting(
+        "auto",
+        help="what KV blocks hold; auto: as dtype says; fp8: e4m3, half of it (on a card, with "
+        "FlashInfer); one value for all workers that hand over to each other",
+        choices=("auto", "fp8"),
+    )
     device: str = setting(
         "auto",
         help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one",

@@ -25,13 +25,16 @@ def rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_rows(x, values, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row [size] of `x` each: values = x / scale, whose largest is LIMIT; a NaN spoils it."""
+    """One row [size] of `x` each: values = x / scale, whose largest is LIMIT.
+
+    A value that is not finite makes the scale NaN: maxima and 8 bits may lose it.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
     wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / LIMIT
-    bounded = tl.clamp(wide / scale, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / LIMIT + tl.sum(wide * 0.0, axis=0)
+    bounded = tl.minimum(tl.maximum(wide / scale, -LIMIT), LIMIT)
     tl.store(values + row * size + columns, bounded.to(values.dtype.element_ty), mask=inside)
     tl.store(scales + row, scale)
 

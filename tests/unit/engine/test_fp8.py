@@ -1,4 +1,4 @@
-"""Products in fp8: what torch's scaled product gives, near what bf16 gives; where it is refused."""
+"""Products in fp8 beside torch's scaled product and bf16; pools of fp8; where it is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.attention.flashinfer_backend import PoolLayers
+from engine.config import load_model_config
 from engine.gpu.fp8_linear import FP8, FP8_LIMIT, Fp8Linear, scaled_rows
+from engine.kv_pool import KvPool
 from engine.linear import linear_layer
 from engine.loader import EngineConfig, load_engine
 from engine.scheduler import SchedulerConfig
@@ -73,3 +76,25 @@ def test_on_a_cpu_fp8_is_refused_with_what_there_is_instead() -> None:
     config = EngineConfig(DEMO_MODEL, SchedulerConfig(16), device="cpu", weights="fp8")
     with pytest.raises(ConfigError, match="on a CPU use int8 or int4"):
         load_engine(config, lambda: 0.0)
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch", "kernel"])
+def test_kv_in_fp8_is_refused_where_no_kernel_reads_it(attention: str) -> None:
+    config = EngineConfig(
+        DEMO_MODEL, SchedulerConfig(16), device="cpu", kv_dtype="fp8", attention=attention
+    )
+    with pytest.raises(ConfigError, match=r"kv_dtype fp8 needs a CUDA card .* use auto"):
+        load_engine(config, lambda: 0.0)
+
+
+def test_a_pool_of_fp8_is_half_as_large_and_another_layout() -> None:
+    config = load_model_config(DEMO_MODEL)
+    wide, narrow = (config.kv_layout("m", 16, dtype) for dtype in ("bfloat16", "float8_e4m3fn"))
+    assert narrow.block_bytes * 2 == wide.block_bytes
+    assert narrow.fingerprint != wide.fingerprint
+    pool = KvPool(narrow, 3)
+    assert pool.tensor.dtype == FP8
+    assert pool.tensor.nbytes == 3 * pool.block_bytes
+    layers = PoolLayers(pool, config.sliding_windows, config.num_heads, torch.bfloat16)
+    arguments = layers.plan_arguments(None)
+    assert (arguments["q_data_type"], arguments["kv_data_type"]) == (torch.bfloat16, FP8)
