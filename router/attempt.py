@@ -141,6 +141,18 @@ class Generation:
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
 
+    def drop_attempt(self) -> Attempt | None:
+        """From now on no message counts. Returns the attempt that ran, closed, if one did."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.close()
+        return attempt
+
+    def note_cached(self, cached_tokens: int) -> None:
+        """How much of the prompt was cached when it was first computed."""
+        if self.num_attempts == 1 and not self.cached_tokens:
+            self.cached_tokens = min(cached_tokens, len(self.request.token_ids))
+
     def deliver(self, delta: TokenDelta) -> None:
         """Give a new delta to the sink, or keep it until the sink has caught up."""
         if self.is_behind or self.sink.is_full:

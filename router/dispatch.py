@@ -9,7 +9,6 @@ however it ends, nothing of the request is left here, and no worker still works 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 
@@ -43,16 +42,12 @@ from router.fleet_metrics import FleetMetrics
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.handover import orders
 from router.launch import Launcher, legs
-from router.search import Search, placement_of
+from router.retries import Retries
+from router.search import Searches, placement_of
 from router.settings import RouterSettings
 from router.token_stream import Piece, TokenPiece
 from router.trace import TraceStore
 from router.worker import Worker
-
-log = logging.getLogger(__name__)
-
-MAX_DEATHS = 2
-"""A request that was lost with so many workers in a row, and got no token on, is suspected."""
 
 
 class Dispatcher:
@@ -70,10 +65,10 @@ class Dispatcher:
         self._fleet = fleet
         self._traces = traces
         self._metrics = metrics
-        self._rng = rng
         self._launcher = Launcher(settings, fleet, rng)
+        self._retries = Retries(settings, rng)
+        self._searches = Searches(settings.resume_wait_s)
         self._generations: dict[str, Generation] = {}
-        self._searches: dict[str, Search] = {}
         self._is_stopping = False
 
     @property
@@ -151,12 +146,7 @@ class Dispatcher:
         generation.num_attempts += 1
         name = generation.request.request_id
         question = Resume(request_id=name, attempt=generation.attempt_number)
-        search = self._searches[name] = Search(question, self._fleet.known(Role.DECODE))
-        try:
-            await asyncio.wait([search.done], timeout=self._settings.resume_wait_s)
-        finally:
-            if self._searches.get(name) is search:
-                del self._searches[name]
+        await self._searches.run(question, self._fleet.known(Role.DECODE))
 
     def _launch(self, generation: Generation, source: Worker | None = None) -> None:
         """Place the next attempt and start both of its legs at once.
@@ -189,21 +179,7 @@ class Dispatcher:
         if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
             generation.deliver(TokenDelta([], finish=FinishReason.LENGTH))
             return
-        if generation.num_deaths >= MAX_DEATHS:
-            raise GenerationFailed(
-                f"request {name} is not tried again: {generation.num_deaths} workers died over it; "
-                f"the last: {failure.reason}"
-            )
-        generation.num_failures += 1
-        if generation.num_failures >= self._settings.max_attempts:
-            raise GenerationFailed(
-                f"request {name} failed after {generation.num_attempts} attempts; "
-                f"the last: {failure.reason}"
-            )
-        log.info("request %s is tried again: %s", name, failure.reason)
-        backoff_ms = self._settings.retry_backoff_ms * 2 ** (generation.num_failures - 1)
-        backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
-        await asyncio.sleep(backoff_ms / 1000 * self._rng.uniform(0.5, 1.0))
+        await asyncio.sleep(self._retries.count(generation, failure.reason))
         try:
             async with asyncio.timeout(self._settings.recovery_wait_s):
                 await self._fleet.wait_for_decode()
@@ -216,11 +192,10 @@ class Dispatcher:
     def _end(self, generation: Generation) -> None:
         """Leave nothing behind; a generation that was given up is aborted on its workers."""
         name, outcome = generation.request.request_id, generation.outcome
-        attempt, generation.attempt = generation.attempt, None
-        if attempt is not None:
-            attempt.close()
-            if not (self._is_stopping and generation.request.is_resumable):
-                attempt.abort(name, outcome)
+        attempt = generation.drop_attempt()
+        is_kept = self._is_stopping and generation.request.is_resumable
+        if attempt is not None and not is_kept:
+            attempt.abort(name, outcome)
         if self._generations.get(name) is generation:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
@@ -231,9 +206,7 @@ class Dispatcher:
     def _end_life(self, generation: Generation) -> None:
         """Its client goes on over another connection, even if the former one still stands; so does
         the attempt, where it runs."""
-        attempt, generation.attempt = generation.attempt, None
-        if attempt is not None:
-            attempt.close()
+        generation.drop_attempt()
         generation.events.put_nowait(Failure("the stream was resumed elsewhere", retryable=False))
 
     # -- what workers say -------------------------------------------------------------------
@@ -252,7 +225,7 @@ class Dispatcher:
         elif isinstance(message, Resumed):
             self._on_resumed(worker, message)
         elif isinstance(message, NotKept):
-            search = self._search_of(message)
+            search = self._searches.try_find(message)
             if search is not None:
                 search.rule_out(worker)
         elif isinstance(message, AttemptFailed):
@@ -269,26 +242,18 @@ class Dispatcher:
             attempt = self._generations[order.request_id].attempt
             assert attempt is not None
             attempt.is_leaving = attempt.decode.link.send(order)
-        for search in self._searches.values():
-            search.ask()
+        self._searches.ask()
 
     def on_lost(self, worker: Worker, reason: str) -> None:
         """See `FleetListener`: every attempt on the worker fails at once."""
-        for search in self._searches.values():
-            search.rule_out(worker)
+        self._searches.rule_out(worker)
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
                 self._fail(generation, worker, f"{worker.worker_id}: {reason}", is_lost=True)
 
-    def _search_of(self, message: Resumed | NotKept) -> Search | None:
-        """The search that a worker answers, if it still goes on."""
-        search = self._searches.get(message.request_id)
-        is_ours = search is not None and search.question.attempt == message.attempt
-        return search if is_ours else None
-
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
         """A worker has the stream: it goes on there. One that is not wanted any more ends."""
-        search = self._search_of(message)
+        search = self._searches.try_find(message)
         generation = self._generations.get(message.request_id)
         if search is None or generation is None or generation.attempt is not None:
             self._metrics.stale.inc()
@@ -300,7 +265,7 @@ class Dispatcher:
         self._metrics.attempts.labels(placement.mode.value).inc()
         if message.trace is not None:
             self._traces.attach_decode(message.request_id, message.attempt, message.trace)
-        self._note_cached(generation, message.cached_tokens)
+        generation.note_cached(message.cached_tokens)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
         self._take(generation, worker, piece)
         search.end()
@@ -323,9 +288,8 @@ class Dispatcher:
         if generation is None or message.next_attempt != generation.attempt_number + 1:
             worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
             return
-        attempt, generation.attempt = generation.attempt, None
+        attempt = generation.drop_attempt()
         assert attempt is not None
-        attempt.close()
         if attempt.prefill is not None and attempt.involves(attempt.prefill):
             attempt.abort(name, "its decode worker drains", failed=worker)
         has_all = message.num_output == len(generation.stream.token_ids)
@@ -337,10 +301,8 @@ class Dispatcher:
         generation = self._current(worker, sequence.request_id, sequence.attempt)
         if generation is None:
             return
-        attempt = generation.attempt
-        assert attempt is not None
         if sequence.cached_tokens is not None:
-            self._note_cached(generation, sequence.cached_tokens)
+            generation.note_cached(sequence.cached_tokens)
         self._take(generation, worker, sequence)
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
@@ -350,7 +312,7 @@ class Dispatcher:
         generation = self._current(worker, message.request_id, message.attempt)
         if generation is None:
             return
-        self._note_cached(generation, message.trace.cached_tokens)
+        generation.note_cached(message.trace.cached_tokens)
         logprobs = None if message.logprobs is None else [message.logprobs]
         piece = TokenPiece(message.index, [message.token_id], logprobs, message.finish)
         self._take(generation, worker, piece)
@@ -373,8 +335,7 @@ class Dispatcher:
                 TokenDelta(each.token_ids, each.logprobs, each.finish, generation.cached_tokens)
             )
         if generation.stream.finish is not None:
-            generation.attempt = None
-            attempt.close()
+            generation.drop_attempt()
             return
         if generation.events.qsize() > self._settings.max_unread_deltas:
             self._give_up(generation, "its client does not read")
@@ -405,27 +366,28 @@ class Dispatcher:
         retryable: bool = True,
         is_lost: bool = False,
     ) -> None:
-        """End the current attempt: nothing it still sends is taken, its other leg is aborted."""
-        attempt, generation.attempt = generation.attempt, None
-        assert attempt is not None, "only a running attempt fails"
-        attempt.close()
-        attempt.abort(generation.request.request_id, "another leg failed", failed=worker)
+        """End the current attempt by the fault of one of its workers."""
+        attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
         generation.blame(attempt, worker, is_lost)
-        trace = generation.trace.find(attempt.number)
-        assert trace is not None, "every attempt is noted in the trace"
-        trace.failed = reason
         generation.events.put_nowait(Failure(reason, retryable))
 
     def _give_up(self, generation: Generation, reason: str) -> None:
         """End the current attempt, through no fault of its workers, and start no other."""
-        attempt, generation.attempt = generation.attempt, None
-        assert attempt is not None, "only a running attempt is given up"
-        attempt.close()
-        attempt.abort(generation.request.request_id, reason)
+        self._end_attempt(generation, reason, reason)
+        generation.events.put_nowait(Failure(reason, retryable=False))
+
+    @staticmethod
+    def _end_attempt(
+        generation: Generation, reason: str, told: str, failed: Worker | None = None
+    ) -> Attempt:
+        """Nothing that it still sends is taken; its legs are told why, but for the failed one."""
+        attempt = generation.drop_attempt()
+        assert attempt is not None, "only a running attempt is ended"
+        attempt.abort(generation.request.request_id, told, failed=failed)
         trace = generation.trace.find(attempt.number)
         assert trace is not None, "every attempt is noted in the trace"
         trace.failed = reason
-        generation.events.put_nowait(Failure(reason, retryable=False))
+        return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
         """The generation that a worker may speak of; counts what is late or not its own."""
@@ -435,9 +397,3 @@ class Dispatcher:
             self._metrics.stale.inc()
             return None
         return generation
-
-    @staticmethod
-    def _note_cached(generation: Generation, cached_tokens: int) -> None:
-        """How much of the prompt was cached when it was first computed."""
-        if generation.num_attempts == 1 and not generation.cached_tokens:
-            generation.cached_tokens = min(cached_tokens, len(generation.request.token_ids))

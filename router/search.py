@@ -1,7 +1,7 @@
 """Asking a fleet's decode workers which of them keeps a stream that is resumed.
 
 One question at a time for each generation, to every decode worker that is known, as soon as it is
-connected. Knows neither what the answer is good for nor how long to wait.
+connected. Does not know what the answer is good for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from protocol.messages import Resume
+from protocol.messages import NotKept, Resume, Resumed
 from router.placement import Candidate, Mode, Placement
 from router.worker import Worker
 
@@ -45,6 +45,46 @@ class Search:
     def _check(self) -> None:
         if not self._waiting and not self.done.done():
             self.done.set_result(None)
+
+
+class Searches:
+    """All searches that go on, one at most for each generation: the latest."""
+
+    def __init__(self, wait_s: float) -> None:
+        """No search takes longer than `wait_s`."""
+        self._wait_s = wait_s
+        self._searches: dict[str, Search] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Searches that have not ended."""
+        return len(self._searches)
+
+    async def run(self, question: Resume, workers: Iterable[Worker]) -> None:
+        """Ask, and wait until the stream is found, nobody can have it, or the time is over."""
+        name = question.request_id
+        search = self._searches[name] = Search(question, workers)
+        try:
+            await asyncio.wait([search.done], timeout=self._wait_s)
+        finally:
+            if self._searches.get(name) is search:
+                del self._searches[name]
+
+    def try_find(self, answer: Resumed | NotKept) -> Search | None:
+        """The search that a worker answers, if it still goes on."""
+        search = self._searches.get(answer.request_id)
+        is_ours = search is not None and search.question.attempt == answer.attempt
+        return search if is_ours else None
+
+    def ask(self) -> None:
+        """Ask those that could not be reached before."""
+        for search in self._searches.values():
+            search.ask()
+
+    def rule_out(self, worker: Worker) -> None:
+        """This one is gone, with whatever it had."""
+        for search in self._searches.values():
+            search.rule_out(worker)
 
 
 def placement_of(worker: Worker) -> Placement:
