@@ -2,16 +2,19 @@
 
 Needs no network. The cheapest and most informative parts come first; each row is printed and
 appended to a file of JSON lines as soon as it is there, so that a run that is cut short keeps what
-it has. A part that fails is a row that says so, and the next part runs.
+it has. A part that fails, or takes longer than its limit, is a row that says so, and the next part
+runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.checkpoints import benchmark_checkpoint
 from bench.gpu_checks import (
     BLOCK_SIZE,
     Card,
@@ -26,11 +30,13 @@ from bench.gpu_checks import (
     Row,
     check_decode,
     check_exactness,
+    check_graphs,
     check_overhead,
     check_prefill,
     measure_card,
     random_model,
 )
+from bench.gpu_models import Load, check_logits, check_throughput
 from engine.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
@@ -58,6 +64,13 @@ CHUNKS = (512, 2048, 8192)
 _POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens
 
 
+PART_LIMIT_S = 480.0
+
+
+class PartOverran(Exception):
+    """A part took longer than its limit; the rows that it gave are kept."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts that were asked for; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
@@ -77,15 +90,38 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(row.unit == "failed" for row in rows))
 
 
-def run_parts(names: list[str], device: torch.device, parts: dict[str, Part]) -> Iterator[Row]:
-    """The rows of these parts as they come; a part that raises ends with a row that says why."""
+def run_parts(
+    names: list[str],
+    device: torch.device,
+    parts: dict[str, Part],
+    limit_s: float = PART_LIMIT_S,
+) -> Iterator[Row]:
+    """The rows of these parts as they come; a part that raises, or takes longer than `limit_s`,
+    ends with a row that says so. For the main thread."""
     for name in names:
         started = time.monotonic()
         try:
-            yield from parts[name](device)
+            with _limit(limit_s):
+                yield from parts[name](device)
         except Exception as error:  # noqa: BLE001 - one part's failure does not lose the others
             yield Row(name, type(error).__name__, 0.0, "failed", note=str(error)[:300])
         yield Row(name, "took", time.monotonic() - started, "s")
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raises PartOverran in the block, as soon as Python runs, once it has taken so long."""
+
+    def overrun(number: int, frame: object) -> None:
+        raise PartOverran(f"ended after {seconds:g} s with what it had")
+
+    former = signal.signal(signal.SIGALRM, overrun)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def table(rows: list[Row]) -> Table:
@@ -119,6 +155,18 @@ def exactness(device: torch.device) -> Iterator[Row]:
     yield from check_exactness(Card(device, 1.0, 1.0))
 
 
+def logits(device: torch.device) -> Iterator[Row]:
+    """Logits of small checkpoints."""
+    for name in ("M1", "M2"):
+        yield from check_logits(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
+
+
+def peer(device: torch.device) -> Iterator[Row]:
+    """Throughput beside transformers'."""
+    card = Card(device, 1.0, 1.0)
+    yield from check_throughput(card, benchmark_checkpoint("M2"), "M2", Load())
+
+
 def decode(device: torch.device) -> Iterator[Row]:
     """Decode of the 8B shape, and its host's overhead."""
     card = measure_card(device)
@@ -130,6 +178,8 @@ def decode(device: torch.device) -> Iterator[Row]:
         for batch in DECODE_BATCHES:
             yield check_decode(card, passes, batch, context)
     yield check_overhead(card, passes)
+    for batch in (1, 32):
+        yield check_graphs(card, passes, batch, CONTEXTS[0])
 
 
 def prefill(device: torch.device) -> Iterator[Row]:
@@ -145,8 +195,10 @@ PARTS: dict[str, Part] = {
     "limits": limits,
     "build": build,
     "exactness": exactness,
+    "logits": logits,
     "decode": decode,
     "prefill": prefill,
+    "peer": peer,
 }
 
 

@@ -105,6 +105,28 @@ def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
     return Row("decode", f"batch {batch} at {context}", 100 * share, "% of copy", goal, note)
 
 
+def check_graphs(card: Card, passes: Passes, batch: int, context: int) -> Row:
+    """Time of a decode step launched kernel by kernel over that of its graph."""
+    segments, positions = _decodes(passes, batch, context)
+    tokens = torch.ones(batch, dtype=torch.int64, device=card.device)
+    at = torch.tensor(positions, device=card.device)
+
+    def eager() -> None:
+        passes.attention.plan(segments)
+        passes.model.forward(tokens, at, passes.attention)
+
+    graph_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+    eager_s = seconds(eager, card.device)
+    note = f"{1e3 * eager_s:.2f} against {1e3 * graph_s:.2f} ms a step"
+    return Row(
+        "decode",
+        f"batch {batch} at {context}: eager over graphs",
+        eager_s / graph_s,
+        "x",
+        note=note,
+    )
+
+
 def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
     """Arithmetic of one chunk per second, as a share of a large product's."""
     num_blocks = -(-chunk // BLOCK_SIZE)

@@ -1,12 +1,12 @@
 """What long prompts do to running streams: one engine whole, one engine chunked, and two apart.
 
-    python -m bench.interference [--model M1|M2|FOLDER] [--seconds 30] [--repeat 2] [--plot FILE]
+    python -m bench.interference [--model M1|M2|FOLDER] [--seconds 30] [--device cuda]
 
 Streams decode steadily while long prompts arrive (see bench.stream_load), over HTTP, on fleets of
 real processes with the same cores in all: (a) one worker that computes every prompt in one step,
 (b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill and a
-decode worker with half of the cores each. Each fleet is measured undisturbed first. The fleets
-take turns. `--plot` needs matplotlib.
+decode worker with half of the cores each. With `--device cuda` all workers of a fleet share one
+card. Each fleet is measured undisturbed first. The fleets take turns. `--plot` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ class Contestant:
     flags: tuple[str, ...]
 
 
-def contestants(cores: int, longest: int, itl_target_ms: float) -> list[Contestant]:
-    """The three, on `cores` cores; `longest` prompt in tokens."""
+def contestants(
+    cores: int, longest: int, itl_target_ms: float, device: str = "cpu"
+) -> list[Contestant]:
+    """The three, on `cores` cores and `device`; `longest` prompt in tokens."""
+    device_flag = f"--device={device}"
     together, apart = f"--torch-threads={cores}", f"--torch-threads={max(1, cores // 2)}"
     whole = (f"--chunk-min-tokens={longest}", f"--chunk-max-tokens={longest}")
     target = f"--itl-target-ms={itl_target_ms}"
     return [
-        Contestant("a", "together, whole prompts", 0, (together, *whole)),
-        Contestant("b", "together, chunked", 0, (together, target)),
-        Contestant("c", "prefill and decode apart", 1, (apart, target)),
+        Contestant("a", "together, whole prompts", 0, (device_flag, together, *whole)),
+        Contestant("b", "together, chunked", 0, (device_flag, together, target)),
+        Contestant("c", "prefill and decode apart", 1, (device_flag, apart, target)),
     ]
 
 
@@ -172,6 +175,7 @@ def _share(values: list[float], target: float) -> float:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.interference", description=__doc__)
     parser.add_argument("--model", default="M1", help="M1, M2 or a checkpoint's folder")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of each fleet")
     parser.add_argument("--streams", type=int, default=8, help="that decode all the time")
     parser.add_argument("--stream-tokens", type=int, default=256, help="of each stream")
@@ -202,9 +206,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         seed=options.seed,
     )
     longest = options.prompt_tokens + load.stream_prompt
-    results = [
-        Result(each, []) for each in contestants(options.cores, longest, options.itl_target_ms)
-    ]
+    fleets = contestants(options.cores, longest, options.itl_target_ms, options.device)
+    results = [Result(each, []) for each in fleets]
     for turn in range(options.repeat):
         for result in results:
             console.print(f"turn {turn + 1}: {result.contestant.label}")
@@ -212,7 +215,7 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
                 run_contestant(result.contestant, str(folder), load, options.seconds)
             )
     console.print(
-        f"{options.model}, {options.cores} cores, {options.streams} streams, "
+        f"{options.model} on {options.device}, {options.cores} cores, {options.streams} streams, "
         f"{options.arrivals:g} prompts of {options.prompt_tokens:,} tokens per second, "
         f"{options.repeat} x {options.seconds:g} s, seed {options.seed}"
     )

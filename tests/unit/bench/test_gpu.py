@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,15 +15,18 @@ from bench.gpu_checks import (
     Passes,
     Row,
     check_decode,
+    check_graphs,
     check_overhead,
     check_prefill,
     random_model,
 )
+from bench.gpu_models import Load, _our_rate, check_logits
 from engine.attention.torch_backend import TorchAttention
 from engine.config import parse_model_config
 from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 
+DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 CPU = torch.device("cpu")
 SMALL = gpu.LLAMA_8B | {
     "hidden_size": 64,
@@ -57,6 +63,26 @@ def test_checks_give_shares_of_the_limits(passes):
     ):
         assert 0 < check(fast).value < check(card).value
     assert check_overhead(card, passes, batch=2, context=33).value > 0
+    assert check_graphs(card, passes, batch=2, context=33).value > 0
+
+
+def test_logits_are_within_transformers_own_error():
+    (row,) = check_logits(Card(CPU, 1.0, 1.0), DEMO_MODEL, "demo", length=100)
+    assert 0 < row.value < 1.5, row.note
+
+
+def test_throughput_is_that_of_all_requests():
+    assert _our_rate(Card(CPU, 1.0, 1.0), DEMO_MODEL, Load(3, 20, 4)) > 0
+
+
+def test_a_part_ends_at_its_limit_with_what_it_has():
+    def hangs(device):
+        yield Row("slow", "before", 1.0, "s")
+        while True:
+            time.sleep(0.01)
+
+    rows = list(gpu.run_parts(["slow"], CPU, {"slow": hangs}, limit_s=0.05))
+    assert [row.name for row in rows] == ["before", "PartOverran", "took"]
 
 
 def test_a_part_that_fails_is_a_row_and_the_next_one_runs():
