@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.scheduler import Produced
 from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import HandoffKey
@@ -18,7 +20,7 @@ from protocol.messages import (
     Resumed,
     SequenceTokens,
 )
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from runtime.control import Peer
 
 
@@ -99,8 +101,17 @@ class Task:
             logprobs=None if logprobs is None else [logprobs],
             finish=produced.finish,
             cached_tokens=cached if first else None,
+            prompt_logprobs=self._take_prompt_logprobs() if first else None,
             trace=trace,
         )
+
+    def _take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """What is told of the prompt, by the peer or by what was computed here; none is kept."""
+        if self.token is None:
+            return self.sequence.take_prompt_logprobs()
+        told = self.token.prompt_logprobs
+        self.token = msgspec.structs.replace(self.token, prompt_logprobs=None)
+        return told
 
     def resumed(self, attempt: int, trace: DecodeTrace | None) -> Resumed:
         """Everything so far, for the router that takes it up as `attempt`."""

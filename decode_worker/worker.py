@@ -341,6 +341,8 @@ class DecodeWorker:
         tokens = task.tokens(produced, logprobs, trace)
         if task.orphaned_at is None:
             self._outbox[task.router].append(tokens)
+            if tokens.prompt_logprobs is not None:
+                self._flush()  # a message holds those of one prompt: they may be long
         if trace is not None:
             self._resumption.keep(task, trace)
 

@@ -43,9 +43,10 @@ class StepResult:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A step that a card has not finished, as far as is known."""
+    """A step that a card has not finished, as far as is known; `cost` None if its time teaches
+    nothing."""
 
-    cost: StepCost
+    cost: StepCost | None
     started: float
     fence: Fence
 
@@ -88,12 +89,14 @@ class Engine:
         if batch.is_empty:
             self._end_step()
             return StepResult(batch, [], [], started, started)
-        cost = batch.cost
+        tells_of_prompts = any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)
+        if tells_of_prompts:
+            started = self._end_step()  # what is told is waited for at the launch
         logits, fence = self._runner.launch(batch)
         if self._under_way is not None:
             started = self._end_step()  # not before has the card begun with this one
         rows = self._runner.sample(batch, logits)
-        self._under_way = _UnderWay(cost, started, fence)
+        self._under_way = _UnderWay(None if tells_of_prompts else batch.cost, started, fence)
         may_go_on = self.runs_ahead and not rows and not fence.is_done()
         ended = self._clock() if may_go_on else self._end_step()
         outcomes = zip(batch.sampled, rows, strict=True)
@@ -112,7 +115,7 @@ class Engine:
         if step is not None:
             step.fence.wait()
         now = self._clock()
-        if step is not None:
+        if step is not None and step.cost is not None:
             self.scheduler.model.observe(step.cost, now - step.started)
         return now
 

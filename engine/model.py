@@ -87,17 +87,30 @@ class DecoderModel:
     ) -> torch.Tensor:
         """Logits [R, vocab], fp32, of the tokens at `logits_rows` [R] (None: of all).
 
+        As `hidden` and then `logits` of these rows. R may be 0: then the pass only fills the KV
+        pool.
+        """
+        x = self.hidden(token_ids, positions, attention)
+        return self.logits(x if logits_rows is None else x.index_select(0, logits_rows))
+
+    @torch.inference_mode()
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """What the layers make of the tokens, [N, hidden].
+
         `token_ids` and `positions` are [N], in the order of the segments that `attention` was
-        planned with. R may be 0: then the pass only fills the KV pool.
+        planned with.
         """
         rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
         x = embedding(token_ids, self._embed)  # [N, hidden]
         if self._fused is not None and isinstance(attention, KernelAttention):
-            x = self._fused(x, rotation, attention)
-        else:
-            x = self._run_layers(x, self._attend_with(attention, rotation))
-        if logits_rows is not None:
-            x = x.index_select(0, logits_rows)
+            return self._fused(x, rotation, attention)
+        return self._run_layers(x, self._attend_with(attention, rotation))
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
         return self._lm_head.in_float32(self._ops.norm(x, self._final_norm))
 
     def _run_layers(self, x: torch.Tensor, attend: _Attend) -> torch.Tensor:

@@ -15,6 +15,7 @@ from engine.device import Fence, fence_of, to_device
 from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
 from engine.model import DecoderModel
+from engine.prompt_logprobs import record_chunk
 from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
 from engine.scheduler import Batch
 from engine.sequence import Sequence
@@ -87,12 +88,22 @@ class ModelRunner:
             return graphs.logits(tokens, positions, segments)
         self._attention.plan(segments)
         device = self._model.device
-        return self._model.forward(
+        hidden = self._model.hidden(
             to_device(torch.tensor(tokens), device),
             to_device(torch.tensor(positions), device),
             self._attention,
-            to_device(torch.tensor(logits_rows, dtype=torch.long), device),
         )
+        self._record_prompts(batch, hidden)
+        rows = to_device(torch.tensor(logits_rows, dtype=torch.long), device)
+        return self._model.logits(hidden.index_select(0, rows))
+
+    def _record_prompts(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """Log-probabilities of the prompts of which they are wanted; `hidden` [N, hidden_size]."""
+        row = len(batch.decodes)
+        for chunk in batch.chunks:
+            if chunk.sequence.needs_prompt_logits:
+                record_chunk(self._model, hidden[row : row + chunk.num_tokens], chunk)
+            row += chunk.num_tokens
 
     def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
         """Masks by row of the sequences with a grammar, and the rows whose grammar has failed."""

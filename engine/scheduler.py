@@ -322,8 +322,11 @@ class Scheduler:
         return size if size == rest else size - size % self.config.block_size
 
     def _usable_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of its prefix. One token at least is computed here to get logits; a
-        remote sequence gets its first token from the peer, so all of its blocks may match."""
+        """Cached blocks of its prefix. One token at least is computed here to get logits, or all
+        where their logits are wanted; a remote sequence gets its first token, and what goes with
+        it, from the peer, so all of its blocks may match."""
+        if sequence.needs_prompt_logits and not sequence.remote:
+            return []
         usable = sequence.num_tokens if sequence.remote else sequence.num_tokens - 1
         return self.blocks.match(sequence.hashes[: usable // self.config.block_size])
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.grammar import GrammarMatcher
+from engine.prompt_record import PromptRecord
 from engine.token_history import TokenHistory
 from protocol.hashing import next_hash
 from protocol.messages import FinishReason
-from protocol.sampling import SamplingParams
+from protocol.sampling import PromptLogprobs, SamplingParams
 
 Key = tuple[str, int]
 
@@ -55,7 +56,8 @@ class Sequence:
     caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
     KV in `block_table`. `remote` means that the blocks and the first token come from a peer;
     `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
-    where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to.
+    where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to;
+    `prompt_record` what the logits of the prompt said, where that was asked for.
     """
 
     request_id: str
@@ -72,6 +74,7 @@ class Sequence:
     prefill_only: bool = False
     grammar: GrammarMatcher | None = None
     history: TokenHistory | None = None
+    prompt_record: PromptRecord | None = None
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     num_cached: int = 0
@@ -109,6 +112,17 @@ class Sequence:
     def is_ready(self) -> bool:
         """Whether it can be computed: its grammar, if any, is compiled."""
         return self.grammar is None or self.grammar.is_ready
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the prompt's own log-probabilities are still to be told: then the logits of all
+        its positions have to be computed, and no cached block saves that."""
+        return self.sampling.prompt_logprobs is not None and self.num_output == 0
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """What was recorded of the prompt, once it has its first token; nothing is kept here."""
+        record, self.prompt_record = self.prompt_record, None
+        return None if record is None else record.whole()
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""

@@ -54,6 +54,7 @@ class Job:
             index=token.index,
             token_id=token.token_id,
             logprobs=token.logprobs,
+            prompt_logprobs=token.prompt_logprobs,
             finish=token.finish,
             trace=trace,
         )
@@ -66,6 +67,7 @@ class Job:
             index=produced.index,
             token_id=produced.token_id,
             logprobs=logprobs,
+            prompt_logprobs=self.sequence.take_prompt_logprobs(),
             finish=produced.finish,
             cached_tokens=self.sequence.num_cached,
             last_chunk_end_us=self.chunks[-1].end_us,

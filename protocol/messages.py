@@ -12,9 +12,9 @@ from enum import StrEnum
 
 import msgspec
 
-from protocol.sampling import SamplingParams, TokenLogprobs
+from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Role(StrEnum):
@@ -260,6 +260,7 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one sequence; `index` is that of the first, counted over the whole output.
 
     `cached_tokens` comes with an attempt's first token: how much of the prompt was not computed.
+    `prompt_logprobs` come with the output's first one, where they were asked for.
     """
 
     request_id: str
@@ -269,6 +270,7 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     cached_tokens: int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     trace: DecodeTrace | None = None
 
 
@@ -286,6 +288,7 @@ class FirstToken(Message, frozen=True, kw_only=True):
     index: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
     trace: PrefillTrace
 
@@ -393,6 +396,7 @@ class HandoffToken(Message, frozen=True, kw_only=True):
     index: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish: FinishReason | None = None
     cached_tokens: int
     last_chunk_end_us: int

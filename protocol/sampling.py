@@ -6,6 +6,8 @@ continues a text identically. Stop strings are not here: the router matches text
 
 from __future__ import annotations
 
+from struct import unpack_from
+
 import msgspec
 
 MAX_LOGPROBS = 20
@@ -19,7 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch
     their filter off. `seed` is always set: the router draws one where the caller gave none.
-    `logprobs` None returns none; 0 returns the chosen token's only, k > 0 also the k most likely.
+    `logprobs` None returns none; 0 returns the chosen token's only, k > 0 also the k most likely;
+    `prompt_logprobs` asks the same of the prompt's tokens, which come with the first one of output.
     `stop_token_ids` end the sequence (end-of-text ids included unless the caller ignores them);
     they are masked until `min_tokens` tokens have been chosen.
 
@@ -42,6 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     grammar: str | None = None
     allowed_token_ids: tuple[int, ...] | None = None
@@ -62,3 +66,49 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
+    """One token of a prompt: `rank` is 1 if no other was more likely there; `top` are the most
+    likely ones, best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of all N tokens of a prompt but the first, which follows nothing.
+
+    Packed, little-endian, because prompts are long: `logprobs` [N - 1] and `top_logprobs`
+    [N - 1, num_top] are fp32, `ranks` [N - 1] and `top_ids` [N - 1, num_top] int32.
+    """
+
+    num_top: int
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+    def fits(self, num_prompt: int) -> bool:
+        """Whether it is whole, for a prompt of so many tokens."""
+        narrow, wide = 4 * (num_prompt - 1), 4 * (num_prompt - 1) * self.num_top
+        lengths = (len(self.logprobs), len(self.ranks), len(self.top_ids), len(self.top_logprobs))
+        return self.num_top >= 0 and lengths == (narrow, narrow, wide, wide)
+
+    def entries(self) -> list[PromptLogprob]:
+        """One for each token but the first, in order."""
+        count, width = len(self.logprobs) // 4, self.num_top
+        ids = unpack_from(f"<{count * width}i", self.top_ids)
+        values = unpack_from(f"<{count * width}f", self.top_logprobs)
+        alternatives = tuple(zip(ids, values, strict=True))
+        return [
+            PromptLogprob(logprob, rank, alternatives[place * width : (place + 1) * width])
+            for place, (logprob, rank) in enumerate(
+                zip(
+                    unpack_from(f"<{count}f", self.logprobs),
+                    unpack_from(f"<{count}i", self.ranks),
+                    strict=True,
+                )
+            )
+        ]

@@ -104,7 +104,7 @@ class Generation:
     sink: DeltaSink
     deadline: float
     trace: RequestTrace
-    stream: TokenStream = field(default_factory=TokenStream)
+    stream: TokenStream = field(init=False)
     events: asyncio.Queue[TokenDelta | Failure | End] = field(default_factory=asyncio.Queue)
     attempt: Attempt | None = None
     num_attempts: int = 0
@@ -118,6 +118,10 @@ class Generation:
     is_behind: bool = False
     is_ended: bool = False
     outcome: str = "closed"
+
+    def __post_init__(self) -> None:
+        is_scored = self.request.sampling.prompt_logprobs is not None
+        self.stream = TokenStream(len(self.request.token_ids) if is_scored else 0)
 
     @property
     def num_tokens(self) -> int:

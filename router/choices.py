@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from protocol.errors import GenerationFailed
 from protocol.messages import FinishReason
 from router.api_metrics import LatencyProbe
@@ -24,8 +26,9 @@ from router.output import OutputText, TextDelta
 class Choice:
     """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
 
-    `echo` is the prompt's text where the answer repeats it, and empty otherwise. `known` is what
-    the client of a resumed stream has already.
+    `echo` is the prompt's text where the answer repeats it, and empty otherwise; one that is
+    `is_echo_only` reports no output, though a token may be generated to learn of the prompt.
+    `known` is what the client of a resumed stream has already.
     """
 
     index: int
@@ -33,6 +36,7 @@ class Choice:
     request: GenerationRequest
     output: OutputText
     echo: str = ""
+    is_echo_only: bool = False
     known: Position = NOTHING
 
 
@@ -68,7 +72,7 @@ async def run_choices(
 
 
 async def _run(generator: Generator, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
-    if choice.request.sampling.max_tokens == 0:  # its echo says it all
+    if choice.is_echo_only and choice.request.sampling.prompt_logprobs is None:
         sink.take(choice, TextDelta("", [], finish=FinishReason.LENGTH))
         return
     decoding = _Decoding(choice, sink, probe)
@@ -109,9 +113,16 @@ class _Decoding:
 
     def _decode(self, delta: TokenDelta) -> bool:
         """What the client of a resumed stream knows already comes by itself, and does not count."""
-        out = self._choice.output.push(delta)
+        out = self._text_of(delta)
         self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
         self._known -= len(delta.token_ids)
         self._sink.take(self._choice, out)
         self.is_finished = out.finish is not None
         return not self.is_finished
+
+    def _text_of(self, delta: TokenDelta) -> TextDelta:
+        told = delta.prompt_logprobs
+        if self._choice.is_echo_only:
+            return TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
+        out = self._choice.output.push(delta)
+        return out if told is None else msgspec.structs.replace(out, prompt_logprobs=told)

@@ -314,7 +314,8 @@ class Dispatcher:
             return
         generation.note_cached(message.trace.cached_tokens)
         logprobs = None if message.logprobs is None else [message.logprobs]
-        piece = TokenPiece(message.index, [message.token_id], logprobs, message.finish)
+        ids, told = [message.token_id], message.prompt_logprobs
+        piece = TokenPiece(message.index, ids, logprobs, message.finish, told)
         self._take(generation, worker, piece)
 
     def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
@@ -331,9 +332,9 @@ class Dispatcher:
             generation.got_on()
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
-            generation.deliver(
-                TokenDelta(each.token_ids, each.logprobs, each.finish, generation.cached_tokens)
-            )
+            cached, told = generation.cached_tokens, each.prompt_logprobs
+            delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
+            generation.deliver(delta)
         if generation.stream.finish is not None:
             generation.drop_attempt()
             return

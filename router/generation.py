@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from protocol.messages import FinishReason
-from protocol.sampling import SamplingParams, TokenLogprobs
+from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 
 _T = TypeVar("_T")
 
@@ -67,13 +67,15 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
     `logprobs` has one entry per token, or is None where none were asked for. `finish` is set on
     the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
-    counts the prompt tokens that needed no computing; 0 until known.
+    counts the prompt tokens that needed no computing; 0 until known. `prompt_logprobs` come with
+    the output's first token, where they were asked for.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
     def split(self, at: int) -> list[TokenDelta]:
         """The first `at` tokens by themselves, then the rest, if anything is left to say."""
@@ -81,7 +83,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
             return [self]
         first, rest = (None, None) if self.logprobs is None else _halves(self.logprobs, at)
         head, tail = _halves(self.token_ids, at)
-        parts = [TokenDelta(head, first, None, self.cached_tokens)]
+        parts = [TokenDelta(head, first, None, self.cached_tokens, self.prompt_logprobs)]
         if tail or self.finish is not None:
             parts.append(TokenDelta(tail, rest, self.finish, self.cached_tokens))
         return parts

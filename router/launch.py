@@ -42,9 +42,12 @@ class Launcher:
         root = chain_root(identity.model_fingerprint, salt, self._settings.hash_seed)
         hashes = block_hashes(root, tokens, identity.block_size)
         query = self._query(generation, identity, len(tokens))
-        loads = self._fleet.loads(Role.DECODE, hashes)
+        is_scored = generation.request.sampling.prompt_logprobs is not None
+        computes_all = is_scored and first_index == 0 and source is None
+        useful = [] if computes_all else hashes
+        loads = self._fleet.loads(Role.DECODE, useful)
         if source is None:
-            prefill_loads = self._fleet.loads(Role.PREFILL, hashes)
+            prefill_loads = self._fleet.loads(Role.PREFILL, useful)
             threshold = self._settings.local_prefill_threshold_tokens
             placement = place(query, loads, prefill_loads, threshold, self._rng)
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from protocol.messages import FinishReason
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.detokenizer import Detokenizer
 from router.generation import TokenDelta
 from router.stop_strings import StopMatcher
@@ -30,13 +30,17 @@ class OutputToken:
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """New text of a sequence. `token_ids` are all that were generated, whatever their text."""
+    """New text of a sequence. `token_ids` are all that were generated, whatever their text.
+
+    `prompt_logprobs` come with the first one, where they were asked for.
+    """
 
     text: str
     token_ids: list[int]
     tokens: list[OutputToken] = []
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 
 
 class Piece(Protocol):
@@ -32,6 +32,8 @@ class Piece(Protocol):
     def logprobs(self) -> list[TokenLogprobs] | None: ...
     @property
     def finish(self) -> FinishReason | None: ...
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None: ...
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
@@ -41,12 +43,18 @@ class TokenPiece(msgspec.Struct, frozen=True):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     finish: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class TokenStream:
-    """The output of one generation so far; `token_ids` are all tokens, in order."""
+    """The output of one generation so far; `token_ids` are all tokens, in order.
 
-    def __init__(self) -> None:
+    The first of them comes with the log-probabilities of `scored_prompt` tokens of a prompt, or
+    with none where that is 0.
+    """
+
+    def __init__(self, scored_prompt: int = 0) -> None:
+        self._scored_prompt = scored_prompt
         self.token_ids: list[int] = []
         self.finish: FinishReason | None = None
         self.duplicates = 0
@@ -66,7 +74,8 @@ class TokenStream:
     def take(self, piece: Piece) -> Sequence[Piece]:
         """Add a piece; returns what is new, in order.
 
-        Raises ProtocolError for a hole, and for log-probabilities that do not fit their tokens.
+        Raises ProtocolError for a hole, and for log-probabilities that do not fit their tokens,
+        those of output or prompt.
         """
         if (
             piece.index == len(self.token_ids)
@@ -74,6 +83,7 @@ class TokenStream:
             and piece.token_ids
             and self.finish is None
             and not self._held
+            and not self._scored_prompt
         ):  # nearly every piece
             self.token_ids += piece.token_ids
             self.finish = piece.finish
@@ -82,6 +92,10 @@ class TokenStream:
             raise ProtocolError(
                 f"{len(piece.token_ids)} tokens came with {len(piece.logprobs)} log-probabilities"
             )
+        if self._scored_prompt and not self.token_ids and piece.index == 0:
+            told = piece.prompt_logprobs
+            if told is None or not told.fits(self._scored_prompt):
+                raise ProtocolError("the prompt's log-probabilities are not what was asked for")
         if self.finish is not None:
             self.duplicates += len(piece.token_ids)
             return []
@@ -107,7 +121,11 @@ class TokenStream:
         self._held.append(piece)
 
     def _accept(self, piece: Piece) -> Piece:
-        """The part of a piece that is new. It starts at or before the end of the output."""
+        """The part of a piece that is new. It starts at or before the end of the output.
+
+        What is told of the prompt is new with the very first token alone.
+        """
+        told = None if self.token_ids else piece.prompt_logprobs
         known = min(len(self.token_ids) - piece.index, len(piece.token_ids))
         self.duplicates += known
         fresh = list(piece.token_ids[known:])
@@ -117,4 +135,4 @@ class TokenStream:
         reaches_end = piece.index + len(piece.token_ids) == len(self.token_ids)
         finish = piece.finish if reaches_end else None
         self.finish = finish
-        return TokenPiece(index, fresh, logprobs, finish)
+        return TokenPiece(index, fresh, logprobs, finish, told)

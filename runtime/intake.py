@@ -107,8 +107,10 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not low <= value <= high:
             raise InvalidRequest(f"{name} must lie in [{low}, {high}], got {value}", name)
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs must lie in [0, {MAX_LOGPROBS}]", "logprobs")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(sampling, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            raise InvalidRequest(f"{name} must lie in [0, {MAX_LOGPROBS}]", name)
     if sampling.grammar is not None and len(sampling.grammar) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"a grammar has {MAX_GRAMMAR_CHARS} characters at most", "grammar")
     allowed = sampling.allowed_token_ids

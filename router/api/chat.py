@@ -16,7 +16,7 @@ from router.api.chat_request import ChatRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
 from router.api.identity import identify
-from router.api.logprobs import chat_logprobs
+from router.api.logprobs import chat_logprobs, prompt_logprobs
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
@@ -30,6 +30,7 @@ from router.api.responses import (
     ChatMessageBody,
     ChatToolCall,
     FunctionCall,
+    PromptTokenLogprobs,
     Usage,
 )
 from router.api.structured import wanted_grammar
@@ -57,7 +58,13 @@ def chat_router(context: ApiContext) -> APIRouter:
         )
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
-            fields.output_limit, None, fields.logprobs_count, "messages", grammar, bad_words
+            fields.output_limit,
+            None,
+            fields.logprobs_count,
+            "messages",
+            grammar,
+            bad_words,
+            fields.prompt_logprobs,
         )
         planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
         answer_format = ChatFormat(
@@ -148,9 +155,16 @@ class ChatFormat:
                 choices,
                 usage,
                 prompt_token_ids=prompt if self.fields.return_token_ids else UNSET,
+                prompt_logprobs=self._prompt_logprobs(*texts[0]),
                 service_tier=self._service_tier,
             )
         )
+
+    def _prompt_logprobs(self, choice: Choice, text: TextDelta) -> PromptTokenLogprobs | UnsetType:
+        count, told = self.fields.prompt_logprobs, text.prompt_logprobs
+        if count is None or told is None:
+            return UNSET
+        return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
 
     @property
     def _service_tier(self) -> Literal["default"] | UnsetType:

@@ -11,7 +11,6 @@ from router.api.request_fields import (
     MAX_CHOICES,
     GenerationFields,
     LogprobsCount,
-    Unsupported,
 )
 
 Prompt = str | list[int]
@@ -43,7 +42,6 @@ class CompletionRequest(GenerationFields):
     logprobs: LogprobsCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: str | None = None
-    prompt_logprobs: Unsupported = None
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -54,14 +52,24 @@ class CompletionRequest(GenerationFields):
         lists = [each for each in self.prompt if isinstance(each, list)]
         return [*texts, *lists] or [[each for each in self.prompt if isinstance(each, int)]]
 
+    @property
+    def scored_alternatives(self) -> int | None:
+        """How many alternatives to compute for every token of a prompt, for `prompt_logprobs` or
+        for its echo; None where neither is wanted."""
+        echoed = self.logprobs if self.echo else None
+        counts = [each for each in (self.prompt_logprobs, echoed) if each is not None]
+        return max(counts, default=None)
+
     def check_together(self) -> None:
         """See the base. Also bounds the number of sequences that one request may start."""
         super().check_together()
         num_choices = self.n or 1
         if self.best_of is not None and self.best_of != num_choices:
             raise InvalidRequest("'best_of' is supported only where it equals 'n'", "best_of")
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("'echo' together with 'logprobs' is not supported yet", "echo")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "'echo' together with 'logprobs' needs 'stream' to be false", "echo"
+            )
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise InvalidRequest("'suffix' needs one text as 'prompt', and no 'echo'", "suffix")
         if self.echo and self.truncate_prompt_tokens is not None:

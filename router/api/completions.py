@@ -14,11 +14,23 @@ from starlette.responses import Response
 from router.api.completion_request import CompletionRequest, Prompt
 from router.api.context import ApiContext
 from router.api.identity import identify
-from router.api.logprobs import completion_logprobs
+from router.api.logprobs import (
+    EchoedPrompt,
+    completion_logprobs,
+    echoed_logprobs,
+    joined_logprobs,
+    prompt_logprobs,
+)
 from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
-from router.api.responses import Completion, CompletionChoice, Usage
+from router.api.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptTokenLogprobs,
+    Usage,
+)
 from router.api.structured import wanted_grammar
 from router.api.text_frame import TextFrame
 from router.bad_words import bad_word_tokens
@@ -46,7 +58,13 @@ def completions_router(context: ApiContext) -> APIRouter:
         )
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
-            fields.max_tokens, DEFAULT_MAX_TOKENS, fields.logprobs, "prompt", grammar, bad_words
+            fields.max_tokens,
+            DEFAULT_MAX_TOKENS,
+            fields.logprobs,
+            "prompt",
+            grammar,
+            bad_words,
+            fields.scored_alternatives,
         )
         choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
@@ -122,15 +140,31 @@ class CompletionFormat:
         )
 
     def _choice(self, choice: Choice, delta: TextDelta, is_first: bool) -> CompletionChoice:
-        logprobs = None
-        if self.fields.logprobs is not None:
-            logprobs = completion_logprobs(delta.tokens, self.tokenizer)
         with_ids = bool(self.fields.return_token_ids)
         return CompletionChoice(
             index=choice.index,
             text=choice.echo + delta.text if is_first else delta.text,
-            logprobs=logprobs,
+            logprobs=self._logprobs(choice, delta),
             finish_reason=delta.finish.value if delta.finish else None,
             token_ids=delta.token_ids if with_ids else UNSET,
             prompt_token_ids=choice.request.token_ids if with_ids and is_first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(choice, delta),
         )
+
+    def _logprobs(self, choice: Choice, delta: TextDelta) -> CompletionLogprobs | None:
+        """Of the output, and before it of the prompt where that is echoed."""
+        count, told = self.fields.logprobs, delta.prompt_logprobs
+        if count is None:
+            return None
+        output = completion_logprobs(delta.tokens, self.tokenizer, len(choice.echo))
+        if told is None or not self.fields.echo:
+            return output
+        skips_special = self.fields.skip_special_tokens is not False
+        prompt = EchoedPrompt(choice.request.token_ids, choice.echo, skips_special)
+        return joined_logprobs(echoed_logprobs(prompt, told, count, self.tokenizer), output)
+
+    def _prompt_logprobs(self, choice: Choice, delta: TextDelta) -> PromptTokenLogprobs | UnsetType:
+        count, told = self.fields.prompt_logprobs, delta.prompt_logprobs
+        if count is None or told is None:
+            return UNSET
+        return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)

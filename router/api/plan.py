@@ -43,7 +43,8 @@ class OutputWish:
 
     `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
     context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the
-    output's text; `bad_words` are the token sequences that it may not contain.
+    output's text; `bad_words` are the token sequences that it may not contain; `prompt_logprobs`
+    is how many alternatives to compute for each token of a prompt, None for no log-probabilities.
     """
 
     requested_tokens: int | None
@@ -52,6 +53,19 @@ class OutputWish:
     prompt_param: str
     grammar: str | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.requested_tokens == 0
+
+    @property
+    def generated_tokens(self) -> int | None:
+        """What workers are asked for: a prompt's log-probabilities come with a first token."""
+        if self.is_echo_only and self.prompt_logprobs is not None:
+            return 1
+        return self.requested_tokens
 
 
 def check_model(context: ApiContext, name: str) -> None:
@@ -80,7 +94,8 @@ class ChoicePlanner:
             first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}")
             for number in range(self.fields.n or 1):
                 seed = choice_seed(first.seed, number)
-                sampling = msgspec.structs.replace(first, seed=seed)
+                told = self.wish.prompt_logprobs if number == 0 else None  # all have this prompt
+                sampling = msgspec.structs.replace(first, seed=seed, prompt_logprobs=told)
                 place = (len(choices), prompt_index)
                 choices.append(self._choice(place, prompt, sampling))
         check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
@@ -92,7 +107,7 @@ class ChoicePlanner:
         if kept is None:
             return prompt
         if kept == -1:
-            output = 1 if self.wish.requested_tokens is None else self.wish.requested_tokens
+            output = 1 if self.wish.generated_tokens is None else self.wish.generated_tokens
             kept = max(1, self.context.model.max_context - output)
         return replace(prompt, token_ids=prompt.token_ids[-kept:])
 
@@ -103,7 +118,7 @@ class ChoicePlanner:
         check_token_ids(prompt.token_ids, self.context.tokenizer.vocab_size, param)
         max_tokens = output_limit(
             len(prompt.token_ids),
-            self.wish.requested_tokens,
+            self.wish.generated_tokens,
             self.wish.default_tokens,
             self.context.model.max_context,
             param,
@@ -138,6 +153,7 @@ class ChoicePlanner:
             ),
             output=OutputText(detokenizer, stop_rules(self.fields, sampling)),
             echo=prompt.echo,
+            is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
         )
 

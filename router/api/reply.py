@@ -6,11 +6,14 @@ ends every choice at once, in either way of answering.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
+from protocol.sampling import PromptLogprobs
 from router.api.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
@@ -57,7 +60,10 @@ async def reply(
     if not fields.stream:
         answer = _Answer(choices)
         await while_connected(request.scope, request.receive, run(answer))
-        return Response(answer.whole(answer_format), media_type="application/json")
+        document = await context.tokenizer.off_loop(
+            lambda: answer.whole(answer_format), answer.num_prompt_logprobs
+        )
+        return Response(document, media_type="application/json")
 
     async def produce(writer: EventWriter) -> None:
         bookmark = Bookmark(plan.identity, len(choices), context.ids_key, record.body_digest)
@@ -91,9 +97,25 @@ class _Answer:
         self._usage.add(choice, delta)
         self._parts[choice.index].append(delta)
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Numbers that the answer tells of its prompts."""
+        told = (_told(parts) for parts in self._parts)
+        return sum(len(each.logprobs) + len(each.top_ids) for each in told if each) // 4
+
     def whole(self, answer_format: AnswerFormat) -> bytes:
-        """The answer's document, when all choices have ended."""
-        texts = [(choice, _join(self._parts[choice.index])) for choice in self._choices]
+        """The answer's document, when all choices have ended.
+
+        What the first choice of a prompt was told of it holds for the others, too.
+        """
+        texts: list[tuple[Choice, TextDelta]] = []
+        told: dict[int, PromptLogprobs | None] = {}
+        for choice in self._choices:
+            text = _join(self._parts[choice.index])
+            shared = told.setdefault(choice.prompt_index, text.prompt_logprobs)
+            if shared is not None:
+                text = msgspec.structs.replace(text, prompt_logprobs=shared)
+            texts.append((choice, text))
         return answer_format.answer(texts, self._usage.total())
 
 
@@ -166,7 +188,13 @@ def _join(deltas: list[TextDelta]) -> TextDelta:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         tokens=tokens,
         finish=deltas[-1].finish,
+        prompt_logprobs=_told(deltas),
     )
+
+
+def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
+    """What one of the deltas tells of the prompt."""
+    return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)
 
 
 def _prompt_lengths(choices: list[Choice]) -> dict[int, int]:

@@ -92,6 +92,7 @@ _Stop = Annotated[
 
 
 _BadWord = Annotated[str, Field(min_length=1, max_length=100)]
+LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class GenerationFields(RequestBody):
@@ -130,6 +131,7 @@ class GenerationFields(RequestBody):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: LogprobsCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
@@ -148,6 +150,8 @@ class GenerationFields(RequestBody):
             raise InvalidRequest(
                 "'continuous_usage_stats' needs 'include_usage' to be true", "stream_options"
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("'prompt_logprobs' needs 'stream' to be false", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
                 "'truncate_prompt_tokens' must be at least 1, or -1 for what fits",
@@ -177,7 +181,6 @@ class GenerationFields(RequestBody):
         return own if self.request_id is None else f"{own.partition('-')[0]}-{self.request_id}"
 
 
-LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Fields = TypeVar("Fields", bound=RequestBody)
 
 

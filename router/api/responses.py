@@ -26,12 +26,27 @@ class Usage(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Parallel lists, one entry a token; `text_offset` counts characters of the output."""
+    """Parallel lists, one entry a token; `text_offset` counts characters of the text.
+
+    Null stands for what an echoed prompt's first token has not: it follows nothing.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(Struct, frozen=True):
+    """A token that might stand at some place of the prompt; the most likely has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTokenLogprobs = list[dict[str, PromptTokenLogprob] | None]
+"""By place, null at first, then by token id: the prompt's own token, and the most likely ones."""
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -43,6 +58,7 @@ class CompletionChoice(Struct, frozen=True):
     finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -144,6 +160,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 

@@ -195,6 +195,18 @@ def logprobs(api: Api) -> None:
     assert "".join(listed["tokens"]) == api.text()
 
 
+@shows("prompt_logprobs")
+def prompt_logprobs(api: Api) -> None:
+    answer = api.chat(prompt_logprobs=1, return_token_ids=True)
+    told, ids = answer["prompt_logprobs"], answer["prompt_token_ids"]
+    assert told[0] is None
+    assert [next(iter(each)) for each in told[1:]] == [str(each) for each in ids[1:]]
+    assert all(1 in [entry["rank"] for entry in each.values()] for each in told[1:])
+    [choice] = api.complete(prompt_logprobs=0)["choices"]
+    assert all(len(each) == 1 for each in choice["prompt_logprobs"][1:])
+    assert api.refusal(CHAT, prompt_logprobs=0, stream=True) == "prompt_logprobs"
+
+
 @shows("return_token_ids")
 def token_ids(api: Api) -> None:
     answer = api.chat(return_token_ids=True)
@@ -385,7 +397,6 @@ REFUSED = {
     "modalities": ["audio"],
     "prediction": {},
     "prompt_cache_key": "x",
-    "prompt_logprobs": 1,
     "safety_identifier": "x",
     "verbosity": "low",
     "web_search_options": {},

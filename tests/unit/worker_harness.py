@@ -24,9 +24,11 @@ from engine.block_manager import BlockManager
 from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import Grammars
+from engine.prompt_record import PromptRecord, PromptRows
 from engine.runner import NOT_FINITE, RowFailure
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
 from engine.step_model import StepModel
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.receiver import HandoffReceiver
@@ -49,7 +51,7 @@ from protocol.messages import (
     Role,
     WorkerState,
 )
-from protocol.sampling import SamplingParams
+from protocol.sampling import PromptLogprobs, SamplingParams
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.intake import Intake
@@ -119,6 +121,8 @@ class FakeModel:
             for position in range(start, start + size):
                 block = sequence.block_table[position // BLOCK]
                 self._memory[block, position % BLOCK] = sequence.tokens[position]
+            if sequence.needs_prompt_logits:
+                _record(sequence, start, size)
         return torch.empty(0), self.fence
 
     def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
@@ -128,6 +132,20 @@ class FakeModel:
             token = SampledToken(next_token(context))
             rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
         return rows
+
+
+def _record(sequence: Sequence, start: int, size: int) -> None:
+    """Tell of each token of the prompt that its rank is its number, and nothing else."""
+    if sequence.prompt_record is None:
+        sequence.prompt_record = PromptRecord(0)
+    followers = sequence.tokens[start + 1 : start + 1 + size]
+    ranks = b"".join(each.to_bytes(4, "little") for each in followers)
+    sequence.prompt_record.put(start, PromptRows(bytes(len(ranks)), ranks, b"", b""))
+
+
+def ranks_told(told: PromptLogprobs | None) -> list[int] | None:
+    """What `FakeModel` told of a prompt."""
+    return None if told is None else [each.rank for each in told.entries()]
 
 
 class FakeServer:

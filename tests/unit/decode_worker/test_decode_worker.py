@@ -22,6 +22,7 @@ from protocol.messages import (
     WorkerState,
     WorkerStats,
 )
+from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
 from runtime.counters import Count
 from tests.unit.worker_harness import (
@@ -33,6 +34,7 @@ from tests.unit.worker_harness import (
     NotificationArrived,
     continuation,
     greedy,
+    ranks_told,
 )
 
 PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
@@ -112,6 +114,31 @@ def test_blocks_and_first_token_of_a_peer_are_gone_on_with(d: DecodeBench) -> No
     assert d.counter(Count.HANDOFFS) == 1
     assert d.counter(Count.BLOCKS_RECEIVED) == 3
     assert d.counter(Count.PREFILL_TOKENS) == 0
+
+
+@pytest.mark.parametrize("message", [LOCAL, REMOTE], ids=["local", "remote"])
+def test_what_is_told_of_the_prompt_goes_with_the_first_token_alone(
+    d: DecodeBench, message: Generate
+) -> None:
+    sampling = msgspec.structs.replace(message.sampling, prompt_logprobs=0)
+    sent = say(d, msgspec.structs.replace(message, sampling=sampling))
+    if message is REMOTE:
+        ranks = b"".join(each.to_bytes(4, "little") for each in PROMPT[1:])
+        told = PromptLogprobs(0, bytes(len(ranks)), ranks, b"", b"")
+        deliver_blocks(d)
+        d.peers.inbox.append(("p-i", first_token(prompt_logprobs=told)))
+    sent += turn(d, 8)
+    told_of = [ranks_told(each.prompt_logprobs) for step in sent for each in step.sequences]
+    assert told_of == [PROMPT[1:], None, None, None]
+    assert tokens_of(sent) == continuation(PROMPT, 4)
+
+
+def test_a_later_attempt_does_not_tell_of_the_prompt_again(d: DecodeBench) -> None:
+    sampling = msgspec.structs.replace(LOCAL.sampling, prompt_logprobs=0)
+    tokens = PROMPT + continuation(PROMPT, 1)
+    again = msgspec.structs.replace(LOCAL, token_ids=tokens, num_output=1, sampling=sampling)
+    sent = say(d, again, turns=8)
+    assert [each.prompt_logprobs for step in sent for each in step.sequences] == [None] * 3
 
 
 @pytest.mark.parametrize("message", [LOCAL, REMOTE], ids=["local", "remote"])

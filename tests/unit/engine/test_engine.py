@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from llguidance import LLMatcher
@@ -229,18 +231,21 @@ def test_weights_that_give_no_finite_logits_stop_the_start() -> None:
 
 
 class ScriptedModel:
-    """Logits that name the last token of each row; NaN for rows that end with token 13."""
+    """Hidden states that are the tokens, and logits that name the one after each; NaN for 13."""
 
     device = torch.device("cpu")
+    config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], list[int]]] = []
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: object, rows: torch.Tensor
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: object
     ) -> torch.Tensor:
         self.calls.append((tokens.tolist(), positions.tolist()))
-        last = tokens[rows]
+        return tokens
+
+    def logits(self, last: torch.Tensor) -> torch.Tensor:
         logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float() * 10
         logits[last == 13] = torch.nan
         return logits
@@ -277,6 +282,37 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
     assert (
         dict(zip(names, [getattr(row, "token_id", row) for row in rows], strict=True)) == expected
     )
+
+
+def test_the_runner_records_the_prompts_of_which_it_is_wanted_chunk_by_chunk() -> None:
+    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
+    rig = Rig()
+    running = rig.add("running", 1, 3)
+    rig.engine.run(rig.engine.plan())
+    plain, scored = rig.add("plain", 2, 3), rig.add("scored", 5, 11)
+    scored.tokens[6] = 6  # the one that the model expects behind 5
+    scored.sampling = msgspec.structs.replace(scored.sampling, prompt_logprobs=1)
+    while scored.num_output == 0:
+        batch = rig.engine.plan()
+        run(runner, batch)
+        rig.scheduler.commit(batch, [9] * len(batch.sampled), rig.now)
+    told = scored.take_prompt_logprobs()
+    assert told is not None
+    entries = told.entries()
+    assert [each.rank for each in entries] == [*[2] * 5, 1, 2, 2, 2, 2]
+    assert [each.top[0][0] for each in entries] == [*[6] * 6, 7, 6, 6, 6]
+    assert scored.take_prompt_logprobs() is None
+    assert running.take_prompt_logprobs() is plain.take_prompt_logprobs() is None
+
+
+def test_a_step_that_also_makes_a_prompts_logits_teaches_nothing() -> None:
+    rig = Rig()
+    scored = rig.add("scored", 1, 5)
+    scored.sampling = msgspec.structs.replace(scored.sampling, prompt_logprobs=1)
+    before = rig.scheduler.model.coefficients
+    rig.engine.run(rig.engine.plan())
+    assert scored.num_output == 1
+    assert rig.scheduler.model.coefficients == before
 
 
 def test_a_grammar_masks_its_row_and_fails_alone_with_a_reason() -> None:

@@ -338,3 +338,39 @@ def test_no_local_prompt_overtakes_one_that_finds_no_budget() -> None:
     batch = scheduler.schedule(0.0)
     assert [chunk.sequence.request_id for chunk in batch.chunks] == ["first"]
     assert [sequence.request_id for sequence in batch.received] == ["remote"]
+
+
+def scored(name: str, prompt: list[int], **fields: object) -> Sequence:
+    sampling = SamplingParams(max_tokens=4, seed=0, prompt_logprobs=0)
+    return make_sequence(name, prompt, **{"sampling": sampling, **fields})
+
+
+def test_a_prompt_whose_own_logprobs_are_wanted_is_computed_whole_and_cached_for_others() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence("warms", list(range(12))))
+    drain(scheduler)
+    scheduler.add(scored("scored", list(range(14))))
+    [chunk] = run_step(scheduler).chunks
+    assert (chunk.start, chunk.num_tokens) == (0, 14)
+    drain(scheduler)
+    scheduler.add(make_sequence("other", list(range(14))))
+    [chunk] = run_step(scheduler).chunks
+    assert chunk.start == 12
+    drain(scheduler)
+    scheduler.blocks.check()
+
+
+def test_once_the_prompt_was_told_of_its_blocks_may_be_cached() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence("warms", list(range(12))))
+    drain(scheduler)
+    for sequence in (
+        scored(
+            "again", list(range(14)), num_prompt=13
+        ),  # its first token came in an attempt before
+        scored("remote", list(range(14)), remote=True),
+    ):
+        scheduler.add(sequence)
+        run_step(scheduler)
+        assert sequence.num_cached == 12
+        scheduler.finish(sequence)

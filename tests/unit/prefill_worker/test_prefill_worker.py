@@ -30,6 +30,7 @@ from tests.unit.worker_harness import (
     continuation,
     finish,
     greedy,
+    ranks_told,
 )
 
 PROMPT = list(range(18))
@@ -125,6 +126,23 @@ def test_on_a_card_blocks_are_given_to_the_transfer_thread_with_the_fence_behind
     assert (first.has_passed, second.has_passed) == (True, False), "nobody waits for the second"
     say(p)
     assert second.has_passed, "its successor was launched, and gave a token"
+    finish_writes(p)
+    assert types(say(p)) == [KvClosed, PrefillDone]
+
+
+def test_what_is_told_of_the_prompt_goes_with_the_first_token_to_both(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    sampling = msgspec.structs.replace(PREFILL.sampling, prompt_logprobs=0)
+    warm, scored = PREFILL, msgspec.structs.replace(PREFILL, sampling=sampling, attempt=2)
+    say(p, warm, turns=3)
+    say(p, Abort(request_id="r", attempt=1))
+    say(p, scored)
+    say_of_d(p, d, d.descriptor, grant(d, attempt=2))
+    sent = say(p)
+    assert types(sent) == [FirstToken, HandoffToken]
+    assert [ranks_told(each.prompt_logprobs) for each in sent] == [PROMPT[1:]] * 2
+    assert sent[0].trace.cached_tokens == 0
     finish_writes(p)
     assert types(say(p)) == [KvClosed, PrefillDone]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from protocol.messages import FinishReason
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
 from router.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
@@ -256,6 +257,7 @@ def token_steps(
             None if top is None else [fake_logprobs(token_id, top)],
             finish if place == last else None,
             cached_tokens=2,
+            prompt_logprobs=fake_prompt_logprobs(request) if place == 0 else None,
         )
         for place, token_id in enumerate(tokens)
     ]
@@ -264,6 +266,21 @@ def token_steps(
 def fake_logprobs(token_id: int, count: int) -> TokenLogprobs:
     """The token itself as the most likely one, then its successors."""
     return TokenLogprobs(-0.5, tuple((token_id + step, -0.5 - step) for step in range(count)))
+
+
+def fake_prompt_logprobs(request: GenerationRequest) -> PromptLogprobs | None:
+    """Each token has rank 7 and log-probability -4; the likely ones are 40, 41 and so on, at -0.5,
+    -1.5 and so on."""
+    count, rows = request.sampling.prompt_logprobs, len(request.token_ids) - 1
+    if count is None:
+        return None
+    return PromptLogprobs(
+        count,
+        struct.pack(f"<{rows}f", *[-4.0] * rows),
+        struct.pack(f"<{rows}i", *[7] * rows),
+        struct.pack(f"<{count}i", *range(40, 40 + count)) * rows,
+        struct.pack(f"<{count}f", *(-0.5 - place for place in range(count))) * rows,
+    )
 
 
 def events_of(text: str) -> list[dict[str, object]]:

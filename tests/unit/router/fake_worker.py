@@ -123,7 +123,7 @@ class FakeWorker:
     # -- what workers say about a request ---------------------------------------------------
 
     def first_token(
-        self, leg, token_id: int, *, finish: FinishReason | None = None, **trace
+        self, leg, token_id: int, *, finish: FinishReason | None = None, told=None, **trace
     ) -> None:
         self.send(
             FirstToken(
@@ -131,6 +131,7 @@ class FakeWorker:
                 attempt=leg.attempt,
                 index=leg.num_output,
                 token_id=token_id,
+                prompt_logprobs=told,
                 finish=finish,
                 trace=prefill_trace(self.info.worker_id, **trace),
             )

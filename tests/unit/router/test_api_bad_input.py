@@ -24,6 +24,7 @@ NOT_STRINGS = (1, True, [], {}, 0.5)
 
 SHARED: dict[str, tuple[object, ...]] = {
     "model": NOT_STRINGS,
+    "prompt_logprobs": (*NOT_INTEGERS, -1, 21),
     "max_tokens": (*NOT_INTEGERS, -1, 0),
     "min_tokens": (*NOT_INTEGERS, -1, 9999),
     "temperature": (*NOT_NUMBERS, -0.1, 2.1),
@@ -127,7 +128,6 @@ OWN: dict[str, dict[str, tuple[object, ...]]] = {
         "suffix": ("end", 1),
         "messages": ([],),
         "tools": ([{}],),
-        "prompt_logprobs": (1,),
     },
     CHAT: {
         "messages": (
@@ -257,7 +257,9 @@ def test_a_missing_field_is_named(api, path, field):
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 65}, "prompt"),
         (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         (CHAT, {"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens"),

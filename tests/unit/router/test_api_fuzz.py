@@ -64,6 +64,7 @@ ALMOST_RIGHT = {
     "stream": st.booleans(),
     "echo": st.booleans(),
     "logprobs": st.integers(-1, 22) | st.booleans(),
+    "prompt_logprobs": st.integers(-1, 22),
     "seed": st.integers(),
     "logit_bias": st.dictionaries(st.integers(-5, 500).map(str), st.floats(-101, 101), max_size=4),
     "stream_options": st.dictionaries(st.just("include_usage"), st.booleans()),

@@ -22,7 +22,7 @@ from protocol.messages import (
     PrefillDone,
     WorkerStats,
 )
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 
@@ -73,6 +73,8 @@ async def finish_on(worker, consumer: Consumer, index: int = 0) -> list[int]:
 
 WHOLE = [1000, 1001, 1002, 1003, 1004, 1005]
 
+
+TOLD = PromptLogprobs(0, bytes(4 * 99), bytes(4 * 99), b"", b"")
 
 # -- the ways a generation goes well -----------------------------------------------------------
 
@@ -284,6 +286,59 @@ async def test_a_killed_worker_is_noticed_by_its_connection(harness: Harness) ->
     await decode.close()
     other = workers["d2" if decode is workers["d1"] else "d1"]
     assert await finish_on(other, consumer, index=1) == WHOLE
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+async def test_what_is_told_of_a_prompt_is_handed_on_once_over_all_attempts(
+    harness: Harness, first: str
+) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request(prompt_logprobs=0))
+    leg = await decode.received.next(Generate)
+    assert leg.sampling.prompt_logprobs == 0
+    if first == "prefill":
+        prefill.first_token(await prefill.received.next(Prefill), 1000, told=TOLD)
+    else:
+        decode.tokens(leg, 0, [1000], prompt_logprobs=TOLD)
+    await consumer.received(1)
+    decode.tokens(leg, 0, [1000], prompt_logprobs=TOLD)
+    decode.send(failed(leg, decode))
+    assert await finish_on(decode, consumer, index=1) == WHOLE
+    assert [each.prompt_logprobs for each in consumer.deltas] == [TOLD, None]
+
+
+async def test_an_attempt_that_does_not_tell_of_the_prompt_fails_and_another_one_does(
+    harness: Harness,
+) -> None:
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request(prompt_logprobs=0))
+    decode.tokens(await decode.received.next(Generate), 0, [1000])
+    leg = await decode.received.next(Generate)
+    assert (leg.attempt, leg.num_output) == (2, 0)
+    decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP, prompt_logprobs=TOLD)
+    assert await consumer.end() == WHOLE
+    assert [each.prompt_logprobs for each in consumer.deltas] == [TOLD]
+
+
+async def test_a_prompt_to_be_told_of_is_placed_as_if_nothing_of_it_were_cached(
+    harness: Harness,
+) -> None:
+    decode, _ = await harness.join("d1", "p1")
+    await decode.subscribed()
+    stored = block_hashes(chain_root("weights"), list(range(100)), 4)
+    incarnation = decode.info.incarnation
+    decode.publish(
+        CacheEvents(worker_id="d1", incarnation=incarnation, seq=1, stored=stored, removed=[])
+    )
+    await until(lambda: harness.index.num_blocks("d1") == len(stored))
+    is_remote = []
+    for sampling in ({}, {"prompt_logprobs": 0}):
+        consumer = Consumer(harness.dispatcher, request(**sampling))
+        leg = await decode.received.next(Generate)
+        is_remote.append(leg.prefill is not None)
+        decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP, prompt_logprobs=TOLD)
+        assert await consumer.end() == WHOLE
+    assert is_remote == [False, True]
 
 
 async def test_the_only_worker_is_tried_again(harness: Harness) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.token_stream import Piece, TokenPiece, TokenStream
 
 
@@ -103,3 +103,32 @@ def test_the_output_is_always_a_prefix_of_the_truth(script, is_remote: bool) -> 
         except ProtocolError:
             assert index > len(delivered)
     assert delivered == stream.token_ids == truth[: len(delivered)]
+
+
+def scored(index: int, *token_ids: int, told: PromptLogprobs | None) -> Piece:
+    return TokenPiece(index, list(token_ids), None, None, told)
+
+
+TOLD = PromptLogprobs(0, bytes(8), bytes(8), b"", b"")
+
+
+def test_what_is_told_of_the_prompt_comes_once_with_the_first_token() -> None:
+    stream = TokenStream(scored_prompt=3)
+    stream.start_attempt(is_remote=True)
+    assert stream.take(scored(1, 11, told=None)) == []
+    given = [*stream.take(scored(0, 10, told=TOLD)), *stream.take(scored(0, 10, told=TOLD))]
+    stream.start_attempt(is_remote=False)
+    given += stream.take(scored(1, 11, 12, told=None))
+    assert [each.token_ids for each in given] == [[10], [11], [12]]
+    assert [each.prompt_logprobs for each in given] == [TOLD, None, None]
+
+
+@pytest.mark.parametrize("told", [None, PromptLogprobs(0, bytes(4), bytes(4), b"", b"")])
+def test_a_first_token_without_what_was_asked_of_the_prompt_is_an_error(
+    told: PromptLogprobs | None,
+) -> None:
+    stream = TokenStream(scored_prompt=3)
+    stream.start_attempt(is_remote=False)
+    with pytest.raises(ProtocolError, match="the prompt's log-probabilities"):
+        stream.take(scored(0, 10, told=told))
+    assert stream.token_ids == []
