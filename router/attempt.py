@@ -14,7 +14,7 @@ from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.placement import Mode, Placement
 from router.token_stream import TokenStream
 from router.trace import AttemptTrace, RequestTrace
-from router.worker import Reservation, Worker
+from router.worker import Loss, Reservation, Worker
 
 _LIFE_BITS = 16
 
@@ -93,8 +93,9 @@ class Attempt:
 class Generation:
     """A request on its way to its last token. `failed` holds incarnations of workers.
 
-    `num_failures` and `num_deaths` count attempts that failed, and workers that were lost under
-    it, since the last new token: a request that gets on is not to blame for what dies around it.
+    `num_failures` and `num_deaths` count attempts that failed, and workers that died under it,
+    since the last new token: a request that gets on is not to blame for what dies around it, and
+    none for workers that stood still.
     Both legs of an attempt (`suspected_with`) count as one death: they may have died together.
     Deltas go straight to the sink; once it was full (`is_behind`) they queue up among the events
     until it has caught up.
@@ -188,20 +189,20 @@ class Generation:
         self.num_failures = self.num_deaths = 0
         self.suspected_with.clear()
 
-    def blame(self, attempt: Attempt, worker: Worker, is_lost: bool) -> None:
+    def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
         """Remember whom the next attempt avoids, and whom it prefers.
 
         A handoff that fails is reported by its decode worker, but mostly the other end or the
         way between them is at fault: the first time the decode worker keeps the request, with
         whatever blocks arrived, and only the prefill worker is avoided.
         """
-        if is_lost and worker.info.incarnation not in self.suspected_with:
+        if loss is Loss.BROKEN and worker.info.incarnation not in self.suspected_with:
             self.num_deaths += 1
             legs = [each for each in (attempt.decode, attempt.prefill) if each is not None]
             self.suspected_with |= {each.info.incarnation for each in legs}
         self.prefer_decode = None
         incarnation = worker.info.incarnation
-        in_handoff = not attempt.decode_runs and not is_lost
+        in_handoff = not attempt.decode_runs and loss is None
         if worker is attempt.prefill:
             self.prefer_decode = attempt.decode.worker_id
         elif attempt.prefill and in_handoff and incarnation not in self.failed_handoffs:

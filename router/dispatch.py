@@ -47,7 +47,7 @@ from router.search import Searches, placement_of
 from router.settings import RouterSettings
 from router.token_stream import Piece, TokenPiece
 from router.trace import TraceStore
-from router.worker import Worker
+from router.worker import Loss, Worker
 
 
 class Dispatcher:
@@ -244,12 +244,12 @@ class Dispatcher:
             attempt.is_leaving = attempt.decode.link.send(order)
         self._searches.ask()
 
-    def on_lost(self, worker: Worker, reason: str) -> None:
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
         """See `FleetListener`: every attempt on the worker fails at once."""
         self._searches.rule_out(worker)
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
-                self._fail(generation, worker, f"{worker.worker_id}: {reason}", is_lost=True)
+                self._fail(generation, worker, f"{worker.worker_id}: {reason}", loss=loss)
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
         """A worker has the stream: it goes on there. One that is not wanted any more ends."""
@@ -365,11 +365,11 @@ class Dispatcher:
         worker: Worker,
         reason: str,
         retryable: bool = True,
-        is_lost: bool = False,
+        loss: Loss | None = None,
     ) -> None:
         """End the current attempt by the fault of one of its workers."""
         attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
-        generation.blame(attempt, worker, is_lost)
+        generation.blame(attempt, worker, loss)
         generation.events.put_nowait(Failure(reason, retryable))
 
     def _give_up(self, generation: Generation, reason: str) -> None:

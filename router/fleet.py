@@ -32,7 +32,7 @@ from router.cache_index import CacheIndex
 from router.fleet_metrics import FleetMetrics
 from router.link import LinkCallbacks
 from router.placement import WorkerLoad
-from router.worker import Link, Worker, describe
+from router.worker import Link, Loss, Worker, describe
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class FleetListener(Protocol):
         """Workers came, went, or changed their state or load; often more than once."""
         ...
 
-    def on_lost(self, worker: Worker, reason: str) -> None:
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
         """A worker, or the connection to it, is gone; whatever ran there ends now."""
         ...
 
@@ -111,7 +111,7 @@ class Fleet:
         for info in members.values():
             worker = self._workers.get(info.worker_id)
             if worker is not None and worker.info.incarnation != info.incarnation:
-                self._lose(info.worker_id, "it was restarted")
+                self._lose(info.worker_id, "it was restarted", Loss.SILENT)
                 worker = None
             if worker is None:
                 self._add(info)
@@ -128,7 +128,7 @@ class Fleet:
         for worker_id, worker in list(self._workers.items()):
             answers = worker.link.is_ready and worker.link.is_responsive(now)
             if worker_id not in self._members and not answers:
-                self._lose(worker_id, "its lease ended")
+                self._lose(worker_id, "its lease ended", Loss.SILENT)
         if self._listener is not None:
             self._listener.on_fleet()
 
@@ -220,9 +220,9 @@ class Fleet:
             return
         log.log(_severity(worker), "the connection to %s broke", worker_id)
         if worker_id not in self._members:
-            self._lose(worker_id, "its lease ended and its connection broke")
+            self._lose(worker_id, "its lease ended and its connection broke", Loss.BROKEN)
         elif self._listener is not None:
-            self._listener.on_lost(worker, "its connection broke")
+            self._listener.on_lost(worker, "its connection broke", Loss.BROKEN)
         self._note_change()
 
     def on_control(self, worker_id: str, message: ControlMessage) -> None:
@@ -281,7 +281,7 @@ class Fleet:
         self._index.join(info.worker_id, info.incarnation)
         self._workers[info.worker_id] = Worker(info, self._connect(info, self))
 
-    def _lose(self, worker_id: str, reason: str) -> None:
+    def _lose(self, worker_id: str, reason: str, loss: Loss) -> None:
         worker = self._workers.pop(worker_id)
         self._disconnect(worker)
         self._index.leave(worker_id)
@@ -289,7 +289,7 @@ class Fleet:
         message = "%s worker %s left: %s"
         log.log(_severity(worker), message, worker.role.value, worker_id, reason)
         if self._listener is not None:
-            self._listener.on_lost(worker, reason)
+            self._listener.on_lost(worker, reason, loss)
 
     def _disconnect(self, worker: Worker) -> None:
         worker.link.close()

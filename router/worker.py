@@ -8,6 +8,7 @@ second was not, so that is when a reservation ends, if its owner did not release
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Protocol
 
 from protocol.messages import Message, Role, WorkerInfo, WorkerState, WorkerStats
@@ -28,6 +29,14 @@ class Link(Protocol):
     @property
     def is_closed(self) -> bool: ...
     async def wait_closed(self) -> None: ...
+
+
+class Loss(Enum):
+    """How a worker was lost. A request may end its process, which breaks its connection; none
+    makes it stand still until its lease ends, or come back as another."""
+
+    BROKEN = auto()
+    SILENT = auto()
 
 
 @dataclass(eq=False)

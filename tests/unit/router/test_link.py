@@ -22,7 +22,7 @@ from protocol.messages import (
     Role,
 )
 from protocol.wire import encode
-from router.worker import Worker
+from router.worker import Loss, Worker
 from runtime.control import NO_HELLO
 from tests.unit.router.router_harness import Harness, until
 
@@ -176,7 +176,7 @@ class Eavesdropper:
         assert isinstance(message, AttemptFailed)
         self._heard.append(str(message.attempt))
 
-    def on_lost(self, worker: Worker, reason: str) -> None:
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
         self._heard.append("lost")
 
     def on_fleet(self) -> None:
