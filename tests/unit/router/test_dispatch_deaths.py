@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 4
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    harness = Harness(max_attempts=MAX_ATTEMPTS)
+    harness = Harness(max_attempts=MAX_ATTEMPTS, silence_s=0.2)
     yield harness
     assert harness.dispatcher.inflight == 0
     await harness.close()
@@ -61,6 +61,31 @@ async def test_both_legs_of_an_attempt_count_as_one_death(harness: Harness) -> N
     with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
         await consumer.end()
     assert decoders[0].received.count(Generate) == 0
+
+
+async def test_workers_that_stand_still_are_not_blamed_on_a_request(harness: Harness) -> None:
+    """Their connections stand until they are let go because their leases ended."""
+    workers = await harness.join("d1", "d2", "d3", "d4")
+    consumer = Consumer(harness.dispatcher, request())
+    for _ in range(MAX_ATTEMPTS - 1):
+        worker, _leg = await taken_by(workers)
+        workers.remove(worker)
+        await stand_still(harness, worker)
+    worker, leg = await taken_by(workers)
+    worker.tokens(leg, 0, [1000], finish=FinishReason.STOP)
+    assert await consumer.end() == [1000]
+
+
+async def stand_still(harness: Harness, worker: FakeWorker) -> None:
+    """It answers nothing any more, its lease ends, and the fleet lets it go."""
+    worker.answers_pings = False
+    del harness.workers[worker.info.worker_id]
+
+    def is_let_go() -> bool:
+        harness.refresh()
+        return harness.fleet.worker(worker.info.worker_id) is None
+
+    await until(is_let_go)
 
 
 async def test_a_stream_that_gets_on_outlives_any_number_of_workers(harness: Harness) -> None:
