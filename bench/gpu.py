@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkpoints import benchmark_checkpoint
+from bench.checkpoints import add_tokenizer, benchmark_checkpoint
 from bench.gpu_checks import (
     BLOCK_SIZE,
     Card,
@@ -37,6 +37,7 @@ from bench.gpu_checks import (
     random_model,
 )
 from bench.gpu_models import Load, check_logits, check_throughput
+from bench.gpu_split import SplitLoad, check_split
 from engine.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
@@ -167,6 +168,13 @@ def peer(device: torch.device) -> Iterator[Row]:
     yield from check_throughput(card, benchmark_checkpoint("M2"), "M2", Load())
 
 
+def split(device: torch.device) -> Iterator[Row]:
+    """Prefill and decode as two processes on this card."""
+    folder = benchmark_checkpoint("M2")
+    add_tokenizer(folder)
+    yield from check_split(str(device), folder, SplitLoad())
+
+
 def decode(device: torch.device) -> Iterator[Row]:
     """Decode of the 8B shape, and its host's overhead."""
     card = measure_card(device)
@@ -199,6 +207,7 @@ PARTS: dict[str, Part] = {
     "decode": decode,
     "prefill": prefill,
     "peer": peer,
+    "split": split,
 }
 
 

@@ -21,6 +21,7 @@ from bench.gpu_checks import (
     random_model,
 )
 from bench.gpu_models import Load, _our_rate, check_logits
+from bench.gpu_split import SplitLoad, check_split, handoff_of
 from engine.attention.torch_backend import TorchAttention
 from engine.config import parse_model_config
 from engine.json_keys import JsonKeys
@@ -111,3 +112,25 @@ def test_a_part_that_fails_is_a_row_and_the_next_one_runs():
 def test_without_a_card_it_says_so(capsys):
     assert gpu.main([]) == 1
     assert capsys.readouterr().err == "bench.gpu needs a CUDA card, and torch sees none\n"
+
+
+def test_a_handoff_is_read_from_a_trace():
+    writes = [(2000, 5000), (1000, 3000), (9000, 9500)]  # of which two overlap
+    prefill = {
+        "chunks": [[0, 4000, 64], [4000, 8000, 64]],
+        "writes": [[post, done, 4, 0] for post, done in writes],
+        "bytes_moved": 9000,
+    }
+    trace = {"handoff_ms": 2.5, "attempts": [{"prefill": {}}, {"prefill": prefill}]}
+    handoff = handoff_of(trace)
+    assert (handoff.ms, handoff.exposed_ms) == (2.5, 1.5)
+    assert handoff.bytes_per_s == pytest.approx(9000 / 4.5e-3)
+
+
+@pytest.mark.timeout(180)
+def test_two_workers_on_one_device_give_one_workers_tokens():
+    load = SplitLoad(num_prompt=150, num_requests=4, num_output=6, chunk=64)
+    rows = {row.name: row for row in check_split("cpu", DEMO_MODEL, load)}
+    assert rows["equal to one worker's"].value == 4
+    assert rows["rate of writes, p50"].value > 0
+    assert len(rows) == 4
