@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 
 from decode_worker.departures import Departures
+from decode_worker.inbound import InboundHandoffs
 from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
@@ -20,21 +21,10 @@ from engine.engine import StepResult
 from engine.scheduler import Batch, Produced
 from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
-from kv_transfer.receiver import (
-    Complete,
-    Failed,
-    HandoffReceiver,
-    ReceiverAction,
-    SendAbort,
-    SendGrant,
-    SendRenew,
-    Unfence,
-    Verify,
-)
+from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
-from protocol import wire
-from protocol.errors import ProtocolError, RequestError
+from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
     ChunkSpan,
@@ -75,7 +65,7 @@ class DecodeWorker:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
-        self._receiver = receiver
+        self._inbound = InboundHandoffs(host, receiver, peers, self)
         self._peers = peers
         self._departures = Departures(host, sender)
         self._resumption = resumption
@@ -127,15 +117,14 @@ class DecodeWorker:
         for incarnation, message in self._peers.receive():
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
-            self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
+            self._inbound.lose(incarnation)
             self._despair_of_tokens(incarnation, "the prefill worker is gone")
         for incarnation in self._peers.reset():
             self._despair_of_tokens(incarnation, "the prefill worker lost its connection to us")
         for event in self._host.transfers.drain():
             self._follow(event)
-        self._carry_out(self._receiver.sweep(self._host.now()))
+        self._inbound.sweep()
         self._departures.sweep()
-        self._host.transfers.expect(self._receiver.num_open > 0)
 
     def _let_go(self) -> None:
         """Routers and decode workers that are gone, and streams that nobody came for."""
@@ -195,7 +184,7 @@ class DecodeWorker:
 
     def _is_known(self, key: HandoffKey) -> bool:
         """Whether this attempt is or was here, as far as we remember."""
-        was_here = self._ended.error_of(key) is not None or self._receiver.is_known(key)
+        was_here = self._ended.error_of(key) is not None or self._inbound.is_known(key)
         return key in self._tasks or was_here
 
     def _abort(self, router: Peer, message: Abort) -> None:
@@ -231,7 +220,7 @@ class DecodeWorker:
             case HandoffToken():
                 self._take_first_token(incarnation, message)
             case KvClosed():
-                self._carry_out(self._receiver.closed(message, self._host.now()))
+                self._inbound.close(message)
                 task = self._tasks.get(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
                     reason = message.error or "the prefill worker closed without a first token"
@@ -260,16 +249,10 @@ class DecodeWorker:
         self._try_join(task)
 
     def _follow(self, event: TransferEvent) -> None:
-        if not isinstance(event, NotificationArrived):
+        if isinstance(event, NotificationArrived):
+            self._inbound.follow(event)
+        else:
             self._departures.follow(event)
-            return
-        try:
-            written = wire.decode_notification(event.payload)
-        except ProtocolError as error:
-            self._host.count(Count.FRAMES_REFUSED)
-            log.warning("notification of agent %s: %s", event.agent, error)
-            return
-        self._carry_out(self._receiver.written(written))
 
     # -- schedule ---------------------------------------------------------------------------
 
@@ -301,12 +284,7 @@ class DecodeWorker:
         first_block = task.sequence.num_cached // self._engine.layout.block_size
         blocks = task.sequence.block_table[first_block:]
         task.granted_blocks = len(blocks)
-        self._peers.connect(task.prefill)
-        self._carry_out(
-            self._receiver.offer(
-                task.key, task.prefill.incarnation, first_block, blocks, self._host.now()
-            )
-        )
+        self._inbound.offer(task.key, task.prefill, first_block, blocks)
 
     def _try_join(self, task: Task) -> None:
         """Into the batch, if blocks and first token are here."""
@@ -353,10 +331,10 @@ class DecodeWorker:
         self._outbox.clear()
 
     def _publish(self) -> None:
-        self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
+        self._inbound.count()
         self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
-        num_handoffs = self._receiver.num_open + self._departures.num_open
-        num_ignored = self._receiver.ignored + self._departures.ignored
+        num_handoffs = self._inbound.num_open + self._departures.num_open
+        num_ignored = self._inbound.ignored + self._departures.ignored
         self._host.publish(num_handoffs, num_ignored)
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
@@ -372,60 +350,46 @@ class DecodeWorker:
             self._host.send(task.router, self._host.failure(task.asked, reason, retryable))
 
     def _end(self, task: Task) -> None:
-        """Leave the scheduler; blocks that a peer may still write to stay until Unfence.
+        """Leave the scheduler; blocks that a peer may still write to stay until `on_unfenced`.
 
         What arrived stays cached, so that a next attempt need not fetch it again.
         """
         self._forget(task)
         sequence = task.sequence
-        self._scheduler.publish_arrived(sequence, self._receiver.arrived(task.key))
+        self._scheduler.publish_arrived(sequence, self._inbound.arrived(task.key))
         if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
             self._scheduler.publish_arrived(sequence, range(len(sequence.block_table)))
-        granted = bool(task.granted_blocks) and self._receiver.is_open(task.key)
+        granted = bool(task.granted_blocks) and self._inbound.is_open(task.key)
         if sequence.state is not SequenceState.FINISHED:
             self._scheduler.finish(sequence, release=not granted)
         elif not granted:
             self._scheduler.release_blocks(sequence)
         if granted:
             self._fenced[task.key] = sequence
-            self._carry_out(self._receiver.abort(task.key))
+            self._inbound.abort(task.key)
 
     def _forget(self, task: Task) -> None:
         del self._tasks[task.key]
         self._ended.remember(task.key, "")
 
-    # -- what the receiver decides ------------------------------------------------------------
+    # -- how handoffs go: see `GrantOwner` ----------------------------------------------------
 
-    def _carry_out(self, actions: list[ReceiverAction]) -> None:
-        for action in actions:
-            match action:
-                case SendGrant(peer, grant):
-                    self._peers.send(peer, grant)
-                case SendRenew(peer, renew):
-                    self._peers.send(peer, renew)
-                case SendAbort((request_id, attempt), peer):
-                    self._peers.send(peer, Abort(request_id=request_id, attempt=attempt))
-                case Verify(key, blocks, digests):
-                    intact = self._host.block_digests(blocks) == list(digests)
-                    self._carry_out(self._receiver.verified(key, intact))
-                case Complete(key):
-                    self._complete(key)
-                case Failed(key, reason, arrived):
-                    self._handoff_failed(key, reason, arrived)
-                case Unfence(key):
-                    sequence = self._fenced.pop(key, None)
-                    if sequence is not None:
-                        self._scheduler.release_blocks(sequence)
-
-    def _complete(self, key: HandoffKey) -> None:
+    def on_complete(self, key: HandoffKey) -> None:
+        """Every block is here."""
         task = self._tasks.get(key)
         if task is not None:
             task.blocks_arrived_us = self._host.wall_us()
             self._try_join(task)
 
-    def _handoff_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
         """The attempt is over, except for what arrived."""
         task = self._tasks.get(key)
         if task is not None:
             self._scheduler.publish_arrived(task.sequence, arrived)
             self._give_up(task, reason, retryable=True)
+
+    def on_unfenced(self, key: HandoffKey) -> None:
+        """The blocks of an ended task are ours again."""
+        sequence = self._fenced.pop(key, None)
+        if sequence is not None:
+            self._scheduler.release_blocks(sequence)

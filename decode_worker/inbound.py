@@ -1,0 +1,148 @@
+"""The receiving side of handoffs: joins the machine that decides with those that act.
+
+`kv_transfer.receiver` decides what to grant and when a fence falls; grants, renewals and aborts go
+to the sending workers over their control links, and what has landed is announced by the transport.
+The counterpart of `runtime.outbound`. It owns no blocks: they are its owner's, who hears what has
+arrived and when nobody writes to them any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from decode_worker.peers import PrefillPeers
+from kv_transfer.handoff import HandoffKey
+from kv_transfer.receiver import (
+    Complete,
+    Failed,
+    HandoffReceiver,
+    ReceiverAction,
+    SendAbort,
+    SendGrant,
+    SendRenew,
+    Unfence,
+    Verify,
+)
+from kv_transfer.transfer_loop import NotificationArrived
+from protocol import wire
+from protocol.errors import ProtocolError
+from protocol.messages import Abort, KvClosed, PrefillPeer
+from runtime.counters import Count
+from runtime.worker_host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+
+class GrantOwner(Protocol):
+    """Whose blocks are granted; unknown keys are to be ignored."""
+
+    def on_complete(self, key: HandoffKey) -> None:
+        """Every granted block holds its data."""
+        ...
+
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """The attempt is over, except for what arrived: indices of prompt blocks."""
+        ...
+
+    def on_unfenced(self, key: HandoffKey) -> None:
+        """Nobody writes to the handoff's blocks any more."""
+        ...
+
+
+class InboundHandoffs:
+    """Every handoff that this worker receives; belongs to the loop's thread."""
+
+    def __init__(
+        self, host: WorkerHost, receiver: HandoffReceiver, peers: PrefillPeers, owner: GrantOwner
+    ) -> None:
+        self._host = host
+        self._receiver = receiver
+        self._peers = peers
+        self._owner = owner
+
+    @property
+    def num_open(self) -> int:
+        """Handoffs whose fence has not fallen."""
+        return self._receiver.num_open
+
+    @property
+    def ignored(self) -> int:
+        """What arrived for handoffs that are none."""
+        return self._receiver.ignored
+
+    def is_open(self, key: HandoffKey) -> bool:
+        """Whether the handoff's blocks are still behind their fence."""
+        return self._receiver.is_open(key)
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether the handoff was offered before."""
+        return self._receiver.is_known(key)
+
+    def arrived(self, key: HandoffKey) -> tuple[int, ...]:
+        """Prompt indices of the granted blocks of an open handoff that hold their data by now."""
+        return self._receiver.arrived(key)
+
+    # -- what the owner says ----------------------------------------------------------------
+
+    def offer(self, key: HandoffKey, peer: PrefillPeer, first_block: int, blocks: Seq[int]) -> None:
+        """Grant our blocks to a peer, for the prompt blocks from `first_block` on; there may be
+        none."""
+        self._peers.connect(peer)
+        now = self._host.now()
+        self._carry_out(self._receiver.offer(key, peer.incarnation, first_block, blocks, now))
+
+    def abort(self, key: HandoffKey) -> None:
+        """The blocks are not wanted any more; they stay fenced until `on_unfenced`."""
+        self._carry_out(self._receiver.abort(key))
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def close(self, closed: KvClosed) -> None:
+        """The peer posts nothing more."""
+        self._carry_out(self._receiver.closed(closed, self._host.now()))
+
+    def lose(self, incarnation: str) -> None:
+        """The peer is gone."""
+        self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
+
+    def follow(self, event: NotificationArrived) -> None:
+        """Blocks have landed; what cannot be read is counted."""
+        try:
+            written = wire.decode_notification(event.payload)
+        except ProtocolError as error:
+            self._host.count(Count.FRAMES_REFUSED)
+            log.warning("notification of agent %s: %s", event.agent, error)
+            return
+        self._carry_out(self._receiver.written(written))
+
+    def sweep(self) -> None:
+        """Act on what has run out; every turn of the loop."""
+        self._carry_out(self._receiver.sweep(self._host.now()))
+        self._host.transfers.expect(self._receiver.num_open > 0)
+
+    def count(self) -> None:
+        """Bring the worker's counters up to date."""
+        self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
+
+    # -- what the receiver decides ------------------------------------------------------------
+
+    def _carry_out(self, actions: list[ReceiverAction]) -> None:
+        for action in actions:
+            match action:
+                case SendGrant(peer, grant):
+                    self._peers.send(peer, grant)
+                case SendRenew(peer, renew):
+                    self._peers.send(peer, renew)
+                case SendAbort((request_id, attempt), peer):
+                    self._peers.send(peer, Abort(request_id=request_id, attempt=attempt))
+                case Verify(key, blocks, digests):
+                    intact = self._host.block_digests(blocks) == list(digests)
+                    self._carry_out(self._receiver.verified(key, intact))
+                case Complete(key):
+                    self._owner.on_complete(key)
+                case Failed(key, reason, arrived):
+                    self._owner.on_failed(key, reason, arrived)
+                case Unfence(key):
+                    self._owner.on_unfenced(key)
