@@ -6,9 +6,9 @@ BLAKE2b, keyed by the fleet's seed through the root, so hashes mean the same on 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 
 HASH_BYTES = 16
 DEFAULT_SEED = "baton"
@@ -16,7 +16,7 @@ DEFAULT_SEED = "baton"
 
 def chain_root(model_fingerprint: str, salt: str = "", seed: str = DEFAULT_SEED) -> bytes:
     """The parent of a sequence's first block: whatever changes the KV besides its tokens."""
-    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    digest = blake2b(digest_size=HASH_BYTES)
     for part in (seed, model_fingerprint, salt):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little"))
@@ -26,14 +26,17 @@ def chain_root(model_fingerprint: str, salt: str = "", seed: str = DEFAULT_SEED)
 
 def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The hash of a full block that follows `parent`."""
-    return hashlib.blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+    return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
 def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
     """One hash for each full block of `tokens`; a trailing partial block has none."""
+    data = array("I", tokens)
+    size = block_size * data.itemsize
+    whole = data.tobytes()
     hashes: list[bytes] = []
     parent = root
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = next_hash(parent, tokens[start : start + block_size])
+    for start in range(0, len(whole) - size + 1, size):
+        parent = blake2b(parent + whole[start : start + size], digest_size=HASH_BYTES).digest()
         hashes.append(parent)
     return hashes

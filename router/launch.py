@@ -59,16 +59,17 @@ class Launcher:
     def _query(
         self, generation: Generation, identity: FleetIdentity, num_tokens: int
     ) -> PlacementQuery:
+        excluded = (
+            each.worker_id
+            for role in (Role.PREFILL, Role.DECODE)
+            for each in self._fleet.ready(role)
+            if each.info.incarnation in generation.failed
+        )
         return PlacementQuery(
             num_tokens=num_tokens,
             max_tokens=generation.max_tokens,
             block_size=identity.block_size,
-            exclude=frozenset(
-                each.worker_id
-                for role in (Role.PREFILL, Role.DECODE)
-                for each in self._fleet.ready(role)
-                if each.info.incarnation in generation.failed
-            ),
+            exclude=frozenset(excluded if generation.failed else ()),
             prefer_decode=generation.prefer_decode,
         )
 

@@ -8,10 +8,10 @@ A valid `traceparent` is answered with one that names a span of ours in the clie
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from dataclasses import dataclass, field
 
-from starlette.datastructures import Headers, MutableHeaders
+from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.anthropic.errors import error_response
@@ -22,6 +22,7 @@ from runtime.trace_context import CURRENT_TRACE, read_traceparent
 
 MAX_CLIENT_ID_CHARS = 128
 _KEY = "baton.request"
+_OTHER = "other"
 _ENDPOINTS = frozenset(
     (
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
@@ -39,9 +40,14 @@ class RequestRecord:
     """
 
     arrived: float
-    request_id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
+    request_id: str = field(default_factory=lambda: new_id("req-"))
     status: int | None = None
     body_digest: bytes = b""
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess: 32 hexadecimal digits behind the prefix."""
+    return prefix + secrets.token_hex(16)
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -50,12 +56,31 @@ def record_of(scope: Scope) -> RequestRecord:
     return record
 
 
+class _EndpointMetrics:
+    """The metrics of one endpoint: looking them up by labels costs more than counting."""
+
+    def __init__(self, metrics: ApiMetrics, endpoint: str) -> None:
+        self.in_flight: Gauge = metrics.in_flight.labels(endpoint)
+        self.duration: Histogram = metrics.duration.labels(endpoint)
+        self._endpoint = endpoint
+        self._requests = metrics.requests
+        self._by_status: dict[int, Counter] = {}
+
+    def ended(self, status: int) -> None:
+        """One more request has ended so."""
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._requests.labels(self._endpoint, str(status))
+        counter.inc()
+
+
 class RequestScope:
     """The middleware; `app` is the application inside."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._shown: dict[str, _EndpointMetrics] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs one request; only for HTTP, other scopes pass through."""
@@ -63,15 +88,17 @@ class RequestScope:
             await self._app(scope, receive, send)
             return
         record = scope[_KEY] = RequestRecord(self._metrics.clock())
-        endpoint = scope["path"] if scope["path"] in _ENDPOINTS else "other"
-        with self._metrics.in_flight.labels(endpoint).track_inprogress():
-            try:
-                await self._answer(record, scope, receive, send)
-            finally:
-                status = str(record.status or CLIENT_GONE_STATUS)
-                self._metrics.requests.labels(endpoint, status).inc()
-                elapsed = self._metrics.clock() - record.arrived
-                self._metrics.duration.labels(endpoint).observe(elapsed)
+        endpoint = scope["path"] if scope["path"] in _ENDPOINTS else _OTHER
+        shown = self._shown.get(endpoint)
+        if shown is None:
+            shown = self._shown[endpoint] = _EndpointMetrics(self._metrics, endpoint)
+        shown.in_flight.inc()
+        try:
+            await self._answer(record, scope, receive, send)
+        finally:
+            shown.in_flight.dec()
+            shown.ended(record.status or CLIENT_GONE_STATUS)
+            shown.duration.observe(self._metrics.clock() - record.arrived)
 
     async def _answer(
         self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
@@ -92,23 +119,35 @@ class RequestScope:
 
 def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
     """`send` that adds the id headers and notes the status."""
-    sent = Headers(scope=scope)
-    client_id = sent.get("x-request-id")
-    trace = read_traceparent(sent.get("traceparent", ""))
+    client_id = _first(scope, b"x-request-id")
+    traceparent = _first(scope, b"traceparent")
+    trace = None if traceparent is None else read_traceparent(traceparent)
     CURRENT_TRACE.set(trace)
 
     async def named_send(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            headers = MutableHeaders(scope=message)
             sane = client_id is not None and is_sane_id(client_id)
-            headers["x-request-id"] = client_id if sane and client_id else record.request_id
-            headers["x-baton-request-id"] = record.request_id
+            shown = client_id if sane and client_id else record.request_id
+            names = [
+                (b"x-request-id", shown.encode("latin-1")),
+                (b"x-baton-request-id", record.request_id.encode("latin-1")),
+            ]
             if trace is not None:
-                headers["traceparent"] = trace.traceparent
+                names.append((b"traceparent", trace.traceparent.encode("latin-1")))
+            message["headers"] = [*message.get("headers", ()), *names]
         await send(message)
 
     return named_send
+
+
+def _first(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name."""
+    for each, value in scope["headers"]:
+        if each == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
 
 
 def is_sane_id(client_id: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,7 +39,7 @@ from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_cal
 from router.chat.message_parser import MessageParser
 from router.choices import Choice
 from router.output import TextDelta
-from router.request_scope import record_of
+from router.request_scope import new_id, record_of
 from router.tokenizer import Tokenizer
 
 
@@ -49,7 +48,7 @@ def chat_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_chat_completion(request: Request) -> Response:
-        record_of(request.scope).request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        record_of(request.scope).request_id = new_id("chatcmpl-")
         fields = await read_fields(request, ChatRequest, context.limits.max_body_bytes)
         identity = identify(request, context, fields)
         check_model(context, fields.model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,7 +36,7 @@ from router.bad_words import bad_word_tokens
 from router.choices import Choice
 from router.fill_in_middle import fill_in_middle
 from router.output import TextDelta
-from router.request_scope import record_of
+from router.request_scope import new_id, record_of
 from router.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -48,7 +47,7 @@ def completions_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_completion(request: Request) -> Response:
-        record_of(request.scope).request_id = f"cmpl-{uuid.uuid4().hex}"
+        record_of(request.scope).request_id = new_id("cmpl-")
         fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
         identity = identify(request, context, fields)
         check_model(context, fields.model)

@@ -46,7 +46,8 @@ async def plan_conversation(
     prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
     reasons = wish.grammar is None
     grammar = await _tool_grammar(context, conversation, text, wish)
-    wish = replace(wish, grammar=grammar)
+    if grammar is not None:
+        wish = replace(wish, grammar=grammar)
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
         context.markup.parser(conversation, text, choice.request.request_id, reasons)

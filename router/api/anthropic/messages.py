@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -22,7 +21,7 @@ from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.chat.conversation import Conversation
-from router.request_scope import record_of
+from router.request_scope import new_id, record_of
 from router.sse import StreamStyle, as_it_is, named_event
 
 VERSION_HEADER = "anthropic-version"
@@ -40,7 +39,7 @@ def messages_router(context: ApiContext) -> APIRouter:
         return conversation_of(fields, takes_effort(context))
 
     async def create_message(request: Request) -> Response:
-        request_id = record_of(request.scope).request_id = f"msg_{uuid.uuid4().hex}"
+        request_id = record_of(request.scope).request_id = new_id("msg_")
         fields = await read_fields(request, MessagesRequest, context.limits.max_body_bytes)
         asked = conversation(request, fields)
         identity = new_identity(request)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -18,7 +16,7 @@ from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.structured import wanted_grammar
-from router.request_scope import record_of
+from router.request_scope import new_id, record_of
 from router.sse import StreamStyle, as_it_is
 
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
@@ -33,7 +31,7 @@ def responses_router(context: ApiContext) -> APIRouter:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     async def create_response(request: Request) -> Response:
-        record_of(request.scope).request_id = f"resp-{uuid.uuid4().hex}"
+        record_of(request.scope).request_id = new_id("resp-")
         fields = await read_fields(request, ResponsesRequest, context.limits.max_body_bytes)
         identity = new_identity(request)
         check_model(context, fields.model)
