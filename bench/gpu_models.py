@@ -19,13 +19,13 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
-from engine.device import wait_for
 from engine.gpu.backend import CardBackend
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
 from engine.model import DecoderModel
 from engine.scheduler import SchedulerConfig
 from engine.sequence import Sequence
+from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
 
 
@@ -134,15 +134,17 @@ def _transformers_rate(card: Card, folder: Path, load: Load) -> float:
 
     model = _transformers(card, folder, torch.bfloat16)
     config = GenerationConfig(max_new_tokens=load.num_output, do_sample=False, eos_token_id=-1)
-    seconds, tokens = 0.0, 0
+    rate = 0.0
     for turn in range(2):  # the first does not count
         prompts = load.prompts(model.config.vocab_size, turn)
-        started = time.perf_counter()
-        outputs = model.generate_batch(prompts, generation_config=config)
-        wait_for(card.device)
-        seconds = time.perf_counter() - started
-        tokens = sum(len(output.generated_tokens) for output in outputs.values())
-    return tokens / seconds
+        outputs = list(model.generate_batch(prompts, generation_config=config).values())
+        tokens = sum(len(output.generated_tokens) for output in outputs)
+        if tokens < load.num_requests * load.num_output:
+            raise BatonError(f"transformers gave {tokens} tokens: {outputs and outputs[0].error}")
+        # By its own clock: each call captures its graphs anew before the requests begin
+        began = min(output.created_time for output in outputs)
+        rate = tokens / (max(output.lifespan[1] for output in outputs) - began)
+    return rate
 
 
 def _sequence(name: str, prompt: list[int], num_output: int) -> Sequence:

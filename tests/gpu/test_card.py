@@ -15,11 +15,14 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
+from engine.gpu.fp8_linear import MIN_CAPABILITY, Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
 from engine.scheduler import SchedulerConfig
+from engine.sequence import Sequence
+from protocol.sampling import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,6 +94,55 @@ def forward(model, attention: AttentionBackend, parts) -> torch.Tensor:
     positions = [start + i for size, start, _ in parts for i in range(size)]
     ids = torch.full((len(positions),), 5, device="cuda:0")
     return model.forward(ids, torch.tensor(positions, device="cuda:0"), attention)
+
+
+def test_products_in_fp8_are_those_of_the_emulation():
+    if torch.cuda.get_device_capability() < MIN_CAPABILITY:
+        pytest.skip("the card does not multiply e4m3")
+    torch.manual_seed(0)
+    weight, x = (torch.randn(n, 512, device="cuda:0").bfloat16() for n in (768, 33))
+    bias = torch.randn(768, device="cuda:0").bfloat16()
+    for layer in (Fp8Linear(weight), Fp8Linear(weight, bias)):
+        expected = layer._emulated(*scaled_rows(x))
+        torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.2)
+
+
+def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
+    """Greedy tokens of a prompt of the bundled model in chunks of 32."""
+    folder = Path(__file__).parents[2] / "demo_model"
+    scheduler = SchedulerConfig(BLOCK_SIZE, max_batch_size=4, chunk_max_tokens=32)
+    config = EngineConfig(
+        folder, scheduler, dtype="bfloat16", device="cuda:0", num_blocks=64, **fields
+    )
+    engine = load_engine(config, lambda: 0.0).engine
+    engine.runs_ahead = runs_ahead
+    sequence = Sequence(
+        request_id="r",
+        attempt=0,
+        tokens=[7 + i % 300 for i in range(200)],
+        num_prompt=200,
+        sampling=SamplingParams(max_tokens=16, seed=0, temperature=0.0),
+        root_hash=b"test",
+        block_size=BLOCK_SIZE,
+        arrival=0.0,
+        deadline=float("inf"),
+    )
+    engine.scheduler.add(sequence)
+    while engine.scheduler.has_work:
+        engine.run(engine.plan())
+    assert engine.computed.is_done()
+    return sequence.tokens[200:]
+
+
+def test_chunks_that_run_ahead_give_the_same_tokens():
+    assert tokens_on_card(runs_ahead=True) == tokens_on_card(runs_ahead=False)
+
+
+@pytest.mark.parametrize("fields", [{"weights": "fp8"}, {"kv_dtype": "fp8"}])
+def test_a_checkpoint_is_served_in_fp8(fields):
+    if torch.cuda.get_device_capability() < MIN_CAPABILITY:
+        pytest.skip("the card does not multiply e4m3")
+    assert len(tokens_on_card(False, attention="kernel", **fields)) == 16
 
 
 def test_a_checkpoint_is_served_with_graphs_and_a_profiled_pool(caplog):
