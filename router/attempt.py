@@ -95,10 +95,9 @@ class Generation:
 
     `num_failures` and `num_deaths` count attempts that failed, and workers that died under it,
     since the last new token: a request that gets on is not to blame for what dies around it, and
-    none for workers that stood still.
-    Both legs of an attempt (`suspected_with`) count as one death: they may have died together.
-    Deltas go straight to the sink; once it was full (`is_behind`) they queue up among the events
-    until it has caught up.
+    none for workers that stood still. Both legs of an attempt (`suspected_with`) count as one
+    death: they may have died together. Deltas go straight to the sink; once it was full
+    (`is_behind`) they queue up among the events until it has caught up.
     """
 
     request: GenerationRequest
