@@ -428,7 +428,7 @@ def num_new() -> Iterator[Callable[[], int]]:
 
 
 def _connections_and_requests() -> list[object]:
-    return [each for each in gc.get_objects() if isinstance(each, (BoundedProtocol, RequestRecord))]
+    return [each for each in gc.get_objects() if type(each) in (BoundedProtocol, RequestRecord)]
 
 
 @pytest.mark.parametrize(
