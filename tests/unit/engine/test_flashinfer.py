@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -197,6 +198,22 @@ def test_views_of_the_pool_share_its_memory():
     assert keys.stride() == values.stride() == (2 * 2 * 2 * per_head, per_head, HEAD_DIM, 1)
     assert keys.data_ptr() == pool.tensor[0, 1, 0].data_ptr()
     assert values.data_ptr() == pool.tensor[0, 1, 1].data_ptr()
+
+
+def test_a_pool_of_8_bits_is_read_where_it_was_written():
+    wide = make_pool(2, 4)
+    narrow = KvPool(msgspec.structs.replace(wide.layout, dtype="float8_e4m3fn"), NUM_BLOCKS)
+    layers = TorchPoolLayers(narrow, (None, None), 4, torch.float32)
+    ours = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
+    theirs = TorchAttention(wide, (None, None))
+    segments = [Segment(1, 1, [7]), Segment(9, 9, [3, 250, 1])]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((10, heads, HEAD_DIM), generator=generator) for heads in (4, 2, 2))
+    for attention in (ours, theirs):
+        attention.plan(segments)
+    for layer in (0, 1):
+        got, expected = (attention.run(layer, q, k, v) for attention in (ours, theirs))
+        assert 0 < (got - expected).norm() / expected.norm() < 0.06
 
 
 @pytest.mark.parametrize(
