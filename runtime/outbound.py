@@ -70,7 +70,8 @@ class OutboundHandoffs:
         self._sender = sender
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
-        self._decoders: dict[str, Peer] = {}  # by the name of their transfer agent
+        self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
+        self._granters: dict[HandoffKey, Peer] = {}  # who is answered
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until there is somebody to tell
 
     @property
@@ -111,9 +112,9 @@ class OutboundHandoffs:
         """
         if self._sender.is_open(key):
             self._tokens[key] = token
-        decoder = self._decoders.get(self._sender.agent_of(key) or "")
-        if decoder is not None:
-            self._send_token(key, decoder)
+        granter = self._granters.get(key)
+        if granter is not None:
+            self._send_token(key, granter)
         now = self._host.now()
         wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
         self._carry_out(self._sender.finish(key, now, now + wait_s))
@@ -128,21 +129,27 @@ class OutboundHandoffs:
         """What a decode worker says; one whose pool we cannot write to is turned away."""
         if isinstance(message, PeerDescriptor):
             if self._host.try_add_transfer_peer(message):
-                self._decoders[message.agent] = peer
+                self._agents[peer] = message.agent
             return
-        agent = self._agent_of(peer)
+        agent = self._agents.get(peer)
         if agent is None:
             self._turn_away(peer, key_of(message))
         else:
             self._handle_handoff(peer, agent, message)
 
     def lose(self, peer: Peer) -> None:
-        """A peer is gone; if it was a decode worker, what was for it fails."""
-        agent = self._agent_of(peer)
-        if agent is not None:
-            del self._decoders[agent]
+        """A connection is gone; if it was the last of a decode worker, what was for it fails."""
+        agent = self._agents.pop(peer, None)
+        if agent is None:
+            return
+        other = self._connection_of(agent)
+        if other is None:
             self._host.remove_transfer_peer(agent)
             self._carry_out(self._sender.peer_lost(agent))
+            return
+        for key, granter in self._granters.items():
+            if granter == peer:
+                self._granters[key] = other
 
     def follow(self, event: TransferEvent) -> None:
         """What the transfer thread reports."""
@@ -172,6 +179,7 @@ class OutboundHandoffs:
                 self._host.answer_common(peer, message)
             case KvGrant():
                 self._host.restore_transfer_peer(agent)
+                self._granters[key] = peer
                 self._send_token(key, peer)  # before Closed, which may be the answer
                 self._carry_out(self._sender.grant(message, now))
             case KvRenew():
@@ -182,13 +190,17 @@ class OutboundHandoffs:
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
         """A decode worker whose pool we cannot write to must not wait for us, nor keep its blocks
-        behind their fence."""
+        behind their fence. What it granted by another connection ends in its own order."""
         self._host.count(Count.STALE_MESSAGES)
-        if not self._sender.is_open(key):
-            request_id, attempt = key
-            reason = "the pool of the decode worker is not known here"
-            closed = KvClosed(request_id=request_id, attempt=attempt, error=reason)
-            self._host.send(peer, closed)
+        reason = "the pool of the decode worker is not known here"
+        if self._sender.agent_of(key) is not None:
+            self._granters[key] = peer
+            self._carry_out(self._sender.abort(key, reason))
+            return
+        if self._sender.is_open(key):
+            self._carry_out(self._sender.abort(key, reason))
+        request_id, attempt = key
+        self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
 
     def _send_token(self, key: HandoffKey, decoder: Peer) -> None:
         """The first token goes to the decode worker once, when both are known."""
@@ -214,6 +226,7 @@ class OutboundHandoffs:
                     self._close(action)
                 case Release():
                     self._tokens.pop(action.key, None)
+                    self._granters.pop(action.key, None)
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
@@ -235,12 +248,13 @@ class OutboundHandoffs:
 
     def _close(self, action: Close) -> None:
         self._owner.on_closed(action.key, action.error)
-        decoder = self._decoders.get(action.agent)
-        if decoder is not None:
+        peer = self._granters.get(action.key) or self._connection_of(action.agent)
+        if peer is not None:
             request_id, attempt = action.key
             closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
-            self._host.send(decoder, closed)
+            self._host.send(peer, closed)
 
-    def _agent_of(self, peer: Peer) -> str | None:
-        """The transfer agent of a decode worker, once it has told us."""
-        return next((agent for agent, p in self._decoders.items() if p == peer), None)
+    def _connection_of(self, agent: str) -> Peer | None:
+        """The newest connection of a decode worker."""
+        peers = [peer for peer, each in self._agents.items() if each == agent]
+        return peers[-1] if peers else None

@@ -19,8 +19,10 @@ from protocol.messages import (
     KvRenew,
     Prefill,
     PrefillDone,
+    Role,
     WorkerState,
 )
+from runtime.control import Peer
 from runtime.counters import Count
 from tests.unit.worker_harness import (
     ROUTER,
@@ -162,6 +164,43 @@ def test_the_next_grant_adds_a_peer_again_that_the_transport_dropped(
     assert len(p.transfers.writes) == 3
     finish_writes(p)
     assert PrefillDone in types(say(p))
+
+
+@pytest.mark.parametrize("loses_the_older", [False, True])
+def test_two_connections_of_one_decode_worker_do_not_get_into_each_others_way(
+    p: PrefillBench, d: DecodeBench, loses_the_older: bool
+) -> None:
+    """As when we are another incarnation: its connection to our former self still says who it is
+    when the new one already has, and then goes."""
+    former = Peer(b"former", d.name, Role.DECODE)
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor)
+    p.server.inbox.append((former, d.descriptor))
+    say(p)
+    if loses_the_older:
+        p.server.gone.append(former)
+        say(p)
+        assert p.transfers.peers == {d.transfers.agent}
+    p.server.sent.clear()
+    p.server.inbox.append((d.as_peer, grant(d)))
+    p.worker.turn()
+    finish_writes(p)
+    p.worker.turn()
+    answers = [(peer, type(message)) for peer, message in p.server.sent if peer != ROUTER]
+    assert answers == [(d.as_peer, HandoffToken), (d.as_peer, KvClosed)]
+
+
+@pytest.mark.parametrize(
+    "message_of", [grant, lambda d: KvRenew(request_id="r", attempt=1, ttl_ms=9)]
+)
+def test_a_decode_worker_that_is_not_known_is_told_also_while_the_handoff_is_open(
+    p: PrefillBench, d: DecodeBench, message_of: Any
+) -> None:
+    say(p, PREFILL)
+    sent = say_of_d(p, d, message_of(d))
+    (closed,) = [message for message in sent if isinstance(message, KvClosed)]
+    assert "not known" in closed.error
+    say(p, Abort(request_id="r", attempt=1), turns=4)
 
 
 def test_a_decode_worker_that_was_lost_can_come_back(p: PrefillBench, d: DecodeBench) -> None:

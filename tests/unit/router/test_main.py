@@ -231,18 +231,36 @@ async def test_a_stopping_router_lets_streams_finish(
 
 
 @pytest.mark.parametrize("router", [0], indirect=True)
-async def test_streams_that_do_not_finish_in_time_are_aborted(
+async def test_a_stopping_router_leaves_unfinished_streams_to_another(
     router: RouterProcess, worker: FakeWorker
 ) -> None:
     await healthy(router.client)
     serving = asyncio.create_task(serve(worker, [70]))
     async with router.client.stream("POST", "/v1/completions", json=COMPLETION) as answer:
-        leg = await serving
+        await serving
         router.tell_to_stop()
-        abort = await worker.received.next(Abort)
-        assert (abort.request_id, abort.attempt) == (leg.request_id, leg.attempt)
         events = (await answer.aread()).split(END)
     assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "generation_failed"
+    assert await router.stop() == 0
+    assert worker.received.queues[Abort].empty(), "its worker keeps it for whoever resumes it"
+
+
+@pytest.mark.parametrize("router", [0], indirect=True)
+async def test_a_stopping_router_aborts_whole_answers_that_are_not_finished(
+    router: RouterProcess, worker: FakeWorker
+) -> None:
+    await healthy(router.client)
+    serving = asyncio.create_task(serve(worker, [70]))
+    asking = asyncio.create_task(
+        router.client.post("/v1/completions", json={**COMPLETION, "stream": False})
+    )
+    leg = await serving
+    router.tell_to_stop()
+    abort = await worker.received.next(Abort)
+    assert (abort.request_id, abort.attempt) == (leg.request_id, leg.attempt)
+    answer = await asking
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "generation_failed"
     assert await router.stop() == 0
 
 
