@@ -9,6 +9,7 @@ import pytest
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.faults.faulty_worker import DEADLY, POISON
+from tests.integration.fleets import wait_for
 from tests.integration.reference import NUM_TOKENS, Reference
 
 
@@ -44,6 +45,8 @@ def test_a_request_that_killed_two_workers_is_not_tried_on_a_third(fleet: Faulty
     deadly = Stream(fleet.url, DEADLY * 20, 8).wait()
     assert deadly.error is not None
     assert "2 workers died over it" in deadly.error
+    # The router knows by their connections, which end before their processes have
+    wait_for("two workers to end", lambda: len(fleet.names(Role.DECODE)) <= 1)
     assert len(fleet.names(Role.DECODE)) == 1
     fleet.revive()
     assert sum(pids[name] != pid for name, pid in fleet.pids.items()) == 2
