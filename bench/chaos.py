@@ -4,7 +4,8 @@
 
 Two routers, two prefill and two decode workers as real processes. Faults: a worker or router is
 killed, a worker stopped until it counts as dead and continued, a worker drained, the store
-killed and started anew, empty. One at a time; whatever ended is started anew before the next.
+killed and started anew, empty, and where that can be done (see bench.connection_cut) a connection
+to a worker or to the store is cut. One at a time; whatever ended is started anew before the next.
 Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero.
 """
 
@@ -28,6 +29,7 @@ from rich.table import Table
 
 from bench.chaos_fleet import ChaosConfig, ChaosFleet
 from bench.chaos_load import Load, Tally
+from bench.connection_cut import can_cut, connections_of, cut, listening_ports
 
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
@@ -52,6 +54,12 @@ class Chaos:
             "store killed": self._kill_store,
             "router killed": lambda: self._kill("router"),
         }
+        if can_cut():
+            self._kinds |= {
+                "router's connection to a worker cut": lambda: self._cut("router", "worker"),
+                "connection between workers cut": lambda: self._cut("decode", "prefill"),
+                "connection to the store cut": lambda: self._cut("worker", "store"),
+            }
 
     def routers(self) -> dict[str, str]:
         """The URLs of routers that should serve."""
@@ -91,6 +99,22 @@ class Chaos:
         if self._fleet.wait_end(victim, 60) != 0:
             raise RuntimeError(f"{victim} did not drain in order")
         self._fleet.start(victim)
+
+    def _cut(self, role: str, to: str) -> None:
+        """One connection from a process of a role, if there is one at this moment."""
+        pids = [self._fleet.pid(name) for name in self._names(role)]
+        if to == "store":
+            ports = listening_ports(self._fleet.valkey.pid)
+        else:
+            ports = set().union(*(listening_ports(self._fleet.pid(n)) for n in self._names(to)))
+        found = [each for pid in pids for each in connections_of(pid, ports)]
+        if found:
+            cut(self._rng.choice(found))
+
+    def _names(self, role: str) -> list[str]:
+        if role == "worker":
+            return self._fleet.names("prefill") + self._fleet.names("decode")
+        return self._fleet.names(role)
 
     def _kill_store(self) -> None:
         os.kill(self._fleet.valkey.pid, signal.SIGKILL)

@@ -117,6 +117,10 @@ class ChaosFleet:
         """Its exit status, once it has ended. Raises TimeoutExpired."""
         return self._processes[name].wait(timeout_s)
 
+    def pid(self, name: str) -> int:
+        """Of its present life."""
+        return self._processes[name].pid
+
     def is_running(self, name: str) -> bool:
         """Whether it has not ended; a stopped process runs."""
         return self._processes[name].poll() is None

@@ -1,0 +1,64 @@
+"""Cutting one TCP connection of a process, as a network does: both ends see it break, and live on.
+
+By `ss -K`, which needs Linux with INET_DIAG_DESTROY and the right to administer the network. Knows
+nothing of what the connections are for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Container
+
+import psutil
+
+Connection = tuple[tuple[str, int], tuple[str, int]]
+"""Local and remote address, each host and port."""
+
+
+def can_cut() -> bool:
+    """Whether connections can be cut here: tried on one of our own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as ours:
+            ours.settimeout(1.0)
+            cut((ours.getsockname(), ours.getpeername()))
+            try:
+                ours.recv(1)
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+            return True
+
+
+def cut(connection: Connection) -> None:
+    """Break it, if it is still there."""
+    command = shutil.which("ss")
+    if command is None:
+        return
+    (host, port), (other_host, other_port) = connection
+    where = ["src", host, "sport", "=", str(port), "dst", other_host, "dport", "=", str(other_port)]
+    subprocess.run([command, "-K", "-t", *where], capture_output=True, timeout=10, check=False)
+
+
+def connections_of(pid: int, others: Container[int]) -> list[Connection]:
+    """Established ones of a process whose remote end listens on one of the ports `others`."""
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        return []
+    return [
+        ((each.laddr.ip, each.laddr.port), (each.raddr.ip, each.raddr.port))
+        for each in found
+        if each.status == psutil.CONN_ESTABLISHED and each.raddr and each.raddr.port in others
+    ]
+
+
+def listening_ports(pid: int) -> set[int]:
+    """On which a process takes connections."""
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        return set()
+    return {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
