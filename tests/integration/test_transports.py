@@ -23,7 +23,13 @@ import pytest
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.shm_segments import default_folder
-from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, PeerFailed, WriteFinished
+from kv_transfer.transfer_loop import (
+    NotificationArrived,
+    PeerAdded,
+    PeerFailed,
+    WriteCommand,
+    WriteFinished,
+)
 from kv_transfer.transport import (
     Notification,
     PoolMemory,
@@ -173,7 +179,7 @@ class ServiceWorker(TransportWorker):
 
     def write(self, agent: str, source: list[int], target: list[int], note: bytes) -> int:
         self.next_key += 1
-        self.service.write(self.next_key, agent, source, target, note)
+        self.service.write(WriteCommand(self.next_key, agent, source, target, note))
         return self.next_key
 
     def all_done(self) -> dict[int, str | None]:
