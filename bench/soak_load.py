@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import pydoc_data.topics
 import random
+import string
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ import httpx
 PROMPT_CHARACTERS = (30, 200, 800, 3000, 6000)
 MAX_TOKENS = (1, 8, 24, 48, 96)
 TURNS = 4
+WORD_CACHE = 10_000  # words that Hugging Face's BPE tokenizer remembers
+WORDS_AT_ONCE = 1000
 _TIMEOUT_S = 120.0
 
 
@@ -40,6 +43,22 @@ class SoakLoad:
         """Keep so many clients busy; returns when the last of their requests has ended."""
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
+
+    async def fill_word_caches(self) -> None:
+        """Have every router tokenise more different words than its tokenizer remembers.
+
+        Under load alone that bounded store (some MiB) fills for an hour, and looks like a leak.
+        Raises httpx.HTTPError.
+        """
+        rng = random.Random(1)
+        number = WORD_CACHE + WORDS_AT_ONCE
+        words = ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(number)]
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+            for url in self._urls:
+                for first in range(0, len(words), WORDS_AT_ONCE):
+                    text = " ".join(words[first : first + WORDS_AT_ONCE])
+                    body = {"model": self._model, "prompt": text}
+                    (await client.post(f"{url}/tokenize", json=body)).raise_for_status()
 
     async def _client(self, client: httpx.AsyncClient, until: Callable[[], bool]) -> None:
         kinds: dict[str, Callable[[httpx.AsyncClient, str], Awaitable[None]]] = {
