@@ -166,31 +166,32 @@ def test_the_decode_worker_dies_too(
 def test_while_a_prompt_is_prefilled(
     fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
 ) -> None:
-    """Of two prompts the second has no token yet, and the prefill worker has its first chunks."""
+    """Of two prompts one has no token yet, and the prefill worker has its first chunks."""
     url = connected(victim.start(), fleet)
-    first, second = long_prompts[3], max(long_prompts[4:], key=lambda each: len(each.prompt))
-    prompts = [list(first.prompt[:40]), list(second.prompt)]
-    expected = Stream(fleet.url, prompts[0], NUM_TOKENS).wait().tokens
+    both = long_prompts[3:5]
+    assert all(512 <= len(each.prompt) <= 513 for each in both), "chunks 8 or 9 give the token"
+    prompts = [list(each.prompt) for each in both]
     before = totals(fleet)
     fleet.arm(["prefill-1"], "chunk", 1)
     stream = Stream(url, prompts, NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
     wait_for("both prompts' grants", lambda: num_granted(fleet) == 2)
     fleet.release("prefill-1", "chunk")
-    fleet.arm(["prefill-1"], "chunk", 4)
+    fleet.arm(["prefill-1"], "chunk", 11)
     assert fleet.held("chunk") == "prefill-1"
     stream.wait_tokens(1)
     victim.kill()
     stream.wait()
-    assert 1 not in stream.choices
+    (told,) = stream.choices
+    untold = 1 - told
     rest = Stream(fleet.url, prompts, NUM_TOKENS, last_id=stream.last_id)
-    name = f"{stream.request_id}-1"
-    wait_for("the second prompt to be found", lambda: modes(fleet, name) == ["resume"])
+    name = f"{stream.request_id}-{untold}"
+    wait_for("the untold prompt to be found", lambda: modes(fleet, name) == ["resume"])
     fleet.release("prefill-1", "chunk")
     rest.wait()
     assert rest.error is None
-    assert stream.choices[0] + rest.choices[0] == expected
-    assert rest.choices[1] == list(second.output)
+    assert stream.choices[told] + rest.choices[told] == list(both[told].output)
+    assert rest.choices[untold] == list(both[untold].output)
     after = totals(fleet)
     assert after["decode_tokens"] - before["decode_tokens"] == 2 * NUM_TOKENS
     assert after["streams_resumed"] - before.get("streams_resumed", 0) == 2
