@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <utility>
+
 #include "simd.h"
 
 #if defined(__AVX512BF16__)
@@ -68,29 +70,44 @@ inline void pack_panel(const Bf16* weight, int inputs, int outputs, int panel, i
     }
 }
 
+// Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
+// accumulators leave it to the compiler's mood whether that becomes registers; GCC kept it in memory,
+// and stored all of it with every prefetch.
+#define BATON_INLINE __attribute__((always_inline))
+
+template <int Columns, class Action, int... At>
+BATON_INLINE inline void for_each_of(std::integer_sequence<int, At...>, const Action& action) {
+  (action(std::integral_constant<int, At / Columns>{},
+          std::integral_constant<int, At % Columns>{}), ...);
+}
+
+template <int Rows, int Columns, class Action>
+BATON_INLINE inline void for_each(const Action& action) {
+  for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
+}
+
 // R rows of x over `words` words of a panel, on top of `sums` unless they are the first. Asks for
 // kLines lines from `ahead` on with each word.
 template <int R, int kLines>
 inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel, int words,
                            float* sums, bool is_first, const char* ahead) {
   Vec acc[R][kPanelColumns];
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < kPanelColumns; ++j)
-      acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
+  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+    acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
+  });
   const char* at = (const char*)panel;
   for (int w = 0; w < words; ++w, at += 4 * kPanelOutputs) {
     Vec right[kPanelColumns];
     for (int j = 0; j < kPanelColumns; ++j) right[j] = *(const Vec*)(at + 64 * j);
     for (int j = 0; j < kLines; ++j, ahead += 64) __builtin_prefetch(ahead, 0, kLines == 4 ? 3 : 2);
-    for (int i = 0; i < R; ++i) {
+    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
-      for (int j = 0; j < kPanelColumns; ++j)
-        acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
-    }
+      acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
+    });
   }
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < kPanelColumns; ++j)
-      store(sums + i * kPanelOutputs + j * kLanes, acc[i][j]);
+  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+    store(sums + i * kPanelOutputs + j * kLanes, acc[i][j]);
+  });
 }
 
 template <int kLines>
@@ -159,19 +176,15 @@ inline void multiply_group(const Bf16* x, int64_t x_stride, Panel panel, const f
     if (Panel::kWordBytes < 256)
       for (int b = 0; b < Panel::kWordBytes; b += 64)
         __builtin_prefetch(panel.at + w * Panel::kWordBytes + b + kPrefetchBytes);
-    for (int i = 0; i < R; ++i) {
+    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
-      for (int j = 0; j < kPanelColumns; ++j)
-        acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
-    }
+      acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
+    });
   }
-  for (int j = 0; j < kPanelColumns; ++j) {
-    const Vec scale = load(scales + j * kLanes);
-    for (int i = 0; i < R; ++i) {
-      float* to = sums + i * kPanelOutputs + j * kLanes;
-      store(to, load(to) + acc[i][j] * scale);
-    }
-  }
+  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+    float* to = sums + i * kPanelOutputs + j * kLanes;
+    store(to, load(to) + acc[i][j] * load(scales + j * kLanes));
+  });
 }
 
 template <class Panel>
