@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.metadata import version
 
 import optimum.intel
 import torch
@@ -27,7 +28,8 @@ class OpenVino:
             },
         )
         self.vocab_size = self._model.config.vocab_size
-        self.version = f"optimum-intel {optimum.intel.__version__}"
+        names = ("openvino", "optimum-intel")
+        self.version = ", ".join(f"{name} {version(name)}" for name in names)
 
     def prefill(self, prompt: list[int]) -> float:
         """See answer.Peer."""

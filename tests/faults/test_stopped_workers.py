@@ -66,7 +66,10 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
     decoder = attempts[-1]["decode"]["worker_id"]
-    assert workers(fleet.fleet)[decoder]["num_handoffs"] == 1, "its blocks are fenced"
+    wait_for(
+        "its blocks to be all that is fenced",
+        lambda: workers(fleet.fleet)[decoder]["num_handoffs"] == 1,
+    )
     sent = workers(fleet.fleet)[decoder]["counters"]["blocks_received"]
     go_on(fleet, stopped)
     wait_for("the fence to fall", lambda: not workers(fleet.fleet)[decoder]["num_handoffs"])
