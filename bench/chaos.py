@@ -27,20 +27,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos_fleet import ChaosConfig, ChaosFleet
 from bench.chaos_load import Load, Tally
 from bench.connection_cut import can_cut, connections_of, cut, listening_ports
+from bench.fleet import BenchFleet, small_fleet
 
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
 STOPPED_S = 4.0
-_LEFT = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
+NUM_BLOCKS = 1024
 
 
 class Chaos:
     """Injects faults into a fleet, one after the other."""
 
-    def __init__(self, fleet: ChaosFleet, load: Load, rng: random.Random) -> None:
+    def __init__(self, fleet: BenchFleet, load: Load, rng: random.Random) -> None:
         self.faults: Counter[str] = Counter()
         self._fleet = fleet
         self._load = load
@@ -102,11 +102,11 @@ class Chaos:
 
     def _cut(self, role: str, to: str) -> None:
         """One connection from a process of a role, if there is one at this moment."""
-        pids = [self._fleet.pid(name) for name in self._names(role)]
+        pids = [self._fleet.pids[name] for name in self._names(role)]
         if to == "store":
             ports = listening_ports(self._fleet.valkey.pid)
         else:
-            ports = set().union(*(listening_ports(self._fleet.pid(n)) for n in self._names(to)))
+            ports = set().union(*(listening_ports(self._fleet.pids[n]) for n in self._names(to)))
         found = [each for pid in pids for each in connections_of(pid, ports)]
         if found:
             cut(self._rng.choice(found))
@@ -122,7 +122,7 @@ class Chaos:
         self._fleet.valkey.restart()
 
 
-async def run(arguments: argparse.Namespace, fleet: ChaosFleet) -> tuple[Chaos, Tally, int]:
+async def run(arguments: argparse.Namespace, fleet: BenchFleet) -> tuple[Chaos, Tally, int]:
     """Load and faults side by side: what was done, what was seen, what is left over."""
     rng = random.Random(arguments.seed)
     chaos: Chaos
@@ -133,18 +133,7 @@ async def run(arguments: argparse.Namespace, fleet: ChaosFleet) -> tuple[Chaos, 
     injecting = asyncio.create_task(asyncio.to_thread(chaos.run, until))
     await load.run(arguments.clients, injecting.done)
     await injecting
-    return chaos, load.tally, await asyncio.to_thread(left_over, fleet)
-
-
-def left_over(fleet: ChaosFleet, patience_s: float = 20.0) -> int:
-    """What is still under way on workers when nothing should be; 0 once nothing is."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        shown = fleet.workers(fleet.names("router")[0])
-        left = sum(worker[gauge] for worker in shown.values() for gauge in _LEFT)
-        if (shown and not left) or time.monotonic() > deadline:
-            return left if shown else -1
-        time.sleep(0.2)
+    return chaos, load.tally, await asyncio.to_thread(fleet.left_over)
 
 
 def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
@@ -185,7 +174,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
     arguments = parser.parse_args(argv)
-    with ChaosFleet(ChaosConfig(arguments.model)) as fleet:
+    with BenchFleet(small_fleet(arguments.model, NUM_BLOCKS)) as fleet:
         chaos, tally, left = asyncio.run(run(arguments, fleet))
     console = Console(soft_wrap=True)
     console.print(report(chaos, tally, left, arguments.seed))

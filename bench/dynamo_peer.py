@@ -6,17 +6,15 @@ files, requests over TCP, events over ZeroMQ, KV-aware routing on. Owns its proc
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 import msgspec
 
-from bench.router_fleet import Usage, end_processes, usage_of
+from bench.processes import Processes
+from bench.router_fleet import Usage, usage_of
 
 HOW_TO_GET = """\
 python3.11 -m venv DIR
@@ -46,45 +44,35 @@ class DynamoPeer:
         self._python = python
         self._model = model
         self._modes = ("prefill", "decode") if is_apart else ("agg",)
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-dynamo-bench-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = Processes("dynamo-bench")
 
     def __enter__(self) -> DynamoPeer:
         port = _free_port()
         try:
             flags = (f"--http-port={port}", "--http-host=127.0.0.1", "--router-mode=kv")
-            self._spawn("dynamo.frontend", *_PLANES, *flags)
+            self._start("frontend", "dynamo.frontend", *_PLANES, *flags)
             for mode in self._modes:
                 model = (f"--model-path={self._model}", f"--model-name={self.model_name}")
-                self._spawn(
-                    "dynamo.mocker", *_PLANES, *_MOCKER, *model, f"--disaggregation-mode={mode}"
-                )
+                mocked = (*_MOCKER, *model, f"--disaggregation-mode={mode}")
+                self._start(f"mocker-{mode}", "dynamo.mocker", *_PLANES, *mocked)
             self._wait_ready(port)
         except BaseException:
-            self._stop()
+            self._processes.close()
             raise
         self.targets = [("127.0.0.1", port)]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop()
+        self._processes.close()
 
     def usage(self) -> Usage:
         """Of the frontend alone."""
-        return usage_of([self._processes[0].pid])
+        return usage_of([self._processes.pids["frontend"]])
 
-    def _spawn(self, module: str, *flags: str) -> None:
-        folder = Path(self._folder.name)
-        with open(folder / f"{module}-{len(self._processes)}.log", "ab") as log_file:
-            process = subprocess.Popen(
-                [self._python, "-m", module, *flags],
-                env={**os.environ, "DYN_FILE_KV": str(folder / "store"), "HF_HUB_OFFLINE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._processes.append(process)
+    def _start(self, name: str, module: str, *flags: str) -> None:
+        store = str(self._processes.folder / "store")
+        environment = {"DYN_FILE_KV": store, "HF_HUB_OFFLINE": "1"}
+        self._processes.start(name, [self._python, "-m", module, *flags], environment)
 
     def _wait_ready(self, port: int) -> None:
         """Until a request is answered. Raises RuntimeError with the logs."""
@@ -97,20 +85,14 @@ class DynamoPeer:
             {"content-type": "application/json"},
         )
         while time.monotonic() < deadline:
-            if any(each.poll() is not None for each in self._processes):
+            if not all(map(self._processes.is_running, self._processes.pids)):
                 break
             try:
                 with urllib.request.urlopen(request, timeout=10):
                     return
             except OSError:
                 time.sleep(0.2)
-        logs = sorted(Path(self._folder.name).glob("*.log"))
-        tails = "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in logs)
-        raise RuntimeError(f"Dynamo did not become ready:\n{tails}")
-
-    def _stop(self) -> None:
-        end_processes(self._processes)
-        self._folder.cleanup()
+        raise RuntimeError(f"Dynamo did not become ready:\n{self._processes.log_tails()}")
 
 
 def _free_port() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.chaos_fleet import ChaosConfig, ChaosFleet
+from bench.fleet import BenchFleet, FleetConfig
 from bench.gpu_checks import BLOCK_SIZE, Row
 from engine.config import load_model_config
 from protocol.errors import BatonError
@@ -85,20 +85,18 @@ def _serve(
 ) -> tuple[list[list[int]], list[dict[str, Any]]]:
     """The tokens of every request, and their traces. Raises BatonError."""
     context = load.num_prompt + load.num_output
-    config = ChaosConfig(
-        str(folder),
-        num_routers=1,
-        num_prefill=num_prefill,
-        num_decode=1,
-        num_blocks=4 * (-(-context // BLOCK_SIZE) + 1),
-        worker_flags=(f"--device={device}", f"--chunk-max-tokens={load.chunk}"),
+    flags = (
+        f"--device={device}",
+        f"--chunk-max-tokens={load.chunk}",
+        f"--num-blocks={4 * (-(-context // BLOCK_SIZE) + 1)}",
     )
+    config = FleetConfig(str(folder), 1, num_prefill, 1, worker_flags=flags)
     generator = torch.Generator().manual_seed(0)
     vocab_size = load_model_config(folder).vocab_size
     shape = (load.num_requests, load.num_prompt)
     prompts = torch.randint(10, vocab_size, shape, generator=generator).tolist()
     tokens, traces = [], []
-    with ChaosFleet(config) as fleet:
+    with BenchFleet(config) as fleet:
         for prompt in prompts:
             answer = _complete(fleet.url("router-1"), folder.name, prompt, load.num_output)
             tokens.append(answer["choices"][0]["token_ids"])

@@ -22,9 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos_fleet import ChaosConfig, ChaosFleet
 from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.engine_plot import load_pyplot
+from bench.fleet import BenchFleet, FleetConfig
 from bench.stream_load import Phase, StreamClient, StreamLoad
 from engine.config import load_model_config
 from protocol.errors import BatonError
@@ -89,15 +89,8 @@ def run_contestant(
     """One turn on a fleet of its own."""
     longest = load.long_prompt + load.long_tokens
     tokens = load.num_streams * (load.stream_prompt + load.stream_tokens) + 16 * longest
-    config = ChaosConfig(
-        model,
-        num_routers=1,
-        num_prefill=each.num_prefill,
-        num_decode=1,
-        num_blocks=tokens // 16,
-        worker_flags=each.flags,
-    )
-    with ChaosFleet(config) as fleet:
+    flags = (*each.flags, f"--num-blocks={tokens // 16}")
+    with BenchFleet(FleetConfig(model, 1, each.num_prefill, 1, worker_flags=flags)) as fleet:
         client = StreamClient(fleet.url("router-1"), load)
         return asyncio.run(client.run(WARM_UP_S, QUIET_S, seconds))
 

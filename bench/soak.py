@@ -23,8 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos import left_over
-from bench.chaos_fleet import ChaosConfig, ChaosFleet
+from bench.fleet import BenchFleet, small_fleet
 from bench.soak_load import SoakLoad
 
 MAX_GROWTH = 0.02
@@ -67,7 +66,7 @@ class Memory:
 
 
 async def watch(
-    fleet: ChaosFleet, load: SoakLoad, memory: Memory, arguments: argparse.Namespace
+    fleet: BenchFleet, load: SoakLoad, memory: Memory, arguments: argparse.Namespace
 ) -> None:
     """Sample until the time is over, a line every minute; notes when the fleet is warm."""
     started, shown = time.monotonic(), 0.0
@@ -83,7 +82,7 @@ async def watch(
         await asyncio.sleep(_PERIOD_S)
 
 
-async def run(fleet: ChaosFleet, arguments: argparse.Namespace) -> tuple[SoakLoad, Memory, int]:
+async def run(fleet: BenchFleet, arguments: argparse.Namespace) -> tuple[SoakLoad, Memory, int]:
     """Load and samples side by side: what was asked, what was measured, what is left over."""
     urls = [fleet.url(name) for name in fleet.names("router")]
     load = SoakLoad(arguments.model, urls, arguments.seed)
@@ -92,7 +91,7 @@ async def run(fleet: ChaosFleet, arguments: argparse.Namespace) -> tuple[SoakLoa
     watching = asyncio.create_task(watch(fleet, load, memory, arguments))
     await load.run(arguments.clients, watching.done)
     await watching
-    return load, memory, await asyncio.to_thread(left_over, fleet)
+    return load, memory, await asyncio.to_thread(fleet.left_over)
 
 
 def report(memory: Memory) -> Table:
@@ -136,7 +135,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Run, print the table; 0 if no process grew."""
     arguments = parse(argv)
-    with ChaosFleet(ChaosConfig(arguments.model, num_blocks=NUM_BLOCKS)) as fleet:
+    with BenchFleet(small_fleet(arguments.model, NUM_BLOCKS)) as fleet:
         load, memory, left = asyncio.run(run(fleet, arguments))
     console = Console(soft_wrap=True)
     console.print(report(memory))
