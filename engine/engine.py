@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engine.device import PASSED, Fence
-from engine.runner import ModelRunner, RowFailure
+from engine.runner import NOT_FINITE, ModelRunner, RowFailure
 from engine.sampler import SampledToken
 from engine.scheduler import Batch, Produced, Scheduler
 from engine.sequence import Sequence
@@ -29,8 +29,8 @@ class StepResult:
     is when it was launched if a card may still compute it.
 
     `failed` are sequences from whose logits nothing could be chosen, and why. They are not part of
-    `batch`, nothing of theirs was committed, their blocks are offered to nobody, and their owner
-    has to end them.
+    `batch`, nothing of theirs was committed, and their owner has to end them. Blocks of those whose
+    logits were not finite are offered to nobody.
     """
 
     batch: Batch
@@ -101,8 +101,9 @@ class Engine:
         ended = self._clock() if may_go_on else self._end_step()
         outcomes = zip(batch.sampled, rows, strict=True)
         failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
-        for sequence, _ in failed:
-            self.scheduler.blocks.withdraw(sequence.block_table)
+        for sequence, failure in failed:
+            if failure == NOT_FINITE:  # what made it so may lie in its blocks
+                self.scheduler.blocks.withdraw(sequence.block_table)
         batch = _without(batch, [sequence for sequence, _ in failed]) if failed else batch
         sampled = [row for row in rows if isinstance(row, SampledToken)]
         produced = self.scheduler.commit(batch, [s.token_id for s in sampled], ended)

@@ -17,7 +17,7 @@ from engine.block_manager import BlockManager
 from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import GrammarMatcher, Grammars
-from engine.runner import NOT_FINITE, ModelRunner, RowFailure
+from engine.runner import NOT_FINITE, NOTHING_LEFT, ModelRunner, RowFailure
 from engine.sampler import SampledToken, Sampler
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
@@ -48,10 +48,11 @@ class SlowFence:
 
 
 class ScriptedRunner:
-    """Gives every sequence token 9, but those in `broken` none; tells the clock to go on."""
+    """Gives every sequence token 9, but those in `broken` a `failure`; tells the clock to go on."""
 
     def __init__(self, advance: Callable[[], None]) -> None:
         self.broken: set[str] = set()
+        self.failure = NOT_FINITE
         self.is_card = False
         self.launched: list[SlowFence] = []
         self._advance = advance
@@ -65,7 +66,7 @@ class ScriptedRunner:
 
     def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
         return [
-            NOT_FINITE
+            self.failure
             if sequence.request_id in self.broken
             else SampledToken(9, -0.5, ((9, -0.5),))
             for sequence in batch.sampled
@@ -208,6 +209,19 @@ def test_a_row_without_finite_logits_is_not_committed_and_not_cached(when: str) 
     rig.scheduler.finish(sick)
     assert not set(sick.hashes) & set(rig.scheduler.blocks.hashes())
     rig.scheduler.blocks.check()
+
+
+def test_a_row_that_its_own_parameters_leave_nothing_takes_no_block_from_others() -> None:
+    rig = Rig()
+    shared = rig.add("first", 1, 9)
+    rig.engine.run(rig.engine.plan())
+    rig.engine.run(rig.engine.plan())
+    picky = rig.add("picky", 1, 9)
+    rig.runner.broken, rig.runner.failure = {"picky"}, NOTHING_LEFT
+    while not rig.engine.run(rig.engine.plan()).failed:
+        assert picky.num_output == 0
+    rig.scheduler.finish(picky)
+    assert set(shared.hashes) <= set(rig.scheduler.blocks.hashes())
 
 
 @pytest.mark.parametrize(("num_blocks", "max_context"), [(16, 64), (1, 2), (1, 64), (16, 1)])
