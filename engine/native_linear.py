@@ -16,6 +16,9 @@ from engine.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
 PANEL_OUTPUTS = 64
 _LANES = 16
+_SLICE_PANELS = 32
+"""Rounded to integers at a time: on the way a weight takes some twenty bytes, and those of the
+logits may be a third of all."""
 
 
 class Weight(ctypes.Structure):
@@ -57,8 +60,6 @@ class NativeLinear:
     groups, else in 16: drop your reference to free the original.
     """
 
-    is_packed = True
-
     def __init__(
         self,
         weight: torch.Tensor,
@@ -75,9 +76,7 @@ class NativeLinear:
             bits = 16
             self._panels = _pack(weight.contiguous(), kernels)
         else:
-            quantized = quantize(weight, bits)
-            self._panels = _pack_integers(quantized)
-            self._scales = _by_panel(quantized.scales).transpose(1, 2).contiguous()
+            self._panels, self._scales = _quantized_panels(weight, bits)
         self.weight = Weight(
             self._panels.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
@@ -139,17 +138,33 @@ def _pack(weight: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
     return panels
 
 
+def _quantized_panels(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` [outputs, inputs] as `_pack_integers` has it, and scales [panels, groups, 64]."""
+    outputs, inputs = weight.shape
+    count = -(-outputs // PANEL_OUTPUTS)
+    width, dtype = {8: (128, torch.int8), 4: (32, torch.int16)}[bits]
+    panels = torch.empty((count, inputs // 2, width), dtype=dtype)
+    scales = torch.empty((count, inputs // GROUP_INPUTS, PANEL_OUTPUTS))
+    for first in range(0, count, _SLICE_PANELS):
+        part = slice(first, first + _SLICE_PANELS)
+        rows = slice(first * PANEL_OUTPUTS, (first + _SLICE_PANELS) * PANEL_OUTPUTS)
+        quantized = quantize(weight[rows], bits)
+        panels[part] = _pack_integers(quantized)
+        scales[part] = _by_panel(quantized.scales).transpose(1, 2)
+    return panels, scales
+
+
 def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
     """Panels of 8 bits [panels, inputs / 2, 128], or of 4 [panels, inputs / 2, 32] with four
     vectors' values in each 16-bit lane (see LinearWeight in native/linear.h)."""
     values = _by_panel(weight.values)  # [panels, 64, inputs]
     words = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)  # [panels, inputs / 2, 128]
     if weight.bits == 8:
-        return words.contiguous()
+        return words
     vectors = words.unflatten(2, (-1, 2 * _LANES)).to(torch.int32) + 8  # [.., 4, 32]
     lanes = sum(vectors[:, :, j] << 4 * j for j in range(4))
     assert isinstance(lanes, torch.Tensor)
-    return lanes.to(torch.int16).contiguous()
+    return lanes.to(torch.int16)
 
 
 def _by_panel(rows: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,10 @@ class QuantizedWeight:
 
 
 def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
-    """`weight` [outputs, inputs] in `bits` (8 or 4); inputs in whole groups of 64."""
+    """`weight` [outputs, inputs] in `bits` (8 or 4); inputs in whole groups of 64.
+
+    A weight that is not finite spoils its group, so that it shows in the logits.
+    """
     outputs, inputs = weight.shape
     assert inputs % GROUP_INPUTS == 0, inputs
     groups = weight.float().view(outputs, -1, GROUP_INPUTS)
@@ -39,7 +42,7 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     shares = _SHARES if bits == 4 else (1.0,)
     best = torch.full_like(largest, torch.inf)
     values = torch.zeros(groups.shape, dtype=torch.int8)
-    scales = torch.empty_like(largest)
+    scales = torch.full_like(largest, torch.nan)  # and stay so where the error is no number
     for share in shares:
         scale = largest * (share / _LARGEST[bits])
         rounded = (groups / scale).round_().clamp_(-_LARGEST[bits] - 1, _LARGEST[bits])

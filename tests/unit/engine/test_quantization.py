@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -43,6 +45,26 @@ def test_clipping_never_adds_to_a_groups_error():
 def test_zeros_stay_zero():
     quantized = quantize(torch.zeros(4, GROUP_INPUTS).bfloat16(), 4)
     assert bool((quantized.dequantized() == 0).all())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_spoils_its_group_alone(bits, bad):
+    weight = normal(0, 3, 2 * GROUP_INPUTS)
+    weight[1, 5] = bad
+    expected = torch.zeros(3, 2 * GROUP_INPUTS, dtype=torch.bool)
+    expected[1, :GROUP_INPUTS] = True
+    assert torch.equal(quantize(weight, bits).dequantized().isnan(), expected)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_of_several_slices_are_those_of_one(kernels, bits):
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    weight, x = normal(0, 4700, GROUP_INPUTS), normal(1, 5, GROUP_INPUTS)
+    exact = x.double() @ quantize(weight, bits).dequantized().double().T
+    wide = NativeLinear(weight, None, kernels, bits).in_float32(x)
+    torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-3)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
