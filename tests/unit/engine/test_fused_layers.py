@@ -1,4 +1,5 @@
-"""All layers in one call: the same bits as layer by layer, by the same kernels."""
+"""All layers in one call: the same bits as layer by layer, by the same kernels, and however many
+threads share the stages."""
 
 from __future__ import annotations
 
@@ -28,16 +29,18 @@ def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, architecture, 
         [(tokens[38:39], 38, FIRST), (tokens[50:51], 50, SECOND)],
     ]
     results = []
-    for fuses in (True, False):
+    for fuses, threads in ((False, 1), (True, 1), (True, 2), (True, 3)):
+        torch.set_num_threads(threads)
         paged = paged_model(tiny.folder, kernels=kernels)
         assert paged.model._fused is not None
         if not fuses:
             paged.model._fused = None
         logits = [paged.step(batch) for batch in batches]
         results.append((logits, paged.pool.tensor.view(torch.int16)))
-    (fused, fused_pool), (plain, plain_pool) = results
-    assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
-    assert torch.equal(fused_pool, plain_pool)
+    (plain, plain_pool), *others = results
+    for fused, fused_pool in others:
+        assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
+        assert torch.equal(fused_pool, plain_pool)
 
 
 def test_another_activation_goes_layer_by_layer(make_tiny, paged_model, kernels):
