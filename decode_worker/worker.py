@@ -71,6 +71,7 @@ class DecodeWorker:
         self._resumption = resumption
         self._tasks: dict[HandoffKey, Task] = {}
         self._fenced: dict[HandoffKey, Sequence] = {}
+        self._uncompiled: list[Task] = []  # could join, but for their grammars
         self._ended = ClosedHandoffs(_REMEMBERED)
         self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
 
@@ -123,6 +124,9 @@ class DecodeWorker:
             self._despair_of_tokens(incarnation, "the prefill worker lost its connection to us")
         for event in self._host.transfers.drain():
             self._follow(event)
+        uncompiled, self._uncompiled = self._uncompiled, []
+        for task in uncompiled:
+            self._try_join(task)
         self._inbound.sweep()
         self._departures.sweep()
 
@@ -287,8 +291,12 @@ class DecodeWorker:
         self._inbound.offer(task.key, task.prefill, first_block, blocks)
 
     def _try_join(self, task: Task) -> None:
-        """Into the batch, if blocks and first token are here."""
-        if task.token is None or not task.blocks_arrived_us:
+        """Into the batch, if blocks and first token are here, and its grammar can follow that."""
+        is_over = task.sequence.state is not SequenceState.RECEIVING
+        if task.token is None or not task.blocks_arrived_us or is_over:
+            return
+        if not task.sequence.is_ready:
+            self._uncompiled.append(task)
             return
         produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._host.now())
         self._host.count(Count.HANDOFFS)

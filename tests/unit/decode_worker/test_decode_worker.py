@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLMatcher
 
+from engine.grammar import GrammarMatcher, Grammars
+from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -27,8 +31,10 @@ from protocol.wire import encode
 from runtime.counters import Count
 from tests.unit.worker_harness import (
     BLOCK,
+    DEMO_TOKENIZER,
     LANDING_S,
     ROUTER,
+    VOCAB,
     Clock,
     DecodeBench,
     NotificationArrived,
@@ -114,6 +120,27 @@ def test_blocks_and_first_token_of_a_peer_are_gone_on_with(d: DecodeBench) -> No
     assert d.counter(Count.HANDOFFS) == 1
     assert d.counter(Count.BLOCKS_RECEIVED) == 3
     assert d.counter(Count.PREFILL_TOKENS) == 0
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_grammar_that_is_being_compiled_keeps_one_out_of_the_batch_and_waits_for_nobody(
+    d: DecodeBench, is_aborted: bool
+) -> None:
+    compiled: Future[LLMatcher] = Future()
+    say(d, REMOTE)
+    d.worker._tasks[HandoffKey("r", 1)].sequence.grammar = GrammarMatcher(compiled)
+    deliver_blocks(d)
+    d.peers.inbox.append(("p-i", first_token()))
+    other = msgspec.structs.replace(LOCAL, request_id="other")
+    assert tokens_of(say(d, other, turns=8)) == continuation(PROMPT, 4)
+    if is_aborted:
+        say(d, Abort(request_id="r", attempt=1))
+        expected = []
+    else:
+        expected = continuation(PROMPT, 4)
+    anything = Grammars(DEMO_TOKENIZER, VOCAB, ()).matcher("start: /(.|\\n)*/", [])
+    compiled.set_result(anything.state)
+    assert tokens_of(turn(d, 8)) == expected
 
 
 @pytest.mark.parametrize("message", [LOCAL, REMOTE], ids=["local", "remote"])
