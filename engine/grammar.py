@@ -10,7 +10,7 @@ output's tokens. Imports no torch.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,7 +58,8 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """The grammars of one worker. `unavailable` says why there can be none, if so."""
+    """The grammars of one worker, until `close`. `unavailable` says why there can be none, if so;
+    `wake` is called in the compiler's thread when a matcher has become ready."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
         """`vocab_size` is the model's; `end_ids` end a text, and may come where it is complete."""
@@ -67,6 +68,7 @@ class Grammars:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._executor = LLExecutor()
         self._vocabulary: LLTokenizer | None = None
+        self.wake: Callable[[], None] = lambda: None
         self.unavailable = ""
         if not tokenizer_file.is_file():
             self.unavailable = f"{tokenizer_file.name} is missing"
@@ -85,7 +87,9 @@ class Grammars:
             raise InvalidRequest(
                 f"the worker cannot follow grammars: {self.unavailable}", "grammar"
             )
-        return GrammarMatcher(self._compiler.submit(self._start, grammar, list(output_ids)))
+        started = self._compiler.submit(self._start, grammar, list(output_ids))
+        started.add_done_callback(lambda _: self.wake())
+        return GrammarMatcher(started)
 
     def masks(self, matchers: Sequence[GrammarMatcher]) -> list[TokenMask | None]:
         """Which tokens may come next, of each; None where the matcher has an `error`."""
@@ -101,6 +105,10 @@ class Grammars:
         else:
             fill_next_token_bitmask_par(self._executor, rows, masks)
         return [None if state.is_error() else masks[row, : self._num_words] for state, row in rows]
+
+    def close(self) -> None:
+        """End the compiler's thread, after what it compiles now; `wake` is called no more then."""
+        self._compiler.shutdown(cancel_futures=True)
 
     def _start(self, grammar: str, output_ids: list[int]) -> LLMatcher:
         """In the compiler's thread, the only one that knows what is compiled."""

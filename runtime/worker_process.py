@@ -155,6 +155,8 @@ def _prepare(settings: WorkerSettings, stack: ExitStack) -> _Local:
     stack.callback(stop.close)
     transfers = _start_transfers(settings, wakeup, stack)
     loaded = _load(settings, transfers)
+    loaded.grammars.wake = wakeup.wake
+    stack.callback(loaded.grammars.close)
     descriptor = _register_pool(settings, loaded, transfers)
     return _Local(wakeup, stop, transfers, loaded, descriptor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_the_models_vocabulary_may_differ_from_the_tokenizers(vocab_size: int):
     assert mask is not None
     assert len(mask) == -(-vocab_size // 32)
     assert max(allowed_ids(mask)) < 2048
+
+
+def test_who_waits_is_woken_when_a_grammar_is_ready_and_no_more_after_the_end():
+    grammars = Grammars(TOKENIZER, VOCAB, (END,))
+    ready: list[bool] = []
+    woken = threading.Event()
+    grammars.wake = woken.set
+    matcher = grammars.matcher(OBJECT, [])
+    assert woken.wait(10)
+    ready.append(matcher.is_ready)
+    grammars.close()
+    assert ready == [True]
+    with pytest.raises(RuntimeError):
+        grammars.matcher(OBJECT, [])
 
 
 def test_more_grammars_than_are_kept():
