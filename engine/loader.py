@@ -111,7 +111,7 @@ def load_engine(
     model_config = load_model_config(config.folder)
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
-    kernels = _kernels(config.attention, device)
+    kernels = _kernels(config.attention, device, dtype, model_config.head_dim)
     kv_dtype = _kv_dtype(config, dtype, device)
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
@@ -151,7 +151,7 @@ def _context(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_context or longest
 
 
-def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
+def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) -> ctypes.CDLL | None:
     """The C++ kernels, if they are wanted and can be had; ConfigError if they must and cannot."""
     if attention == "torch" or device.type == "cuda":  # a card's kernels are FlashInfer's
         return None
@@ -159,7 +159,11 @@ def _kernels(attention: str, device: torch.device) -> ctypes.CDLL | None:
         return None
     try:
         if device.type != "cpu":
-            raise KernelsUnavailable(f"they run on a CPU, not on {device}")
+            raise KernelsUnavailable(f"its kernels run on a CPU, not on {device}")
+        if attention == "kernel" and not supports(dtype, head_dim):
+            raise KernelsUnavailable(
+                f"it takes float32 or bfloat16 and an even head_dim, not {dtype} and {head_dim}"
+            )
         return load_library()
     except KernelsUnavailable as error:
         if attention == "kernel":
@@ -246,17 +250,12 @@ class _Parts:
     card: CardBackend | None
 
     def attention(self, pool: KvPool) -> AttentionBackend:
-        """The backend for any batch over `pool`. Raises ConfigError."""
+        """The backend for any batch over `pool`."""
         windows, num_heads = self.model_config.sliding_windows, self.model_config.num_heads
         if self.card is not None:
             return self.card.attention(pool)
-        if self.kernels is not None and supports(pool):
+        if self.kernels is not None and supports(pool.layout.dtype, pool.layout.head_dim):
             return KernelAttention(pool, windows, num_heads, self.kernels)
-        if self.config.attention == "kernel":
-            raise ConfigError(
-                f"attention is 'kernel', which takes float32 or bfloat16 and an even head_dim, "
-                f"not {pool.layout.dtype} and {pool.layout.head_dim}; use auto"
-            )
         return TorchAttention(pool, windows)
 
     def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
@@ -275,9 +274,9 @@ class _Parts:
         fraction = self.config.memory_fraction or _DEFAULT_FRACTION[device.type]
         if device.type == "cuda":
             with_graphs = self.card is not None and self.config.cuda_graphs
-            largest = LargestStep(
-                min(scheduler.chunk_max_tokens, context), scheduler.max_batch_size
-            )
+            num_sequences = scheduler.max_batch_size
+            num_tokens = min(scheduler.chunk_max_tokens, context) + num_sequences
+            largest = LargestStep(num_tokens, num_sequences)
             memory = profile(self.model, self.layout, self.attention, largest, with_graphs)
             fitting = blocks_for_card(self.layout, memory, fraction)
         else:

@@ -85,7 +85,8 @@ class KernelAttention:
         library: ctypes.CDLL,
         split_keys: int = 1024,
     ) -> None:
-        assert supports(pool), pool.layout
+        assert supports(pool.layout.dtype, pool.layout.head_dim), pool.layout
+        assert pool.device.type == "cpu"
         _, num_layers, _, num_kv_heads, block_size, head_dim = pool.tensor.shape
         assert len(windows) == num_layers
         self._pool = pool
@@ -173,13 +174,9 @@ class KernelAttention:
         return call
 
 
-def supports(pool: KvPool) -> bool:
-    """Whether the kernel can work on this pool."""
-    return (
-        pool.device.type == "cpu"
-        and pool.tensor.dtype in (torch.float32, torch.bfloat16)
-        and pool.layout.head_dim % 2 == 0
-    )
+def supports(dtype: str, head_dim: int) -> bool:
+    """Whether the kernel can work on a pool of this dtype and head size, on a CPU."""
+    return dtype in ("float32", "bfloat16") and head_dim % 2 == 0
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ CONTEXT_BYTES = 768 << 20
 
 @dataclass(frozen=True)
 class LargestStep:
-    """The most that one step has: tokens of chunks, and sequences that are sampled."""
+    """The most that one step has: tokens of chunks and decodes, and sequences that are sampled."""
 
     num_tokens: int
     num_sequences: int

@@ -202,13 +202,9 @@ def test_neither_batch_nor_threads_change_a_row(threads):
         assert torch.equal(attention.run(0, q[one], k[one], v[one]), together[one])
 
 
-def test_what_the_kernel_cannot_do_is_said():
-    layout = KvLayout(
-        model_fingerprint="x",
-        dtype="float16",
-        num_layers=1,
-        num_kv_heads=1,
-        block_size=4,
-        head_dim=8,
-    )
-    assert not supports(KvPool(layout, 1))
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "can"),
+    [("float32", 8, True), ("bfloat16", 2, True), ("float16", 8, False), ("bfloat16", 9, False)],
+)
+def test_what_the_kernel_cannot_do_is_said(dtype, head_dim, can):
+    assert supports(dtype, head_dim) is can

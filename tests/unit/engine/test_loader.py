@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,21 @@ def test_devices_that_are_not_there_are_a_wrong_setting() -> None:
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         load_engine(config(folder=tmp_path), lambda: 0.0)
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "float32"}, {"attention": "torch"}])
+def test_integers_are_refused_where_no_kernel_multiplies_them(fields: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="weights int4 needs dtype bfloat16 and our own kernels"):
+        load_engine(config(weights="int4", **{"dtype": "bfloat16", **fields}), lambda: 0.0)
+
+
+def test_workers_of_other_weights_have_other_blocks(kernels: ctypes.CDLL) -> None:
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    layouts = {
+        load_engine(
+            config(weights=weights, num_blocks=2, dtype="bfloat16"), lambda: 0.0
+        ).engine.layout.fingerprint
+        for weights in ("auto", "int8", "int4")
+    }
+    assert len(layouts) == 3
