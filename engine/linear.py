@@ -21,10 +21,6 @@ from engine.native_linear import NativeLinear, can_pack
 class LinearLayer(Protocol):
     """`x @ weight.T + bias`, however the weight is kept."""
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the weight was reordered: its original is not needed any more."""
-
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
 

@@ -45,9 +45,6 @@ class FlashInferChoice:
     prefill: str
     """`fa3` (Hopper's own instructions) or `fa2`."""
     decode_on_tensor_cores: bool
-    mixed_in_one_call: bool = False
-    """Decodes beside chunks go through the prefill kernel. It splits no context under fa3 and
-    takes its tiles for the longest queries, so two calls are the default; bench.gpu measures."""
 
 
 def choose_kernels(
@@ -145,7 +142,6 @@ class FlashInferAttention:
     ) -> None:
         library = library or load_flashinfer()
         self._layers = layers
-        self._mixed_in_one_call = choice.mixed_in_one_call
         self._decodes: dict[int | None, Any] = {}
         self._chunks: dict[int | None, Any] = {}
         for window in set(layers.windows):
@@ -160,13 +156,12 @@ class FlashInferAttention:
         self._copied = CopyFence(layers.device)
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """See AttentionBackend. Segments of one token that come first are decodes."""
+        """See AttentionBackend. Segments of one token that come first are decodes; the prefill
+        kernel would take their long contexts whole under fa3, and tiles for the longest queries."""
         batch = page(segments, self._layers.block_size)
         self._copied.wait()
         self._slots = to_device(torch.from_numpy(batch.slots), self._layers.device)
         self._num_decodes = _leading_decodes(batch)
-        if self._mixed_in_one_call and self._num_decodes < batch.num_segments:
-            self._num_decodes = 0
         self._num_tokens = batch.num_tokens
         for window in self._decodes:
             arguments = self._layers.plan_arguments(window)

@@ -27,8 +27,6 @@ class Fp8Linear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], bf16, of which an fp8 copy is kept; `bias`
     [outputs] or None, bf16."""
 
-    is_packed = True
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         assert can_scale(weight), weight.shape
         values, scales = scaled_rows(weight)
