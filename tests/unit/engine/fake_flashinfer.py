@@ -8,6 +8,7 @@ library's names and defaults as far as they are used, and nothing else is accept
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,32 +16,44 @@ import torch
 Cache = tuple[torch.Tensor, torch.Tensor]
 
 
+@dataclass
+class _Said:
+    """What a `plan` was told beside its arrays."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    window_left: int
+    dtypes: tuple[Any, Any]  # of queries, of KV
+    causal: bool = False
+
+
 class _Wrapper:
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> None:
         assert float_workspace_buffer.dtype == torch.uint8
         assert kv_layout == "HND"
-        self.num_plans = 0
 
-    def _keep(self, arrays: tuple[torch.Tensor, ...], **said: Any) -> None:
+    def _keep(self, arrays: tuple[torch.Tensor, ...], said: _Said) -> None:
         for array in arrays:
             assert array.dtype == torch.int32
             assert array.dim() == 1
-        self.num_plans += 1
         self._arrays = [array.clone() for array in arrays]
         self._said = said
 
     def _attend(self, q: torch.Tensor, cache: Cache, out: torch.Tensor | None) -> torch.Tensor:
         query_starts, starts, blocks, last_lens = self._arrays
         said = self._said
-        assert q.shape[1:] == (said["num_qo_heads"], said["head_dim"])
+        assert q.shape[1:] == (said.num_qo_heads, said.head_dim)
         assert len(q) == query_starts[-1], "q must have the planned rows"
         keys, values = cache
+        assert (q.dtype, keys.dtype) == said.dtypes, "kernels are chosen by what the plan said"
         assert keys.stride() == values.stride()
-        assert keys.shape[1:] == (said["num_kv_heads"], said["page_size"], said["head_dim"])
+        assert keys.shape[1:] == (said.num_kv_heads, said.page_size, said.head_dim)
         result = torch.empty_like(q) if out is None else out
         for index in range(len(last_lens)):
             pages = blocks[starts[index] : starts[index + 1]].long()
-            length = (len(pages) - 1) * said["page_size"] + int(last_lens[index])
+            length = (len(pages) - 1) * said.page_size + int(last_lens[index])
             k, v = (c[pages].transpose(1, 2).flatten(0, 1)[:length] for c in (keys, values))
             rows = slice(int(query_starts[index]), int(query_starts[index + 1]))
             result[rows] = self._dense(q[rows], k.to(q.dtype), v.to(q.dtype))
@@ -53,10 +66,10 @@ class _Wrapper:
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[2])
         query, key = torch.arange(len(q))[:, None], torch.arange(len(k))
         visible = torch.ones(len(q), len(k), dtype=torch.bool)
-        if self._said["causal"]:
+        if self._said.causal:
             visible &= key <= len(k) - len(q) + query
-        if self._said["window_left"] >= 0:
-            visible &= key + len(q) + self._said["window_left"] >= len(k) + query
+        if self._said.window_left >= 0:
+            visible &= key + len(q) + self._said.window_left >= len(k) + query
         scores = scores.masked_fill(~visible, -math.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
@@ -90,16 +103,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     ) -> None:
         """As the library's."""
         query_starts = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
-        self._keep(
-            (query_starts, indptr, indices, last_page_len),
-            num_qo_heads=num_qo_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            window_left=window_left,
-            causal=False,
-            dtypes=(q_data_type, kv_data_type),
-        )
+        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        said = _Said(*sizes, window_left, (q_data_type, kv_data_type))
+        self._keep((query_starts, indptr, indices, last_page_len), said)
 
     def run(
         self, q: torch.Tensor, paged_kv_cache: Cache, *, out: torch.Tensor | None = None
@@ -170,16 +176,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         kv_data_type: Any = None,
     ) -> None:
         """As the library's."""
-        self._keep(
-            (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len),
-            num_qo_heads=num_qo_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim_qk,
-            page_size=page_size,
-            window_left=window_left,
-            causal=causal,
-            dtypes=(q_data_type, kv_data_type),
-        )
+        sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+        said = _Said(*sizes, window_left, (q_data_type, kv_data_type), causal)
+        arrays = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._keep(arrays, said)
 
     def run(
         self, q: torch.Tensor, paged_kv_cache: Cache, *, out: torch.Tensor | None = None

@@ -6,27 +6,16 @@ import pytest
 import torch
 
 from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
+from engine.attention.flashinfer_backend import FlashInferChoice
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
-from engine.attention.paging import NO_SLOT
 from engine.gpu.graphs import DecodeGraphs, graph_sizes
 from engine.gpu.memory import CONTEXT_BYTES, CardMemory, blocks_for_card
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
 from tests.unit.engine import fake_flashinfer
+from tests.unit.engine.torch_pool_layers import TorchPoolLayers
 
 GIB = 1 << 30
-
-
-class TorchPoolLayers(PoolLayers):
-    """Stores by torch, where the card's kernel cannot run."""
-
-    def store(self, layer, slots, k, v):
-        target = self.target(layer, slots)
-        kept = slots[slots != NO_SLOT]
-        blocks, offsets = kept // self.block_size, kept % self.block_size
-        target.keys[blocks, :, offsets] = k[slots != NO_SLOT]
-        target.values[blocks, :, offsets] = v[slots != NO_SLOT]
 
 
 def record(run):

@@ -30,21 +30,11 @@ from engine.attention.torch_backend import TorchAttention
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
 from tests.unit.engine import fake_flashinfer
+from tests.unit.engine.torch_pool_layers import TorchPoolLayers
 
 HEAD_DIM, NUM_BLOCKS = 8, 300
 FAKE: ModuleType = fake_flashinfer
 CHOICE = FlashInferChoice("fa3", decode_on_tensor_cores=False)
-
-
-class TorchPoolLayers(PoolLayers):
-    """Stores by torch, where the card's kernel cannot run."""
-
-    def store(self, layer, slots, k, v):
-        target = self.target(layer, slots)
-        blocks, offsets = slots // self.block_size, slots % self.block_size
-        kept = slots != NO_SLOT
-        for cache, new in ((target.keys, k), (target.values, v)):
-            cache[blocks[kept], :, offsets[kept]] = new[kept].to(cache.dtype)
 
 
 def make_pool(num_kv_heads: int, block_size: int) -> KvPool:
@@ -123,12 +113,11 @@ def check_against_torch(case: Case, attention: StoringAttention, pool: KvPool, s
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(cases(), st.booleans())
-def test_any_batch_equals_the_torch_backend(case, in_one_call):
+@given(cases())
+def test_any_batch_equals_the_torch_backend(case):
     pool = make_pool(case.heads[1], case.block_size)
     layers = TorchPoolLayers(pool, case.windows, case.heads[0], torch.float32)
-    choice = FlashInferChoice("fa3", False, mixed_in_one_call=in_one_call)
-    attention = FlashInferAttention(layers, workspace(), choice, FAKE)
+    attention = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
     num_tokens = sum(segment.query_len for segment in case.segments)
     check_against_torch(case, attention, pool, num_tokens)
 
