@@ -22,10 +22,8 @@ class TokenHistory:
     """Distinct tokens of a prompt and of the output that follows it, with the output's counts."""
 
     def __init__(self, prompt_ids: Iterable[int]) -> None:
-        self._seen = _Counts()
+        self._seen = _Counts(prompt_ids)
         self._output = _Counts()
-        for token_id in prompt_ids:
-            self._seen.add(token_id)
         self.num_output = 0
 
     def extend(self, output_ids: Iterable[int]) -> None:
@@ -56,11 +54,14 @@ class TokenHistory:
 
 
 class _Counts:
-    """Distinct ids in the order in which they came; arrays that grow by doubling."""
+    """Distinct ids in the order in which they came, and how often each was added; arrays that grow
+    by doubling. The `known` ones were there before, which counts as 0."""
 
-    def __init__(self) -> None:
-        self.places: dict[int, int] = {}
-        self._table = np.zeros((2, _FIRST_SIZE), dtype=np.int64)  # ids, counts
+    def __init__(self, known: Iterable[int] = ()) -> None:
+        ids = list(dict.fromkeys(known))  # at once: prompts are long
+        self.places = {token_id: place for place, token_id in enumerate(ids)}
+        self._table = np.zeros((2, max(_FIRST_SIZE, len(ids))), dtype=np.int64)  # ids, counts
+        self._table[0, : len(ids)] = ids
 
     def add(self, token_id: int) -> None:
         place = self.places.get(token_id)

@@ -18,10 +18,6 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "kernels.cpp"
-_HEADERS = (
-    *("simd.h", "packing.h", "attention.h", "plan.h"),
-    *("elementwise.h", "linear.h", "forward.h"),
-)
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
@@ -113,8 +109,8 @@ def _digest(compiler: str, flags: list[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in (compiler, _run([compiler, "--version"]), *flags):
         digest.update(part.encode() + b"\0")
-    for name in (SOURCE.name, *_HEADERS):
-        digest.update((SOURCE.parent / name).read_bytes() + b"\0")
+    for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+        digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
