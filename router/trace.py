@@ -138,15 +138,18 @@ class TraceStore:
         return trace
 
     def end(self, trace: RequestTrace, outcome: str) -> None:
-        """Close a trace: "finished", "aborted" or "failed". Its durations go into the metrics."""
-        self._running.pop(trace.request_id, None)
+        """Close a trace: "finished", "failed", or "closed" if nobody wanted more. Its durations go
+        into the metrics. If a later life of the stream has begun, that one alone is shown."""
         trace.outcome = outcome
         trace.finished_us = self.wall_us()
+        self._metrics.observe_durations(trace.durations())
+        if self._running.get(trace.request_id) is not trace:
+            return
+        del self._running[trace.request_id]
         self._ended.pop(trace.request_id, None)
         self._ended[trace.request_id] = trace
         while len(self._ended) > self._history:
             self._ended.popitem(last=False)
-        self._metrics.observe_durations(trace.durations())
 
     def attach_prefill(
         self, request_id: str, attempt: int, trace: PrefillTrace, is_final: bool

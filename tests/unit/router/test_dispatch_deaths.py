@@ -19,6 +19,7 @@ async def harness() -> AsyncIterator[Harness]:
     harness = Harness(max_attempts=MAX_ATTEMPTS, silence_s=0.2)
     yield harness
     assert harness.dispatcher.inflight == 0
+    assert harness.traces.num_running == 0
     await harness.close()
 
 

@@ -18,6 +18,7 @@ async def harness() -> AsyncIterator[Harness]:
     made = Harness(resume_wait_s=0.3)
     yield made
     assert made.dispatcher.inflight == 0
+    assert made.traces.num_running == 0
     assert made.dispatcher._searches.num_open == 0
     await made.close()
 

@@ -65,6 +65,26 @@ def test_an_id_that_is_used_again_shows_its_last_use(store: TraceStore) -> None:
     assert found.outcome == "finished"
 
 
+@pytest.mark.parametrize("former_ends_first", [True, False])
+def test_a_stream_that_is_resumed_shows_its_later_life(
+    store: TraceStore, former_ends_first: bool
+) -> None:
+    former = store.begin("r", 5)
+    later = store.begin("r", 5)
+    later.attempts.append(AttemptTrace(1 << 16, PLACEMENT, 1))
+    if former_ends_first:
+        store.end(former, "failed")
+    assert store.get("r") is later
+    decode = DecodeTrace(worker_id="d1", received_us=1)
+    store.attach_decode("r", 1 << 16, decode)
+    assert later.attempts[0].decode is decode
+    store.end(later, "finished")
+    if not former_ends_first:
+        store.end(former, "failed")
+    assert store.get("r") is later
+    assert store.num_running == 0
+
+
 def test_a_request_id_stands_for_its_first_choice(store: TraceStore) -> None:
     run(store, "chat-1")
     assert store.get("chat") is None
