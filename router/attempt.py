@@ -152,6 +152,10 @@ class Generation:
             attempt.close()
         return attempt
 
+    def takes_from(self, worker: Worker) -> bool:
+        """Whether the attempt that runs gets its KV from this worker."""
+        return self.attempt is not None and self.attempt.prefill is worker
+
     def note_cached(self, cached_tokens: int) -> None:
         """How much of the prompt was cached when it was first computed."""
         if self.num_attempts == 1 and not self.cached_tokens:

@@ -110,12 +110,7 @@ class Dispatcher:
             raise Overloaded("the router stops")
         if self.inflight >= self._settings.max_inflight:
             raise Overloaded(f"{self.inflight} generations are running, as many as may")
-        needed, limit = len(request.token_ids), self._fleet.max_context
-        if limit is not None and needed + request.sampling.max_tokens > limit:
-            raise PromptTooLong(
-                f"the context holds {limit} tokens, but {needed} in the prompt and up to "
-                f"{request.sampling.max_tokens} of output were asked for"
-            )
+        self._launcher.check_length(request)
         timeout_s = min(request.deadline_ms / 1000, self._settings.request_timeout_s)
         former = self._generations.get(request.request_id)
         if former is not None:
@@ -294,6 +289,8 @@ class Dispatcher:
             attempt.abort(name, "its decode worker drains", failed=worker)
         has_all = message.num_output == len(generation.stream.token_ids)
         self._launch(generation, worker if message.keeps_kv and has_all else None)
+        if message.keeps_kv and not generation.takes_from(worker):
+            worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
 
     def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
         if sequence.trace is not None:

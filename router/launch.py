@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 import time
 
-from protocol.errors import Overloaded
+from protocol.errors import Overloaded, PromptTooLong
 from protocol.hashing import block_hashes, chain_root
 from protocol.messages import Generate, Prefill, PrefillPeer, Role
 from router.attempt import Attempt, Generation
 from router.fleet import Fleet, FleetIdentity
+from router.generation import GenerationRequest
 from router.placement import Mode, Placement, PlacementQuery, place, place_handover
 from router.settings import RouterSettings
 from router.worker import Worker
@@ -25,6 +26,15 @@ class Launcher:
         self._settings = settings
         self._fleet = fleet
         self._rng = rng
+
+    def check_length(self, request: GenerationRequest) -> None:
+        """Raises PromptTooLong for more tokens than every ready decode worker takes."""
+        needed, limit = len(request.token_ids), self._fleet.max_context
+        if limit is not None and needed + request.sampling.max_tokens > limit:
+            raise PromptTooLong(
+                f"the context holds {limit} tokens, but {needed} in the prompt and up to "
+                f"{request.sampling.max_tokens} of output were asked for"
+            )
 
     def open(self, generation: Generation, source: Worker | None = None) -> Attempt:
         """Choose workers for the generation's next attempt, and charge them with it.

@@ -33,6 +33,7 @@ async def harness() -> AsyncIterator[Harness]:
     made = Harness()
     yield made
     assert made.dispatcher.inflight == 0
+    assert made.traces.num_running == 0
     for worker_id in made.workers:
         worker = made.fleet.worker(worker_id)
         assert worker is None or worker.num_reservations == 0
@@ -172,6 +173,39 @@ async def test_a_request_without_kv_is_placed_anew_at_once(harness: Harness) -> 
     assert leg.prefill is not None
     assert leg.prefill.worker_id == "p1"
     await end(consumer, target, leg, 0)
+
+
+async def test_blocks_that_nobody_can_take_are_given_up(harness: Harness) -> None:
+    """The worker that was to go on left meanwhile."""
+    await harness.join("d1")
+    consumer, source, _ = await start(harness)
+    await harness.join("d2")
+    drain(harness, source)
+    order = await source.received.next(HandOver)
+    await harness.kill("d2")
+    hand_over(source, order, num_output=3)
+    assert (await source.received.next(Abort)).attempt == order.next_attempt
+    (target,) = await harness.join("d3")
+    leg = await target.received.next(Generate)
+    assert (leg.num_output, leg.prefill) == (3, None)
+    await end(consumer, target, leg, 3)
+
+
+async def test_blocks_of_tokens_that_have_not_come_are_given_up(harness: Harness) -> None:
+    """The first token is still on its way from the prefill worker."""
+    d1, d2, prefill = await harness.join("d1", "d2", "p1")
+    consumer, source, leg = await start(harness, num_tokens=0)
+    first = await prefill.received.next(Prefill)
+    target = d1 if source is d2 else d2
+    source.tokens(leg, 1, [1001])
+    drain(harness, source)
+    order = await source.received.next(HandOver)
+    hand_over(source, order, num_output=2)
+    assert (await source.received.next(Abort)).attempt == order.next_attempt
+    assert (await prefill.received.next(Abort)).attempt == first.attempt
+    again = await target.received.next(Generate)
+    assert (again.attempt, again.num_output) == (order.next_attempt, 0)
+    await end(consumer, target, again, 0)
 
 
 async def test_without_another_decode_worker_it_stays_until_one_comes(harness: Harness) -> None:
