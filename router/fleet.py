@@ -129,8 +129,7 @@ class Fleet:
             answers = worker.link.is_ready and worker.link.is_responsive(now)
             if worker_id not in self._members and not answers:
                 self._lose(worker_id, "its lease ended", Loss.SILENT)
-        if self._listener is not None:
-            self._listener.on_fleet()
+        self._note_change()
 
     async def close(self) -> None:
         """Close every link, and wait until nothing of them is left."""

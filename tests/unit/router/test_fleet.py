@@ -186,3 +186,13 @@ async def test_without_lease_and_answers_a_worker_is_gone(harness: Harness) -> N
     harness.refresh()
     assert ids(harness, Role.DECODE) == ["d2"]
     assert harness.metric("workers_lost_total") == 1
+
+
+async def test_who_stops_answering_long_after_its_lease_is_not_counted(harness: Harness) -> None:
+    await harness.join("d1")
+    harness.fleet.update({})
+    assert harness.metric("workers", role="decode") == 1
+    now = time.monotonic() + harness.settings.silence_s + 1
+    harness.fleet._clock = lambda: now
+    harness.fleet.sweep()
+    assert harness.metric("workers", role="decode") == 0
