@@ -70,7 +70,7 @@ class TimedFormat:
         self._choices = choices
         self._has_usage = has_usage
         self._traces = traces
-        self._num_open = len(choices)
+        self._num_open = sum(not each.known.has_ended for each in choices)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""

@@ -173,6 +173,16 @@ def test_a_choice_that_has_ended_is_not_run_again(api):
     )
 
 
+def test_its_timing_comes_last_although_a_choice_had_ended_before(api):
+    body = body_of(COMPLETIONS, n=2)
+    events = sent(api.post(COMPLETIONS, body))
+    ended = next(event for event in events if event.parts[0][-1])
+    headers = {"Last-Event-ID": ended.id, "x-baton-timing": "1"}
+    *rest, last = sent(api.post(COMPLETIONS, body, **headers))
+    assert "baton" in last.document
+    assert not any("baton" in event.document for event in rest)
+
+
 @pytest.mark.parametrize(
     ("change", "says_why"),
     [
