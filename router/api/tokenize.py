@@ -74,12 +74,14 @@ def tokenize_router(context: ApiContext) -> APIRouter:
         fields = await read_fields(request, TokenizeRequest, limit)
         _check_model(context, fields.model)
         tokens = await _tokens_of(context, fields)
-        names = [tokenizer.token_name(each) for each in tokens]
+        names = None
+        if fields.return_token_strs:
+            names = [tokenizer.token_name(each) for each in tokens]
         answer = Tokens(
             count=len(tokens),
             max_model_len=context.model.max_context,
             tokens=tokens,
-            token_strs=names if fields.return_token_strs else None,
+            token_strs=names,
         )
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
