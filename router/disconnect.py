@@ -1,7 +1,7 @@
 """The client's connection while its answer is being made: noticing its end, writing past ASGI.
 
-A connection that offers itself in the ASGI scope is used directly; before any other server the
-same is done by ASGI's own messages, which cost a task more.
+The server's protocol offers it in the ASGI scope; the same by ASGI's own messages would cost a task
+more for each request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 _T = TypeVar("_T")
 _KEY = "baton.connection"
@@ -51,19 +51,17 @@ def offer_connection(scope: Any, connection: ClientConnection) -> None:
     scope[_KEY] = connection
 
 
-def connection_of(scope: Scope) -> ClientConnection | None:
-    """The connection that was offered, if one was."""
-    return scope.get(_KEY)
+def connection_of(scope: Scope) -> ClientConnection:
+    """The connection that was offered."""
+    connection: ClientConnection = scope[_KEY]
+    return connection
 
 
-async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+async def while_connected(connection: ClientConnection, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of `work`, which is cancelled and waited for if the client leaves first.
 
     The request's body must have been read. Raises ClientGone, or what `work` raises.
     """
-    connection = connection_of(scope)
-    if connection is None:
-        return await _while_receiving(receive, work)
     task = asyncio.current_task()
     assert task is not None
     if connection.is_lost:
@@ -79,22 +77,3 @@ async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, A
         raise ClientGone from None
     finally:
         connection.watch(None)
-
-
-async def _while_receiving(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        for each in (watcher, task):
-            each.cancel()
-        await asyncio.gather(watcher, task, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

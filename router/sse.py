@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.disconnect import ClientGone, connection_of, while_connected
+from router.disconnect import ClientConnection, ClientGone, connection_of, while_connected
 from router.http_errors import HttpError
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -57,15 +57,6 @@ class StreamStyle:
 OPENAI_STYLE = StreamStyle()
 
 
-class Outlet(Protocol):
-    """Where the bytes of a body go that has begun; a part of `ClientConnection`."""
-
-    @property
-    def is_paused(self) -> bool: ...
-    async def wait_writable(self) -> None: ...
-    def write_chunk(self, data: bytes) -> None: ...
-
-
 class EventWriter:
     """The events of one response. `begun` is done with the first of them.
 
@@ -81,7 +72,7 @@ class EventWriter:
         self._count = self._counted = 0
         self._timer = self._loop.call_later(keepalive_s, self._on_interval)
         self._pending: list[bytes] = []
-        self._outlet: Outlet | None = None
+        self._outlet: ClientConnection | None = None
 
     def write(self, events: bytes) -> None:
         """Send one or several whole events, soon. Never waits."""
@@ -104,7 +95,7 @@ class EventWriter:
         if self._outlet is not None:
             await self._outlet.wait_writable()
 
-    def open(self, outlet: Outlet) -> None:
+    def open(self, outlet: ClientConnection) -> None:
         """The response has begun: from now on events leave."""
         self._outlet = outlet
         self.flush()
@@ -154,7 +145,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything, watching for a client that goes away."""
         try:
-            await while_connected(scope, receive, self._send_all(scope, send))
+            await while_connected(connection_of(scope), self._send_all(scope, send))
         except ClientGone as error:
             if not self._has_begun:
                 raise
@@ -165,7 +156,6 @@ class EventStream(Response):
         style = self._style
         writer = EventWriter(self._keepalive_s, style)
         producing = asyncio.ensure_future(self._produce(writer))
-        relay: _AsgiOutlet | None = None
         try:
             await asyncio.wait((producing, writer.begun), return_when=asyncio.FIRST_COMPLETED)
             if not writer.begun.done():
@@ -178,26 +168,19 @@ class EventStream(Response):
                 }
             )
             self._has_begun = True
-            outlet: Outlet | None = connection_of(scope)
-            if outlet is None:
-                outlet = relay = _AsgiOutlet(send)
-            writer.open(outlet)
+            writer.open(connection_of(scope))
             outcome = await self._outcome(producing)
             writer.close()
             last = style.done if outcome is None else style.error(self._describe(outcome))
             if last:
                 writer.write(last)
             writer.flush()
-            if relay is not None:
-                await relay.finish()
             self._has_ended = True
             self._ended(outcome)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             writer.close()
             producing.cancel()
-            if relay is not None:
-                relay.close()
             await asyncio.gather(producing, return_exceptions=True)
 
     async def _outcome(self, producing: asyncio.Future[None]) -> Exception | None:
@@ -206,35 +189,3 @@ class EventStream(Response):
         except Exception as error:  # noqa: BLE001 - the top: fails this one request
             return error
         return None
-
-
-class _AsgiOutlet:
-    """Chunks by ASGI's own `send`, from a task: for servers that offer no connection."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
-        self._task = asyncio.ensure_future(self._run())
-
-    @property
-    def is_paused(self) -> bool:
-        return not self._chunks.empty()
-
-    async def wait_writable(self) -> None:
-        await self._chunks.join()
-
-    def write_chunk(self, data: bytes) -> None:
-        self._chunks.put_nowait(data)
-
-    async def finish(self) -> None:
-        """Returns when everything was sent."""
-        await self._chunks.join()
-
-    def close(self) -> None:
-        self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            chunk = await self._chunks.get()
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            self._chunks.task_done()

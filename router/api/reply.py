@@ -1,7 +1,7 @@
 """Answering with the choices of a request: whole, or as a stream of events.
 
-The same for both kinds of completion; an `AnswerFormat` gives the JSON. A client that goes away
-ends every choice at once, in either way of answering.
+The same for every endpoint that generates; an `AnswerFormat` gives the JSON. A client that goes
+away ends every choice at once, in either way of answering.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.api.request_fields import GenerationFields
 from router.api.responses import CachedTokens, Usage
 from router.api_metrics import CLIENT_GONE_STATUS
 from router.choices import Choice, TextSink, run_choices
-from router.disconnect import ClientGone, while_connected
+from router.disconnect import ClientGone, connection_of, while_connected
 from router.event_ids import Bookmark, StreamIdentity
 from router.http_errors import describe
 from router.output import OutputToken, TextDelta
@@ -59,7 +59,7 @@ async def reply(
 
     if not fields.stream:
         answer = _Answer(choices)
-        await while_connected(request.scope, request.receive, run(answer))
+        await while_connected(connection_of(request.scope), run(answer))
         document = await context.tokenizer.off_loop(
             lambda: answer.whole(answer_format), answer.num_prompt_logprobs
         )
