@@ -70,7 +70,6 @@ def create_app(
         model,
         defaults,
         metrics,
-        ready,
         options.limits,
         markup,
         GrammarChecker(model.path, tokenizer),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.api_metrics import ApiMetrics
 from router.chat.markup import ChatMarkup
-from router.generation import Generator, ReadinessCheck, ServedModel
+from router.generation import Generator, ServedModel
 from router.grammar import GrammarChecker
 from router.sampling_defaults import SamplingDefaults
 from router.timing import TraceLookup
@@ -41,7 +41,6 @@ class ApiContext:
     model: ServedModel
     defaults: SamplingDefaults
     metrics: ApiMetrics
-    ready: ReadinessCheck
     limits: ApiLimits
     markup: ChatMarkup
     grammars: GrammarChecker

@@ -61,8 +61,8 @@ async def _tool_grammar(
 ) -> str | None:
     """The grammar of the whole answer: what its tools need, or else what was wished."""
     grammar = context.markup.grammar(conversation, prompt)
-    may_not_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
-    if wish.grammar is not None and may_not_call:
+    is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
+    if wish.grammar is not None and is_free_to_call:
         raise InvalidRequest(
             "'response_format' or 'structured_outputs' beside 'tools' needs 'tool_choice' to be "
             '"none", "required" or a function\'s name',

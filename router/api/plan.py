@@ -39,7 +39,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OutputWish:
-    """What the two kinds of request say differently.
+    """What each kind of request says in its own way.
 
     `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
     context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the

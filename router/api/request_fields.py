@@ -1,4 +1,4 @@
-"""The fields that completions and chat completions share, and how strictly they are read.
+"""What bodies of requests share: how to generate, and how strictly every field is read.
 
 Types are never coerced, unknown fields are errors, and a field of OpenAI's API that Baton does
 not support is refused by name unless its value means "off". Null means absent everywhere.
