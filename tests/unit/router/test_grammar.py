@@ -119,10 +119,25 @@ async def test_what_cannot_be_compiled_is_refused_by_name(tokenizer, grammar, me
         assert "\n" not in caught.value.message
 
 
-async def test_good_grammars_pass_again_and_again(tokenizer):
-    checker = GrammarChecker(DEMO_MODEL, tokenizer)
-    for number in range(600):
-        await checker.check(choice_grammar([str(number % 300)]), "choice")
+class CountedThreads:
+    """In place of a tokenizer, whose threads are all that is wanted of it."""
+
+    def __init__(self) -> None:
+        self.num_works = 0
+
+    async def in_thread(self, work):
+        self.num_works += 1
+        return work()
+
+
+async def test_the_last_good_grammars_are_not_compiled_again():
+    threads = CountedThreads()
+    checker = GrammarChecker(DEMO_MODEL, threads)
+    compiled = []
+    for number in (*range(300), 299, 100, 0):
+        await checker.check(choice_grammar([str(number)]), "choice")
+        compiled.append(threads.num_works)
+    assert compiled == [*range(1, 301), 300, 300, 301]
 
 
 async def test_without_a_vocabulary_every_grammar_is_refused(tokenizer, tmp_path: Path):
