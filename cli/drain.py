@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from protocol.errors import ConfigError, ServiceError
 from runtime.membership import read_fleet, request_drain
-from runtime.settings import setting, settings_or_exit
-from runtime.worker_settings import NAME_PATTERN
+from runtime.settings import setting, setting_of, settings_or_exit
+from runtime.worker_settings import WorkerSettings
 
 _POLL_S = 0.2
 
@@ -22,14 +22,8 @@ _POLL_S = 0.2
 class DrainSettings:
     """Settings of `baton drain`."""
 
-    redis_url: str = setting(
-        help="Redis or Valkey that holds the fleet",
-        pattern=r"(rediss?|unix)://.+",
-        secret=True,
-    )
-    cluster: str = setting(
-        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
-    )
+    redis_url: str = setting_of(WorkerSettings, "redis_url")
+    cluster: str = setting_of(WorkerSettings, "cluster")
     wait_s: float = setting(
         60.0, help="how long to wait until the worker has left; 0: not at all", unit="s", minimum=0
     )

@@ -18,8 +18,8 @@ from cli.tables import print_workers
 from protocol.errors import ServiceError
 from protocol.messages import WorkerInfo
 from runtime.membership import read_fleet
-from runtime.settings import setting, settings_or_exit
-from runtime.worker_settings import NAME_PATTERN
+from runtime.settings import setting, setting_of, settings_or_exit
+from runtime.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,13 @@ class StatusSettings:
     router_url: str = setting(
         "http://127.0.0.1:8000", help="a router of the fleet", pattern=r"https?://.+"
     )
-    redis_url: str | None = setting(
-        None,
+    redis_url: str | None = setting_of(
+        WorkerSettings,
+        "redis_url",
+        default=None,
         help="Redis or Valkey that holds the fleet; asked when no router answers",
-        pattern=r"(rediss?|unix)://.+",
-        secret=True,
     )
-    cluster: str = setting(
-        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
-    )
+    cluster: str = setting_of(WorkerSettings, "cluster")
     admin_key: str | None = setting(
         None, help="key of an operator, if the router asks for one", secret=True, flag=False
     )

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
-from protocol.hashing import DEFAULT_SEED
 from router.api_keys import KEY_PATTERN
 from router.chat.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
-from runtime.settings import setting
-from runtime.worker_settings import NAME_PATTERN
+from runtime.settings import setting, setting_of
+from runtime.worker_settings import WorkerSettings
 
 DOORS = ("open", "api", "admin")
 
@@ -48,23 +47,10 @@ class RouterSettings:
         None, help="file to write the chosen HTTP port into, once requests are accepted"
     )
 
-    redis_url: str = setting(
-        help="Redis or Valkey that holds the fleet, as redis://[:password@]host:port[/db]",
-        pattern=r"(rediss?|unix)://.+",
-        secret=True,
-    )
-    cluster: str = setting(
-        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
-    )
-    cluster_secret: str = setting(
-        help="secret by which the fleet's processes know each other, the same in all of them",
-        pattern=r"(?s).{16,}",
-        secret=True,
-        flag=False,
-    )
-    hash_seed: str = setting(
-        DEFAULT_SEED, help="seed of the block hashes; one value for the whole fleet"
-    )
+    redis_url: str = setting_of(WorkerSettings, "redis_url")
+    cluster: str = setting_of(WorkerSettings, "cluster")
+    cluster_secret: str = setting_of(WorkerSettings, "cluster_secret")
+    hash_seed: str = setting_of(WorkerSettings, "hash_seed")
 
     api_keys: tuple[str, ...] = setting(
         (),
@@ -196,17 +182,9 @@ class RouterSettings:
     trace_history: int = setting(
         1000, help="finished generations whose traces are kept", unit="generations", minimum=1
     )
-    parent_pid: int | None = setting(
-        None, help="stop when this process, our parent, is gone", unit="pid", minimum=1
-    )
-    log_level: str = setting(
-        "info",
-        help="least severe log lines to write",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "text", help="log lines for people or as JSON", choices=("text", "json")
-    )
+    parent_pid: int | None = setting_of(WorkerSettings, "parent_pid")
+    log_level: str = setting_of(WorkerSettings, "log_level")
+    log_format: str = setting_of(WorkerSettings, "log_format")
 
     def __post_init__(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:

@@ -45,9 +45,22 @@ def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) ->
     regular expression for the whole text), `env` (a name other than BATON_<FIELD>), `flag=False`
     (no flag: only environment and file), `secret=True` (kept out of argument lists and repr).
     """
-    known = SettingDetails(help=help, **details)
+    return _field(default, SettingDetails(help=help, **details))
+
+
+def setting_of(owner: type, name: str, **changes: Any) -> Any:
+    """The setting that another class declares under this name, for a process that has it, too.
+
+    `changes` (`default`, `help` or any other of the details) replace what is said there.
+    """
+    field = next(each for each in dataclasses.fields(owner) if each.name == name)
+    default = changes.pop("default", field.default)
+    return _field(default, dataclasses.replace(field.metadata[_METADATA_KEY], **changes))
+
+
+def _field(default: Any, details: SettingDetails) -> Any:
     return dataclasses.field(
-        default=default, repr=not known.secret, metadata={_METADATA_KEY: known}
+        default=default, repr=not details.secret, metadata={_METADATA_KEY: details}
     )
 
 

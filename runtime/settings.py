@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from protocol.errors import ConfigError
-from runtime.setting_spec import ENV_PREFIX, SettingSpec, setting, specs_of
+from runtime.setting_spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
 
 __all__ = [
     "config_path_of",
@@ -27,6 +27,7 @@ __all__ = [
     "load_settings",
     "other_settings",
     "setting",
+    "setting_of",
     "settings_or_exit",
     "settings_to_args",
     "settings_to_env",

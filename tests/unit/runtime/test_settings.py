@@ -10,12 +10,14 @@ from typing import Literal
 import pytest
 
 from protocol.errors import ConfigError
+from runtime.setting_spec import specs_of
 from runtime.settings import (
     config_path_of,
     flags_given,
     load_settings,
     other_settings,
     setting,
+    setting_of,
     settings_or_exit,
     settings_to_args,
     settings_to_env,
@@ -51,6 +53,14 @@ class Brush:
     size: int = setting(1, help="the size")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Settings of a process that takes some from another."""
+
+    size: int = setting_of(Paint, "size")
+    password: str | None = setting_of(Paint, "password", default=None, help="another one")
+
+
 def load(*argv: str, file: Path | None = None, model: str | None = "m", **environ: str) -> Paint:
     flags = [*argv, *([f"--model={model}"] if model else [])]
     if file is not None:
@@ -70,6 +80,16 @@ def write(tmp_path: Path):
 
 def test_defaults() -> None:
     assert load() == Paint(model="m")
+
+
+def test_a_setting_of_another_class_is_the_same_but_for_what_is_said() -> None:
+    own, theirs = specs_of(Frame), specs_of(Paint)
+    assert own["size"] == theirs["size"]
+    password = own["password"]
+    assert (password.default, password.optional) == (None, True)
+    assert password.details.help == "another one"
+    assert password.details.pattern == theirs["password"].details.pattern
+    assert "secret" not in repr(Frame(password="secret"))
 
 
 def test_each_source_overrides_the_one_before_it(write) -> None:
