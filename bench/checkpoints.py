@@ -75,7 +75,9 @@ def benchmark_checkpoint(name: str) -> Path:
 
 def add_tokenizer(folder: Path) -> None:
     """A word for every token id, so that a server can be started on the checkpoint."""
-    path = folder / "tokenizer.json"
+    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not settings.exists():  # without it transformers guesses by the model's type
+        _write(settings, json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     if path.exists():
         return
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -83,8 +85,13 @@ def add_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.decoder = ByteLevel()
-    partial = folder / f".tokenizer.{os.getpid()}"
-    tokenizer.save(str(partial))
+    _write(path, tokenizer.to_str())
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, whoever else does the same."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
     partial.rename(path)
 
 

@@ -6,14 +6,13 @@ files, requests over TCP, events over ZeroMQ, KV-aware routing on. Owns its proc
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.request
 from pathlib import Path
 
 import msgspec
 
-from bench.processes import Processes
+from bench.processes import Processes, free_port
 from bench.router_fleet import Usage, usage_of
 
 HOW_TO_GET = """\
@@ -47,7 +46,7 @@ class DynamoPeer:
         self._processes = Processes("dynamo-bench")
 
     def __enter__(self) -> DynamoPeer:
-        port = _free_port()
+        port = free_port()
         try:
             flags = (f"--http-port={port}", "--http-host=127.0.0.1", "--router-mode=kv")
             self._start("frontend", "dynamo.frontend", *_PLANES, *flags)
@@ -93,10 +92,3 @@ class DynamoPeer:
             except OSError:
                 time.sleep(0.2)
         raise RuntimeError(f"Dynamo did not become ready:\n{self._processes.log_tails()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,7 +1,7 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
     python -m bench.engine --model M1|M2|FOLDER [--peers llama.cpp,vllm,transformers,openvino]
-        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--sweep]
+        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--sweep | --served]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
 `--sweep` decode at batch 8 as the context grows to 8,192. Each figure is the median of the
@@ -9,7 +9,8 @@ repeats, with their spread, taken in turn (ours, theirs, the machine's limits, o
 machine whose speed drifts treats all alike. M1 and M2 are made on first use (see
 bench.checkpoints). Installs nothing: a peer that is not there is named, with how to get it; each
 runs in a process of its own (see bench.peer_process). `--attention kernel,torch` compares our own
-backends.
+backends. `--served` compares servers as their users run them, over HTTP: `baton up` with one
+decode worker, and `vllm serve` (see bench.served_run).
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import platform
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,158 +29,32 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkpoints import SHAPES, benchmark_checkpoint
+from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.engine_plot import plot_side_by_side, plot_sweep
+from bench.engine_run import BatonRun, Bookkeeping, PeerRun, load_ours
+from bench.engine_work import (
+    BATCH_SIZES,
+    PREFILL_LENGTHS,
+    SWEEP,
+    SWEEP_BATCH,
+    WORKS,
+    Run,
+    Work,
+    longest,
+)
 from bench.limits import MachineLimits, StepNeeds, step_needs
 from bench.peer_process import PEERS, PeerProcess, interpreters, is_installed
-from engine.engine import Engine
-from engine.loader import EngineConfig, LoadedEngine, load_engine
-from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
+from bench.served_run import STREAM_TOKENS, ServedRun
+from bench.server_process import (
+    VLLM_BLOCK_SIZE,
+    Server,
+    ServerNeeds,
+    baton_command,
+    vllm_command,
+)
+from engine.config import ModelConfig, load_model_config
 from protocol.errors import BatonError
-from protocol.sampling import SamplingParams
 
-BLOCK_SIZE = 16
-DECODE_STEPS = 16
-CONTEXT = 512
-PREFILL_LENGTHS = (512, 2048)
-BATCH_SIZES = (1, 8, 32)
-SWEEP_BATCH = 8
-SWEEP_CONTEXTS = (512, 1024, 2048, 4096, 8192)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one figure measures: a prompt of `length` tokens, or decode steps of `batch` sequences
-    that have `length` tokens each."""
-
-    kind: str
-    batch: int
-    length: int
-
-    @property
-    def label(self) -> str:
-        """As the table shows it."""
-        if self.kind == "prefill":
-            return f"prefill {self.length:,}"
-        return f"decode {self.batch} at {self.length:,}"
-
-    @property
-    def num_tokens(self) -> int:
-        """That the engine's pool has to hold."""
-        return self.batch * (self.length + DECODE_STEPS + 2 + BLOCK_SIZE)
-
-
-WORKS = [Work("prefill", 1, n) for n in PREFILL_LENGTHS]
-WORKS += [Work("decode", n, CONTEXT) for n in BATCH_SIZES]
-SWEEP = [Work("decode", SWEEP_BATCH, context) for context in SWEEP_CONTEXTS]
-
-
-class BatonRun:
-    """Our engine, fed directly: scheduler, runner and sampler, no network."""
-
-    def __init__(self, loaded: LoadedEngine) -> None:
-        self._engine: Engine = loaded.engine
-        self._vocab = loaded.config.vocab_size
-        self._count = 0
-        self.bookkeeping: dict[Work, list[float]] = {}
-
-    def measure(self, work: Work, rng: random.Random) -> float:
-        """Tokens per second."""
-        if work.kind == "prefill":
-            self._add(work.length, 1, rng)
-            started = time.perf_counter()
-            self._drain()
-            return work.length / (time.perf_counter() - started)
-        for _ in range(work.batch):
-            self._add(work.length, DECODE_STEPS + 2, rng)
-        while True:
-            batch = self._engine.plan()
-            if not batch.chunks:
-                break
-            self._engine.run(batch)
-        self._engine.run(batch)
-        started = time.perf_counter()
-        steps, computing = 0, 0.0
-        while self._engine.scheduler.num_running == work.batch:
-            result = self._engine.run(self._engine.plan())
-            computing += result.ended - result.started
-            steps += 1
-        elapsed = time.perf_counter() - started
-        self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
-        self._drain()
-        return work.batch * steps / elapsed
-
-    def _add(self, num_tokens: int, max_tokens: int, rng: random.Random) -> None:
-        self._count += 1
-        self._engine.scheduler.add(
-            Sequence(
-                request_id=str(self._count),
-                attempt=0,
-                tokens=[rng.randrange(self._vocab) for _ in range(num_tokens)],
-                num_prompt=num_tokens,
-                sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
-                root_hash=b"bench",
-                block_size=BLOCK_SIZE,
-                arrival=0.0,
-                deadline=float("inf"),
-            )
-        )
-
-    def _drain(self) -> None:
-        while self._engine.scheduler.has_work:
-            self._engine.run(self._engine.plan())
-
-
-class PeerRun:
-    """The same work by a peer."""
-
-    def __init__(self, process: PeerProcess) -> None:
-        self._process = process
-
-    def measure(self, work: Work, rng: random.Random) -> float:
-        """Tokens per second."""
-        seed = str(rng.random())
-        if work.kind == "prefill":
-            return work.length / self._process.seconds(1, work.length, 0, seed)
-        seconds = self._process.seconds(work.batch, work.length, DECODE_STEPS, seed)
-        return work.batch * DECODE_STEPS / seconds
-
-
-def load_ours(
-    folder: Path, options: argparse.Namespace, attention: str, weights: str, works: list[Work]
-) -> LoadedEngine:
-    """An engine whose chunks take a whole prompt and whose pool holds the largest work."""
-    chunk = max(PREFILL_LENGTHS)
-    scheduler = SchedulerConfig(
-        block_size=BLOCK_SIZE,
-        max_batch_size=max(BATCH_SIZES),
-        chunk_min_tokens=chunk,
-        chunk_max_tokens=chunk,
-        itl_target_s=float("inf"),
-    )
-    blocks = max(work.num_tokens for work in works) // BLOCK_SIZE + 1
-    config = EngineConfig(
-        folder,
-        scheduler,
-        options.dtype,
-        options.device,
-        blocks,
-        attention=attention,
-        weights=weights,
-    )
-    loaded = load_engine(config, time.perf_counter)
-    if loaded.engine.limits.max_context < _longest(works):
-        raise BatonError(f"the model's context must hold {_longest(works)} tokens")
-    return loaded
-
-
-def _longest(works: list[Work]) -> int:
-    """Tokens of one sequence, at most."""
-    return max(work.length for work in works) + DECODE_STEPS + 2
-
-
-Run = Callable[[Work, random.Random], float]
 Figures = dict[Work, dict[str, list[float]]]
 
 
@@ -202,7 +76,7 @@ def measure(
 
 
 def report(
-    figures: Figures, needs: StepNeeds, limits: MachineLimits | None, ours: BatonRun
+    figures: Figures, needs: StepNeeds, limits: MachineLimits | None, bookkeeping: Bookkeeping
 ) -> Table:
     """Medians with the least and the most; our ratio to each other; our share of the limit."""
     first, *others = next(iter(figures.values()))
@@ -216,7 +90,7 @@ def report(
         ]
         cells += [f"{medians[first] / medians[name]:.2f}x" for name in others]
         cells.append("" if limits is None else _share(work, medians[first], needs, limits))
-        kept = ours.bookkeeping.get(work)
+        kept = bookkeeping.get(work)
         cells.append(f"{statistics.median(kept):.1%}" if kept else "")
         table.add_row(work.label, *cells)
     return table
@@ -253,46 +127,113 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--weights", default="auto", help="auto, int8, int4, or several")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
-    parser.add_argument("--peers", default="transformers", help="comma-separated; '' for none")
+    parser.add_argument(
+        "--peers", help="comma-separated; '' for none; default: transformers, served: vllm"
+    )
     parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--sweep", action="store_true", help="decode as the context grows")
+    parser.add_argument("--served", action="store_true", help="servers, over HTTP")
     return parser.parse_args()
 
 
-def _compare(options: argparse.Namespace, console: Console) -> None:
-    works = SWEEP if options.sweep else WORKS
-    pythons = interpreters(options.peer_python)
-    peers, missing = installed_peers(options.peers, pythons)
-    for line in missing:
-        console.print(line, soft_wrap=True, markup=False)
-    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
-    loaded = {
-        f"baton ({attention}, {weights})": load_ours(folder, options, attention, weights, works)
+@dataclass(frozen=True)
+class Subject:
+    """What all contestants are measured on; `dtype` is what they compute in."""
+
+    folder: Path
+    config: ModelConfig
+    dtype: str
+    works: list[Work]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who is measured, ours first, and in which versions."""
+
+    runs: Mapping[str, Run]
+    versions: list[str]
+    bookkeeping: Bookkeeping
+
+
+def _in_process(
+    options: argparse.Namespace,
+    subject: Subject,
+    peers: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> Contest:
+    """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
+    folder, works = subject.folder, subject.works
+    ours = {
+        f"baton ({attention}, {weights})": BatonRun(
+            load_ours(folder, options, attention, weights, works)
+        )
         for attention in options.attention.split(",")
         for weights in options.weights.split(",")
     }
-    ours = {name: BatonRun(engine) for name, engine in loaded.items()}
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
-    first = next(iter(loaded.values()))
-    dtype = first.engine.layout.dtype
-    limits = MachineLimits() if options.device == "cpu" and dtype == "bfloat16" else None
     versions = [f"torch {torch.__version__}"]
+    threads, context = torch.get_num_threads(), longest(works)
+    for name, python in peers.items():
+        started = PeerProcess(name, python, folder, subject.dtype, threads, context)
+        process = stack.enter_context(started)
+        versions.append(process.version)
+        runs[name] = PeerRun(process).measure
+    return Contest(runs, versions, next(iter(ours.values())).bookkeeping)
+
+
+def _served(
+    options: argparse.Namespace,
+    subject: Subject,
+    peers: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> Contest:
+    """Our server and the peer's, both asleep."""
+    if options.model in SHAPES:
+        add_tokenizer(subject.folder)
+    works = subject.works
+    needs = ServerNeeds(
+        folder=subject.folder,
+        dtype=subject.dtype,
+        threads=torch.get_num_threads(),
+        max_context=longest(works, STREAM_TOKENS),
+        max_sequences=max(BATCH_SIZES),
+        num_tokens=max(work.num_tokens(VLLM_BLOCK_SIZE, STREAM_TOKENS) for work in works),
+        kv_bytes_per_token=step_needs(subject.config).kv_bytes_per_token,
+        step_tokens=max(PREFILL_LENGTHS),
+    )
+    commands = [baton_command(needs)]
+    commands += [vllm_command(needs, python) for python in peers.values()]
+    servers = [stack.enter_context(Server(command, needs)) for command in commands]
+    runs: dict[str, Run] = {
+        server.name: ServedRun(server, subject.config.vocab_size).measure for server in servers
+    }
+    return Contest(runs, [server.version for server in servers], {})
+
+
+def _compare(options: argparse.Namespace, console: Console) -> None:
+    pythons = interpreters(options.peer_python)
+    names, missing = installed_peers(_wanted(options), pythons)
+    peers = {name: pythons[name] for name in names}
+    for line in missing:
+        console.print(line, soft_wrap=True, markup=False)
+    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
+    config = load_model_config(folder)
+    dtype = config.dtype if options.dtype == "auto" else options.dtype
+    subject = Subject(folder, config, dtype, SWEEP if options.sweep else WORKS)
+    limits = MachineLimits() if (options.device, dtype) == ("cpu", "bfloat16") else None
+    start = _served if options.served else _in_process
     with contextlib.ExitStack() as stack:
-        for name in peers:
-            threads, context = torch.get_num_threads(), _longest(works)
-            started = PeerProcess(name, pythons[name], folder, dtype, threads, context)
-            process = stack.enter_context(started)
-            versions.append(process.version)
-            runs[name] = PeerRun(process).measure
-        figures = measure(works, runs, options.repeat, limits)
+        contest = start(options, subject, peers, stack)
+        figures = measure(subject.works, contest.runs, options.repeat, limits)
     console.print(
         f"{options.model}, {dtype}, {options.device}, {torch.get_num_threads()} threads, "
-        f"{platform.machine()}; {'; '.join(versions)}",
+        f"{platform.machine()}{', over HTTP' if options.served else ''}; "
+        f"{'; '.join(contest.versions)}",
         soft_wrap=True,
     )
-    needs = step_needs(first.config)
-    console.print(report(figures, needs, limits, next(iter(ours.values()))))
+    needs = step_needs(config)
+    console.print(report(figures, needs, limits, contest.bookkeeping))
     if limits is not None:
         console.print(
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
@@ -300,6 +241,18 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         )
     if options.plot is not None:
         _plot(options, figures, needs, limits)
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    """The peers to look for. Raises BatonError for what servers are not measured with."""
+    if not options.served:
+        return "transformers" if options.peers is None else options.peers
+    told = (options.sweep, options.device, options.attention, options.weights)
+    if told != (False, "cpu", "auto", "auto"):
+        raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
+    if options.peers not in (None, "", "vllm"):
+        raise BatonError("the only peer of --served is vllm")
+    return "vllm" if options.peers is None else options.peers
 
 
 def _plot(

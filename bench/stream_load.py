@@ -19,6 +19,7 @@ from protocol.errors import BatonError
 
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]"
+_NAME_LENGTH = len(b"data: ")
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class StreamClient:
 
     async def _long(self, prompt: list[int], phase: Phase) -> None:
         sent_at = time.perf_counter()
-        times = [at async for at in self._tokens(prompt, self._load.long_tokens)]
+        times = [at async for at, _ in self._events(prompt, self._load.long_tokens)]
         phase.ttft_s.append(times[0] - sent_at)
         if phase is self._phase:
             phase.prompt_tokens += len(prompt)
@@ -120,42 +121,58 @@ class StreamClient:
             prompt = [rng.randrange(3, load.vocab_size) for _ in range(load.stream_prompt)]
             turn += 1
             before = None
-            async for at in self._tokens(prompt, load.stream_tokens):
+            async for at, _ in self._events(prompt, load.stream_tokens):
                 if self._phase is not None:
                     self._phase.stream_tokens += 1
                     if before is not None:
                         self._phase.gaps_s.append(at - before)
                 before = at
 
-    async def _tokens(self, prompt: list[int], max_tokens: int) -> AsyncGenerator[float, None]:
-        """When each token of a completion came."""
-        body = {
-            "model": self._load.model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-        data = json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection(self._host, self._port)
-        try:
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\nconnection: close\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-            writer.write(head.encode() + data)
-            status = await reader.readline()
-            if b" 200 " not in status:
-                rest = await reader.read()
-                raise BatonError(f"{status.decode().strip()}: {rest.decode()[-300:]}")
-            async for line in reader:
-                if line.startswith(_EVENT):
-                    yield time.perf_counter()
-                elif line.startswith(_DONE):
-                    return
-            raise BatonError("a stream broke off")
-        finally:
-            writer.close()
+    def _events(
+        self, prompt: list[int], max_tokens: int
+    ) -> AsyncGenerator[tuple[float, bytes], None]:
+        body = completion_body(self._load.model, prompt, max_tokens)
+        return stream_events(self._host, self._port, body)
+
+
+def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
+    """A streamed, greedy completion of token ids that ends after `max_tokens` tokens, as JSON."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    return json.dumps(body).encode()
+
+
+async def stream_events(
+    host: str, port: int, body: bytes
+) -> AsyncGenerator[tuple[float, bytes], None]:
+    """When each event of a streamed completion came, by `time.perf_counter`, and its JSON.
+
+    Raises BatonError if it is refused or breaks off.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            rest = await reader.read()
+            raise BatonError(f"{status.decode().strip()}: {rest.decode()[-300:]}")
+        async for line in reader:
+            if line.startswith(_EVENT):
+                yield time.perf_counter(), line[_NAME_LENGTH:]
+            elif line.startswith(_DONE):
+                return
+        raise BatonError("a stream broke off")
+    finally:
+        writer.close()
 
 
 def load_seed(load: StreamLoad, what: str) -> str:

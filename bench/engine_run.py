@@ -1,0 +1,130 @@
+"""The engine benchmark's works by an engine without a server: ours in this process, or a peer's in
+its own.
+
+Ours is fed directly: scheduler, runner and sampler, no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+from bench.engine_work import (
+    BATCH_SIZES,
+    DECODE_STEPS,
+    PREFILL_LENGTHS,
+    Work,
+    longest,
+)
+from bench.peer_process import PeerProcess
+from engine.engine import Engine
+from engine.loader import EngineConfig, LoadedEngine, load_engine
+from engine.scheduler import SchedulerConfig
+from engine.sequence import Sequence
+from protocol.errors import BatonError
+from protocol.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+Bookkeeping = dict[Work, list[float]]
+"""Share of a decode step's time that was not computing."""
+
+
+class BatonRun:
+    """Our engine, fed directly: scheduler, runner and sampler, no network."""
+
+    def __init__(self, loaded: LoadedEngine) -> None:
+        self._engine: Engine = loaded.engine
+        self._vocab = loaded.config.vocab_size
+        self._count = 0
+        self.bookkeeping: Bookkeeping = {}
+
+    def measure(self, work: Work, rng: random.Random) -> float:
+        """Tokens per second."""
+        if work.kind == "prefill":
+            self._add(work.length, 1, rng)
+            started = time.perf_counter()
+            self._drain()
+            return work.length / (time.perf_counter() - started)
+        for _ in range(work.batch):
+            self._add(work.length, DECODE_STEPS + 2, rng)
+        while True:
+            batch = self._engine.plan()
+            if not batch.chunks:
+                break
+            self._engine.run(batch)
+        self._engine.run(batch)
+        started = time.perf_counter()
+        steps, computing = 0, 0.0
+        while self._engine.scheduler.num_running == work.batch:
+            result = self._engine.run(self._engine.plan())
+            computing += result.ended - result.started
+            steps += 1
+        elapsed = time.perf_counter() - started
+        self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
+        self._drain()
+        return work.batch * steps / elapsed
+
+    def _add(self, num_tokens: int, max_tokens: int, rng: random.Random) -> None:
+        self._count += 1
+        self._engine.scheduler.add(
+            Sequence(
+                request_id=str(self._count),
+                attempt=0,
+                tokens=[rng.randrange(self._vocab) for _ in range(num_tokens)],
+                num_prompt=num_tokens,
+                sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+                root_hash=b"bench",
+                block_size=BLOCK_SIZE,
+                arrival=0.0,
+                deadline=float("inf"),
+            )
+        )
+
+    def _drain(self) -> None:
+        while self._engine.scheduler.has_work:
+            self._engine.run(self._engine.plan())
+
+
+class PeerRun:
+    """The same work by a peer."""
+
+    def __init__(self, process: PeerProcess) -> None:
+        self._process = process
+
+    def measure(self, work: Work, rng: random.Random) -> float:
+        """Tokens per second."""
+        seed = str(rng.random())
+        if work.kind == "prefill":
+            return work.length / self._process.seconds(1, work.length, 0, seed)
+        seconds = self._process.seconds(work.batch, work.length, DECODE_STEPS, seed)
+        return work.batch * DECODE_STEPS / seconds
+
+
+def load_ours(
+    folder: Path, options: argparse.Namespace, attention: str, weights: str, works: list[Work]
+) -> LoadedEngine:
+    """An engine whose chunks take a whole prompt and whose pool holds the largest work."""
+    chunk = max(PREFILL_LENGTHS)
+    scheduler = SchedulerConfig(
+        block_size=BLOCK_SIZE,
+        max_batch_size=max(BATCH_SIZES),
+        chunk_min_tokens=chunk,
+        chunk_max_tokens=chunk,
+        itl_target_s=float("inf"),
+    )
+    blocks = max(work.num_tokens(BLOCK_SIZE) for work in works) // BLOCK_SIZE + 1
+    config = EngineConfig(
+        folder,
+        scheduler,
+        options.dtype,
+        options.device,
+        blocks,
+        attention=attention,
+        weights=weights,
+    )
+    loaded = load_engine(config, time.perf_counter)
+    if loaded.engine.limits.max_context < longest(works):
+        raise BatonError(f"the model's context must hold {longest(works)} tokens")
+    return loaded
