@@ -8,7 +8,6 @@ server serves when it answers a request for one token. Knows nothing of what is 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import psutil
 
 from bench.processes import Processes, free_port
 from protocol.errors import BatonError
+from runtime.cores import usable_cores
 from runtime.version import baton_version
 
 HOST = "127.0.0.1"
@@ -102,7 +102,7 @@ def vllm_command(needs: ServerNeeds, python: str) -> ServerCommand:
         f"--host={HOST}",
     )
     environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, first_cores(needs.threads))),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, usable_cores()[: needs.threads])),
         "VLLM_CPU_KVCACHE_SPACE": str(-(-needs.num_tokens * needs.kv_bytes_per_token // _GIB)),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -212,13 +212,6 @@ def _is_still(process: psutil.Process) -> bool:
         return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-
-
-def first_cores(count: int) -> list[int]:
-    """The first `count` cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))[:count]
-    return list(range(count))
 
 
 def _package_version(python: str, package: str) -> str:

@@ -7,15 +7,17 @@ by environment. What the operator put into environment or file for a process rea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cli.child import Child, baton_command, baton_environment
 from cli.commands import COMMANDS
+from cli.core_shares import by_neighbourhood, core_shares
 from cli.up_settings import UpSettings
 from protocol.messages import Role
+from runtime.cores import can_keep_to_cores, ranges_of, usable_cores
 from runtime.setting_spec import ENV_PREFIX, specs_of
 from runtime.settings import CONFIG_ENV
 
@@ -62,15 +64,32 @@ class ChildSettings:
         """CPU threads of each worker: as set, or its share of the cores."""
         if self._settings.torch_threads is not None:
             return self._settings.torch_threads
-        return max(1, num_cores() // self._num_workers)
+        return max(1, len(usable_cores()) // self._num_workers)
 
-    def worker(self, role: Role, worker_id: str, shared: Secrets, log_dir: Path) -> Child:
-        """A worker, not started yet."""
+    @property
+    def core_shares(self) -> list[list[int]]:
+        """The cores that each worker keeps to, prefill workers first; empty: none keeps to any."""
+        if not self._settings.pin or not can_keep_to_cores() or self._is_on_gpu:
+            return []
+        cores = by_neighbourhood(usable_cores())
+        return core_shares(cores, self._num_workers, self.torch_threads)
+
+    def worker(
+        self,
+        role: Role,
+        worker_id: str,
+        shared: Secrets,
+        log_dir: Path,
+        cores: Sequence[int] = (),
+    ) -> Child:
+        """A worker, not started yet, that keeps to `cores`, if any."""
         own: dict[str, Any] = {
             "worker_id": worker_id,
             "host": WORKER_HOST,
             "torch_threads": self.torch_threads,
         }
+        if cores:
+            own["cores"] = ranges_of(cores)
         fraction = self._memory_fraction()
         if fraction is not None:
             own["memory_fraction"] = fraction
@@ -119,12 +138,15 @@ class ChildSettings:
     def _memory_fraction(self) -> float | None:
         """A share of the memory for each of several workers on a CPU; None: their own default."""
         settings = self._settings
-        on_gpu = settings.device.startswith("cuda") or (
-            settings.device == "auto" and _GPU_DEVICE.exists()
-        )
-        if settings.num_blocks is not None or settings.memory_fraction is not None or on_gpu:
+        is_told = settings.num_blocks is not None or settings.memory_fraction is not None
+        if is_told or self._is_on_gpu:
             return None
         return round(min(0.3, POOLS_FRACTION / self._num_workers), 3)
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        device = self._settings.device
+        return device.startswith("cuda") or (device == "auto" and _GPU_DEVICE.exists())
 
     @property
     def _num_workers(self) -> int:
@@ -134,10 +156,3 @@ class ChildSettings:
 def _environment_of(shared: Secrets) -> dict[str, str]:
     """The secrets that every process of a fleet has."""
     return {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

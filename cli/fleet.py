@@ -130,12 +130,15 @@ class Fleet:
         shared = Secrets(self._redis_url, secret, supervisor_key=self._supervisor_key)
         suffix = "" if self._valkey else f"-{secrets.token_hex(2)}"
         counts = ((Role.PREFILL, self.settings.prefill), (Role.DECODE, self.settings.decode))
-        children = [
-            self._child_settings.worker(
-                role, f"{role.value}-{number}{suffix}", shared, self.log_dir
-            )
+        names = [
+            (role, f"{role.value}-{number}{suffix}")
             for role, count in counts
             for number in range(1, count + 1)
+        ]
+        shares = self._child_settings.core_shares or [[]] * len(names)
+        children = [
+            self._child_settings.worker(role, name, shared, self.log_dir, cores)
+            for (role, name), cores in zip(names, shares, strict=True)
         ]
         return [*children, self._child_settings.router(shared, self._port_file, self.log_dir)]
 

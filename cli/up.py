@@ -13,12 +13,13 @@ from types import FrameType
 
 from rich.console import Console
 
-from cli.child_settings import ChildSettings, num_cores
+from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.status import registered
 from cli.tables import print_workers
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError, ConfigError, ModelLoadError
+from runtime.cores import ranges_of, usable_cores
 from runtime.model_source import model_name, resolve_model
 from runtime.settings import config_path_of, flags_given, settings_or_exit
 
@@ -80,13 +81,15 @@ def run_fleet(
 
 
 def announce_start(fleet: Fleet, console: Console) -> None:
-    """What is about to start, and the threads each worker gets."""
+    """What is about to start, and the threads and cores that each worker gets."""
     settings = fleet.settings
-    threads = ChildSettings(settings).torch_threads
+    children = ChildSettings(settings)
+    shares = "; ".join(",".join(ranges_of(share)) for share in children.core_shares)
     console.print(
         f"starting {settings.prefill} prefill and {settings.decode} decode workers for "
         f"{settings.served_model_name or settings.model}: "
-        f"{threads} threads each on {num_cores()} cores"
+        f"{children.torch_threads} threads each on {len(usable_cores())} cores"
+        + (f", each kept to its own ({shares})" if shares else "")
     )
 
 

@@ -67,6 +67,11 @@ class UpSettings:
         "torch_threads",
         help="CPU threads of each worker; none: the cores, shared evenly",
     )
+    pin: bool = setting(
+        True,
+        help="keep each of several workers on a CPU to cores of its own, where there are enough "
+        "and the system can",
+    )
     block_size: int = setting_of(WorkerSettings, "block_size")
     num_blocks: int | None = setting_of(
         WorkerSettings, "num_blocks", help="KV blocks of each worker; none: from memory_fraction"

@@ -36,6 +36,7 @@ from protocol.messages import (
     WorkerState,
 )
 from runtime.control import ControlServer, HelloPolicy
+from runtime.cores import cores_in, keep_to_cores
 from runtime.events import EventPublisher
 from runtime.intake import Intake
 from runtime.lifecycle import StopSignal
@@ -89,6 +90,8 @@ def run_worker(
     """
     setup_logs(settings.log_level, settings.log_format, role.value)
     try:
+        if settings.cores:  # before there are threads, which then keep to them, too
+            keep_to_cores(cores_in(settings.cores))
         with ExitStack() as stack:
             _serve(settings, role, build, stack)
     except (ConfigError, ModelLoadError) as error:
@@ -238,8 +241,9 @@ def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack)
 
 
 def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
-    if settings.torch_threads is not None:
-        torch.set_num_threads(settings.torch_threads)
+    threads = settings.torch_threads or len(cores_in(settings.cores))
+    if threads:
+        torch.set_num_threads(threads)
     folder = resolve_model(settings.model)
     config = EngineConfig(
         folder=folder,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ConfigError
 from protocol.hashing import DEFAULT_SEED
+from runtime.cores import CORES_PATTERN
 from runtime.settings import setting
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -47,7 +48,13 @@ class WorkerSettings:
         pattern=r"auto|cpu|cuda(:\d+)?",
     )
     torch_threads: int | None = setting(
-        None, help="CPU threads of torch; none: torch's own choice", unit="threads", minimum=1
+        None,
+        help="CPU threads of torch; none: one for each of `cores`, if any, else torch's own choice",
+        unit="threads",
+        minimum=1,
+    )
+    cores: tuple[str, ...] = setting(
+        (), help="CPU cores to keep to, as 0-3,8; none named: any", pattern=CORES_PATTERN
     )
     attention: str = setting(
         "auto",

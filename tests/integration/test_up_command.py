@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from runtime.cores import can_keep_to_cores, usable_cores
 from tests.integration.reference import DEMO_MODEL
 
 ROOT = DEMO_MODEL.parent
@@ -87,6 +88,7 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with running_up(tmp_path) as up:
+        assert_workers_are_kept_apart(up)
         answer = httpx.post(
             f"{up.url}/v1/chat/completions",
             json={"model": DEMO_MODEL.name, "messages": [{"role": "user", "content": "What?"}]},
@@ -111,6 +113,21 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
         assert up.process.wait(WAIT_S) == 0
         up.assert_all_gone()
     assert list(tmp_path.iterdir()) == []
+
+
+def assert_workers_are_kept_apart(up: Up) -> None:
+    """Each on cores of its own, where there are two."""
+    if len(usable_cores()) < 2 or not can_keep_to_cores():
+        assert "kept to its own" not in up.printed
+        return
+    assert "each kept to its own (" in up.printed
+    prefill, decode = (
+        {*child.cpu_affinity()}
+        for child in up.children
+        if {*child.cmdline()} & {"prefill", "decode"}
+    )
+    assert prefill.isdisjoint(decode)
+    assert len(prefill) == len(decode) == len(usable_cores()) // 2
 
 
 def test_killed_up_takes_its_processes_with_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,7 +30,14 @@ class FakeChildren(ChildSettings):
 
     behaviours: dict[str, str] = {}  # noqa: RUF012 - each test sets its own
 
-    def worker(self, role: Role, worker_id: str, shared: Secrets, log_dir: Path) -> Child:
+    def worker(
+        self,
+        role: Role,
+        worker_id: str,
+        shared: Secrets,
+        log_dir: Path,
+        cores: Sequence[int] = (),
+    ) -> Child:
         return self._fake(role, worker_id, shared, log_dir, {})
 
     def router(self, shared: Secrets, port_file: Path, log_dir: Path) -> Child:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from cli import child_settings
 from cli.child import Child
-from cli.child_settings import ChildSettings, Secrets, num_cores
+from cli.child_settings import ChildSettings, Secrets
 from cli.commands import COMMANDS
 from cli.up_settings import UpSettings
 from protocol.messages import Role
+from runtime.cores import cores_in
 from runtime.settings import load_settings
 
 SHARED = Secrets(
@@ -110,7 +112,37 @@ def test_workers_on_a_cpu_share_its_memory(settings: dict, fraction: float | Non
     assert parsed(child).memory_fraction == fraction
 
 
-def test_cores_are_shared() -> None:
-    assert ChildSettings(UpSettings(model="/m", torch_threads=3)).torch_threads == 3
-    assert ChildSettings(UpSettings(model="/m", prefill=0)).torch_threads == num_cores()
-    assert ChildSettings(UpSettings(model="/m", decode=1000)).torch_threads == 1
+@pytest.fixture
+def six_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    cores = [2, 3, 4, 5, 8, 9]
+    monkeypatch.setattr(child_settings, "usable_cores", lambda: list(cores))
+    monkeypatch.setattr(child_settings, "by_neighbourhood", list)
+    return cores
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads", "shares"),
+    [
+        ({}, 3, [[2, 3, 4], [5, 8, 9]]),
+        ({"torch_threads": 2}, 2, [[2, 3, 4], [5, 8, 9]]),
+        ({"torch_threads": 4}, 4, []),
+        ({"prefill": 2, "decode": 2}, 1, [[2], [3], [4], [5]]),
+        ({"prefill": 0}, 6, []),
+        ({"decode": 1000}, 1, []),
+        ({"pin": False}, 3, []),
+        ({"device": "cuda:0"}, 3, []),
+    ],
+)
+def test_cores_are_shared(
+    six_cores: list[int], settings: dict, threads: int, shares: list[list[int]]
+) -> None:
+    children = ChildSettings(UpSettings(model="/m", **({"device": "cpu"} | settings)), environ={})
+    assert children.torch_threads == threads
+    assert children.core_shares == shares
+
+
+def test_a_worker_is_told_its_cores() -> None:
+    children = ChildSettings(UpSettings(model="/m"), environ={})
+    child = children.worker(Role.DECODE, "d", SHARED, DIR, [8, 2, 3])
+    assert cores_in(parsed(child).cores) == [2, 3, 8]
+    assert parsed(children.worker(Role.DECODE, "d", SHARED, DIR)).cores == ()
