@@ -71,7 +71,7 @@ class OutboundHandoffs:
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
         self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
-        self._granters: dict[HandoffKey, Peer] = {}  # who is answered
+        self._speakers: dict[HandoffKey, Peer] = {}  # who spoke last of an open one: is answered
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until there is somebody to tell
 
     @property
@@ -112,9 +112,7 @@ class OutboundHandoffs:
         """
         if self._sender.is_open(key):
             self._tokens[key] = token
-        granter = self._granters.get(key)
-        if granter is not None:
-            self._send_token(key, granter)
+        self._try_send_token(key)
         now = self._host.now()
         wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
         self._carry_out(self._sender.finish(key, now, now + wait_s))
@@ -139,17 +137,11 @@ class OutboundHandoffs:
 
     def lose(self, peer: Peer) -> None:
         """A connection is gone; if it was the last of a decode worker, what was for it fails."""
+        self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
-        if agent is None:
-            return
-        other = self._connection_of(agent)
-        if other is None:
+        if agent is not None and self._connection_of(agent) is None:
             self._host.remove_transfer_peer(agent)
             self._carry_out(self._sender.peer_lost(agent))
-            return
-        for key, granter in self._granters.items():
-            if granter == peer:
-                self._granters[key] = other
 
     def follow(self, event: TransferEvent) -> None:
         """What the transfer thread reports."""
@@ -173,14 +165,15 @@ class OutboundHandoffs:
 
     def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
         """What a decode worker says of a handoff; `agent` is its transfer agent."""
+        if isinstance(message, KvGrant) and message.agent != agent:
+            self._host.answer_common(peer, message)
+            return
         now, key = self._host.now(), key_of(message)
+        self._speakers[key] = peer
         match message:
-            case KvGrant() if message.agent != agent:
-                self._host.answer_common(peer, message)
             case KvGrant():
                 self._host.restore_transfer_peer(agent)
-                self._granters[key] = peer
-                self._send_token(key, peer)  # before Closed, which may be the answer
+                self._try_send_token(key)  # before Closed, which may be the answer
                 self._carry_out(self._sender.grant(message, now))
             case KvRenew():
                 self._carry_out(self._sender.renew(message, agent, now))
@@ -194,7 +187,7 @@ class OutboundHandoffs:
         self._host.count(Count.STALE_MESSAGES)
         reason = "the pool of the decode worker is not known here"
         if self._sender.agent_of(key) is not None:
-            self._granters[key] = peer
+            self._speakers[key] = peer
             self._carry_out(self._sender.abort(key, reason))
             return
         if self._sender.is_open(key):
@@ -202,11 +195,11 @@ class OutboundHandoffs:
         request_id, attempt = key
         self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
 
-    def _send_token(self, key: HandoffKey, decoder: Peer) -> None:
+    def _try_send_token(self, key: HandoffKey) -> None:
         """The first token goes to the decode worker once, when both are known."""
-        token = self._tokens.pop(key, None)
-        if token is not None:
-            self._host.send(decoder, token)
+        peer = self._listener(key, self._sender.agent_of(key))
+        if peer is not None and key in self._tokens:
+            self._host.send(peer, self._tokens.pop(key))
 
     def _finish_write(self, write_id: int, event: WriteFinished) -> None:
         write = self._writes.pop(write_id)
@@ -226,7 +219,6 @@ class OutboundHandoffs:
                     self._close(action)
                 case Release():
                     self._tokens.pop(action.key, None)
-                    self._granters.pop(action.key, None)
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
@@ -248,11 +240,18 @@ class OutboundHandoffs:
 
     def _close(self, action: Close) -> None:
         self._owner.on_closed(action.key, action.error)
-        peer = self._granters.get(action.key) or self._connection_of(action.agent)
+        peer = self._listener(action.key, action.agent)
+        self._speakers.pop(action.key, None)
         if peer is not None:
             request_id, attempt = action.key
             closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
             self._host.send(peer, closed)
+
+    def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
+        """Who is told of a handoff that `agent` granted: that connection of the decode worker by
+        which it spoke of it last, if it stands."""
+        speaker = self._speakers.get(key)
+        return self._connection_of(agent) if speaker is None and agent is not None else speaker
 
     def _connection_of(self, agent: str) -> Peer | None:
         """The newest connection of a decode worker."""

@@ -377,6 +377,7 @@ class WorkerPair(RuleBasedStateMachine):
             assert bench.scheduler.sequences == []
         assert not self.p.worker._outbound._writes
         assert not self.p.worker._outbound._tokens
+        assert not self.p.worker._outbound._speakers
         assert not self.p.sender.num_outstanding
         for key, asked in self.asked.items():
             if asked.is_given_up:

@@ -209,6 +209,7 @@ class Handover:
             assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
             bench.scheduler.blocks.check()
             bench.close()
+        assert self.d.worker._departures._outbound._speakers == {}
 
 
 @pytest.fixture

@@ -203,6 +203,34 @@ def test_a_decode_worker_that_is_not_known_is_told_also_while_the_handoff_is_ope
     say(p, Abort(request_id="r", attempt=1), turns=4)
 
 
+@pytest.mark.parametrize("prompt_came", [False, True])
+def test_a_decode_worker_that_comes_back_is_answered_over_the_connection_it_has(
+    p: PrefillBench, d: DecodeBench, prompt_came: bool
+) -> None:
+    """What it granted ended when its connection did, and it has not heard of that."""
+    former = Peer(b"former", d.name, Role.DECODE)
+    p.server.inbox += [(former, d.descriptor), (former, grant(d))]
+    say(p, *[PREFILL] * prompt_came)
+    p.server.gone.append(former)
+    say(p, turns=2)
+    p.server.sent.clear()
+    p.server.inbox += [(d.as_peer, d.descriptor), (d.as_peer, Abort(request_id="r", attempt=1))]
+    p.worker.turn()
+    assert [peer for peer, message in p.server.sent if type(message) is KvClosed] == [d.as_peer]
+
+
+def test_of_what_has_ended_nothing_is_remembered_but_its_name(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    say_of_d(p, d, d.descriptor)
+    for number in range(3):
+        late = grant(d, request_id=f"r{number}")
+        renew = KvRenew(request_id=f"r{number}", attempt=1, ttl_ms=3000)
+        sent = say_of_d(p, d, late, Abort(request_id=f"r{number}", attempt=1), renew, late)
+        assert types(sent) == [KvClosed] * 3
+    assert p.worker._outbound._speakers == {}
+
+
 def test_a_decode_worker_that_was_lost_can_come_back(p: PrefillBench, d: DecodeBench) -> None:
     say_of_d(p, d, d.descriptor)
     p.server.gone.append(d.as_peer)
