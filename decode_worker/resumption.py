@@ -1,8 +1,9 @@
 """Streams that outlive their router: kept until another one asks for them, or for a grace time.
 
-A running one goes on without a router (an orphan); of a finished one the tokens are kept, whether
-or not its router lives, because it may die before its client has read them. Whoever asks last
-owns a stream: the attempt number of its question fences all routers before it.
+A running one goes on without a router (an orphan), unless that only lost its connection to us: it
+goes on with the stream elsewhere. Of a finished one the tokens are kept, whether or not its router
+lives, because it may die before its client has read them. Whoever asks last owns a stream: the
+attempt number of its question fences all routers before it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,6 @@ class Resumption:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by request, oldest first
         self._size = 0
 
-    @property
-    def num_kept(self) -> int:
-        """Finished streams that may still be asked for."""
-        return len(self._kept)
-
     def try_orphan(self, task: Task) -> bool:
         """Its router is gone: the task goes on without one, if it may."""
         if self._grace_s <= 0 or not task.is_resumable:
@@ -63,13 +59,19 @@ class Resumption:
             self._drop(next(iter(self._kept)))
 
     def overdue(self, tasks: Iterable[Task]) -> list[Task]:
-        """Orphans that nobody came for; what is kept too long goes. A worker that is to stop waits
-        for nobody."""
+        """Orphans that nobody came for, or whose router is back and has them elsewhere; what is
+        kept too long goes. A worker that is to stop waits for nobody."""
         now = self._host.now()
         while self._kept and next(iter(self._kept.values())).until <= now:
             self._drop(next(iter(self._kept)))
         since = now if self._host.is_draining else now - self._grace_s
-        overdue = [t for t in tasks if t.orphaned_at is not None and t.orphaned_at <= since]
+        here = {peer.name for peer in self._host.server.peers}
+        overdue = [
+            task
+            for task in tasks
+            if task.orphaned_at is not None
+            and (task.orphaned_at <= since or task.router.name in here)
+        ]
         self._host.count(Count.STREAMS_ABANDONED, len(overdue))
         return overdue
 

@@ -46,7 +46,8 @@ class Count(StrEnum):
     STREAMS_RESUMED = "streams_resumed"
     """Streams that a router took up from another one, or from a former connection of its own."""
     STREAMS_ABANDONED = "streams_abandoned"
-    """Streams that ended because their router was lost, and no other came for them in time."""
+    """Streams that ended because their router was lost, and no other came for them in time, or it
+    came back without them."""
     LAPSES = "lapses"
     """Times that the lease ended while the process stood still, and it came back as another."""
     DESCRIPTORS_REFUSED = "descriptors_refused"

@@ -158,6 +158,7 @@ class FakeServer:
         self.inbox: list[tuple[Peer, Any]] = []
         self.sent: list[tuple[Peer, Message]] = []
         self.gone: list[Peer] = []
+        self.peers: list[Peer] = []  # who is connected, as far as a worker asks for that
 
     def receive(self) -> list[tuple[Peer, Any]]:
         inbox, self.inbox = self.inbox, []

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from decode_worker import resumption
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -114,6 +115,36 @@ def test_nobody_comes_in_time(d: DecodeBench) -> None:
     assert d.counter(Count.STREAMS_ABANDONED) == 1
     ((_, answer),) = turn(d, (OTHER, RESUME))
     assert isinstance(answer, NotKept)
+
+
+@pytest.mark.parametrize("is_back_first", [False, True])
+def test_a_router_that_comes_back_has_its_stream_elsewhere(
+    d: DecodeBench, is_back_first: bool
+) -> None:
+    """Its new connection may be there before the old one counts as lost; others change nothing."""
+    back = Peer(b"another connection", ROUTER.name, Role.ROUTER)
+    turn(d, (ROUTER, ASKED), turns=4)
+    d.server.peers = [OTHER, back] if is_back_first else [OTHER]
+    d.server.gone = [ROUTER]
+    turn(d)
+    assert bool(d.scheduler.sequences) is not is_back_first
+    d.server.peers = [OTHER, back]
+    assert turn(d) == []
+    assert d.scheduler.sequences == []
+    ((_, answer),) = turn(d, (OTHER, RESUME))
+    assert isinstance(answer, NotKept)
+
+
+def test_finished_streams_are_kept_within_bounds(
+    d: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest go first."""
+    monkeypatch.setattr(resumption, "MAX_KEPT_TOKENS", 2 * len(TOKENS) + 1)
+    for name in ("first", "second", "third"):
+        turn(d, (ROUTER, msgspec.structs.replace(ASKED, request_id=name)), turns=30)
+    asked = [msgspec.structs.replace(RESUME, request_id=n) for n in ("first", "second", "third")]
+    answers = turn(d, *[(OTHER, each) for each in asked])
+    assert [type(answer) for _, answer in answers] == [NotKept, Resumed, Resumed]
 
 
 def test_a_worker_that_drains_waits_for_nobody(d: DecodeBench) -> None:
