@@ -50,7 +50,8 @@ class PrefillPeers:
     stopped may go on in the middle of a write. One elsewhere is gone when it is silent for
     `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
     refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
-    ours, or has let go of all.
+    ours, or has let go of all. So is one that never answered us within `silence_s`, alive or not:
+    grants wait for that answer, here.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -169,13 +170,15 @@ class PrefillPeers:
             return f"its {refused.what} is {refused.ours}, ours is {refused.theirs}"
         if accepted is not None and accepted.incarnation != incarnation:
             return f"{link.control.endpoint} is another worker now"
+        is_silent = link.control.silent_s(now) >= self._silence_s
+        if is_silent and accepted is None and not link.control.resets:
+            return f"nobody answers at {link.control.endpoint}"
         if link.process is not None:
             if now < link.next_look:
                 return None
             link.next_look = now + _LOOK_S
             return "its process has ended" if link.process.has_ended() else None
-        silent = link.control.silent_s(now) >= self._silence_s
-        if silent and not self._around.is_alive(link.worker_id, incarnation):
+        if is_silent and not self._around.is_alive(link.worker_id, incarnation):
             return "it is silent and its lease has ended"
         return None
 

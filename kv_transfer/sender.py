@@ -108,9 +108,9 @@ SenderAction = PostWrite | Close | Release
 @dataclass
 class _Handoff:
     state: SenderState
+    deadline: float = 0.0  # by when the prompt follows an early grant, or a grant the prompt
     # of the prompt, once it is open
     num_blocks: int | None = None
-    grant_deadline: float = 0.0
     source_blocks: list[int] = field(default_factory=list)  # of the prompt blocks ready so far
     chunks: list[int] = field(default_factory=list)  # which chunk completed each of them
     is_finished: bool = False
@@ -185,7 +185,7 @@ class HandoffSender:
         else:
             raise IllegalMove(f"handoff {key} is opened twice")
         handoff.num_blocks = num_blocks
-        handoff.grant_deadline = grant_deadline
+        handoff.deadline = grant_deadline
         if handoff.end_block > num_blocks:
             return self._stop(key, handoff, _misfit(handoff))
         return self._advance(key, handoff, now)
@@ -227,7 +227,7 @@ class HandoffSender:
                 f"{len(handoff.source_blocks)} blocks of {handoff.num_blocks} are ready for {key}"
             )
         handoff.is_finished = True
-        handoff.grant_deadline = min(handoff.grant_deadline, grant_deadline)
+        handoff.deadline = min(handoff.deadline, grant_deadline)
         return self._advance(key, handoff, now)
 
     def write_finished(self, write_id: int, error: str | None) -> list[SenderAction]:
@@ -260,11 +260,13 @@ class HandoffSender:
         return self._stop(key, handoff, error)
 
     def sweep(self, now: float) -> list[SenderAction]:
-        """Act on what has run out: grants that nobody renews, waits for a grant."""
+        """Act on what has run out: grants that nobody renews, waits for a grant or a prompt."""
         actions: list[SenderAction] = []
         for key, handoff in list(self._handoffs.items()):
-            if handoff.state is SenderState.WAITING and now >= handoff.grant_deadline:
+            if handoff.state is SenderState.WAITING and now >= handoff.deadline:
                 actions += self._stop(key, handoff, "no grant came in time")
+            elif handoff.state is SenderState.GRANTED_EARLY and now >= handoff.deadline:
+                actions += self._stop(key, handoff, "no prompt came in time")
             elif handoff.state in _GRANTED and now >= handoff.expires:
                 actions += self._stop(key, handoff, "the grant expired")
         return actions
@@ -272,7 +274,8 @@ class HandoffSender:
     # -- what decode workers do ----------------------------------------------------------
 
     def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
-        """The right to write. It may come before `open`, and is kept while it lives."""
+        """The right to write. It may come before `open`, by as much as it lives without renewal:
+        whoever sent it is not kept waiting for a prompt that nobody sends."""
         key = key_of(grant)
         handoff = self._handoffs.get(key)
         if handoff is None and self._is_superseded(key):
@@ -288,6 +291,8 @@ class HandoffSender:
             return []
         handoff.agent = grant.agent
         handoff.expires = now + grant.ttl_ms / 1000
+        if handoff.state is SenderState.GRANTED_EARLY:
+            handoff.deadline = handoff.expires
         if grant.first_block < 0 or len(set(grant.block_ids)) < len(grant.block_ids):
             return self._stop(key, handoff, "the grant is malformed")
         handoff.first_block = handoff.next_block = grant.first_block

@@ -211,6 +211,19 @@ def test_silence_alone_is_not_death(pair: Pair) -> None:
     pair.peers.send("p-i", ABORT)  # dropped: its receiver hears that the peer is gone
 
 
+@pytest.mark.parametrize("machine", ["here", "elsewhere"])
+def test_one_that_never_answers_is_gone_however_alive_it_is(pair: Pair, machine: str) -> None:
+    """Its address may be wrong from where we are: what waits for it would wait for ever."""
+    pair.info = member(pair, machine=machine, pid=os.getpid())
+    pair.peers.connect(pair.peer)
+    pair.peers.send("p-i", ABORT)
+    assert pair.peers.gone(time.monotonic()) == []
+    assert pair.peers.gone(1e12) == ["p-i"]
+    pair.peers.connect(pair.peer)
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    assert [type(message) for _, message in pair.heard] == [PeerDescriptor], "and nothing of before"
+
+
 def test_another_process_at_the_same_place_is_not_the_one_that_was_named(pair: Pair) -> None:
     pair.peers.connect(PrefillPeer(worker_id="p", incarnation="before", control=pair.endpoint))
     gone: list[str] = []
@@ -238,7 +251,7 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pai
     """It may be stopped in the middle of a write; neither silence nor its lease says more."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         pair.info = member(pair, machine="here", pid=process.pid)
-        pair.peers.connect(pair.peer)
+        introduce(pair)
         pair.alive = False
         process.send_signal(signal.SIGSTOP)
         assert pair.peers.gone(1e9) == []
@@ -249,6 +262,6 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pai
 
 def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
     pair.info = member(pair, machine="elsewhere", pid=os.getpid())
-    pair.peers.connect(pair.peer)
+    introduce(pair)
     pair.alive = False
     assert pair.peers.gone(1e9) == ["p-i"]

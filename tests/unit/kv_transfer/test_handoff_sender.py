@@ -137,13 +137,23 @@ def test_an_expired_grant_ends_the_handoff(sender: HandoffSender) -> None:
     ]
 
 
-def test_an_early_grant_expires_without_a_prompt(sender: HandoffSender) -> None:
+def test_an_early_grant_waits_for_its_prompt_no_longer_than_it_was_to_live(
+    sender: HandoffSender,
+) -> None:
     sender.grant(grant(0, 10, ttl_ms=3000), now=0)
     assert sender.renew(renew(3000), D, now=2) == []
-    assert sender.sweep(now=4) == []
-    assert sender.sweep(now=5) == [Close(KEY, D, "the grant expired")]
+    assert sender.sweep(now=2.9) == []
+    assert sender.sweep(now=3) == [Close(KEY, D, "no prompt came in time")]
     assert sender.open(KEY, 1, now=6, grant_deadline=9) == [Release(KEY)]
     assert sender.num_open == 0
+
+
+def test_a_renewal_before_the_prompt_counts_after_it(sender: HandoffSender) -> None:
+    sender.grant(grant(0, 10, ttl_ms=3000), now=0)
+    assert sender.renew(renew(3000), D, now=2) == []
+    assert sender.open(KEY, 1, now=2.9, grant_deadline=9) == []
+    assert sender.sweep(now=4.9) == []
+    assert sender.sweep(now=5) == [Close(KEY, D, "the grant expired"), Release(KEY)]
 
 
 def test_a_prompt_that_nobody_grants_is_let_go(sender: HandoffSender) -> None:
