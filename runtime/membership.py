@@ -151,16 +151,18 @@ class WorkerLease:
         pipeline.get(self._registry.drain_key(info.worker_id))
         (former, is_ours), fleet, asked_to_drain = pipeline.execute()
         self._view.take(fleet, time.monotonic())
-        if is_ours or self._can_mend(info, former):
+        is_held = is_ours or self._can_mend(info, former)
+        if is_held:
             self._renewed_at = asked_at
         if self._is_reachable is False:
             log.info("%s is back", self._where)
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
-        with self._condition:
-            self._is_registered = True
-            self._condition.notify_all()
+        if is_held:  # or the owner may have registered anew meanwhile: that is to be done yet
+            with self._condition:
+                self._is_registered = True
+                self._condition.notify_all()
 
     def _can_mend(self, info: WorkerInfo, former: bytes | None) -> bool:
         """Our registration is gone: put it back if the store forgot it, but not if another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -158,6 +159,28 @@ def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     lease.register_anew("life-2")
     until(lambda: read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")})
     assert (lease.lapses, lease.has_lapsed, lease.is_replaced) == (1, False, False)
+
+
+def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> None:
+    """The owner's thread may see that it lapsed before the lease's thread has said so."""
+    lease = leases(worker("a"))
+    assert lease.wait_registered(WAIT_S)
+
+    class Hasty(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if lease.has_lapsed:
+                lease.register_anew(f"life-{lease.lapses + 1}")
+
+    handler = Hasty()
+    log = logging.getLogger("runtime.membership")
+    log.addHandler(handler)
+    try:
+        with redis.Redis.from_url(valkey.url) as client:
+            client.delete(Registry(cluster).worker_key("a"))
+        until(lambda: read_fleet(valkey.url, cluster))
+    finally:
+        log.removeHandler(handler)
+    assert read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")}
 
 
 def test_a_request_to_drain_reaches_the_incarnation_that_it_was_meant_for(
