@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkpoints import add_tokenizer, benchmark_checkpoint
+from bench.gpu_ahead import Decodes, check_ahead
 from bench.gpu_checks import (
     BLOCK_SIZE,
     Card,
@@ -190,6 +191,14 @@ def decode(device: torch.device) -> Iterator[Row]:
         yield check_graphs(card, passes, batch, CONTEXTS[0])
 
 
+def ahead(device: torch.device) -> Iterator[Row]:
+    """Decode steps of the 8B shape by the engine, one by one and one ahead; leaves traces here."""
+    load = Decodes()
+    num_blocks = 2 * load.batch * load.context // BLOCK_SIZE
+    passes = _passes(_llama(), device, num_blocks, [load.batch])
+    yield from check_ahead(Card(device, 1.0, 1.0), passes, load, Path())
+
+
 def prefill(device: torch.device) -> Iterator[Row]:
     """Prefill of the 8B shape."""
     card = measure_card(device)
@@ -205,6 +214,7 @@ PARTS: dict[str, Part] = {
     "exactness": exactness,
     "logits": logits,
     "decode": decode,
+    "ahead": ahead,
     "prefill": prefill,
     "peer": peer,
     "split": split,
@@ -225,7 +235,7 @@ def _passes(config: ModelConfig, device: torch.device, num_blocks: int, sizes: l
     most_blocks = max(sizes) * max(CONTEXTS) // BLOCK_SIZE
     make_attention = backend.fixed_decodes(pool, max(sizes), most_blocks)
     graphs = DecodeGraphs(model, make_attention, sizes, CudaCapture())
-    return Passes(model, pool, backend.attention(pool), graphs.logits)
+    return Passes(model, pool, backend.attention(pool), graphs.logits, graphs)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
 from engine.device import wait_for
+from engine.gpu.graphs import DecodeGraphs
 from engine.kv_pool import KvPool
 from engine.layer_ops import LayerOps
 from engine.loader import EngineConfig, load_engine
@@ -30,10 +31,11 @@ from protocol.sampling import SamplingParams
 BLOCK_SIZE = 16
 NUM_OUTPUT = 64
 _CASES = (
-    ("torch", "torch", False, 512),
-    ("eager", "kernel", False, 512),
-    ("graphs", "kernel", True, 512),
-    ("chunks of 32", "kernel", True, 32),
+    ("torch", "torch", False, 512, False),
+    ("eager", "kernel", False, 512, False),
+    ("graphs", "kernel", True, 512, False),
+    ("chunks of 32", "kernel", True, 32, False),
+    ("one step ahead", "kernel", True, 512, True),
 )
 _PROMPT_LENGTHS = (100, 250, 400)
 
@@ -67,6 +69,7 @@ class Passes:
     pool: KvPool
     attention: AttentionBackend
     decode: Callable[[list[int], list[int], list[Segment]], torch.Tensor]
+    graphs: DecodeGraphs | None = None  # what `decode` replays
 
 
 def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 8192) -> Card:
@@ -80,11 +83,11 @@ def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 81
 
 
 def check_exactness(card: Card, names: tuple[str, ...] = ("M1", "M2")) -> Iterator[Row]:
-    """Greedy tokens against transformers': torch's backend, eager, graphs, small chunks."""
+    """Greedy tokens against transformers': torch's backend, eager, graphs, small chunks, ahead."""
     for name in names:
         expected = _transformers_greedy(card, name)
-        for label, attention, graphs, chunk in _CASES:
-            tokens = _greedy(card, name, attention, graphs, chunk)
+        for label, attention, graphs, chunk, ahead in _CASES:
+            tokens = _greedy(card, name, attention, graphs, chunk, ahead)
             same = next(
                 (i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b),
                 len(expected),
@@ -148,7 +151,7 @@ def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
 
 def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1024) -> Row:
     """Host time of planning and launching a decode step, beside the step: what one step ahead
-    would hide, and nothing hides yet. Scheduling and sampling come on top."""
+    hides (part `ahead`). Scheduling and sampling come on top."""
     segments, positions = _decodes(passes, batch, context)
     decode = passes.decode
     step_s = seconds(lambda: decode([1] * batch, positions, segments), card.device)
@@ -220,7 +223,9 @@ def _decodes(passes: Passes, batch: int, context: int) -> tuple[list[Segment], l
     return [Segment(1, context, table) for table in tables], [context - 1] * batch
 
 
-def _greedy(card: Card, name: str, attention: str, graphs: bool, chunk: int) -> list[int]:
+def _greedy(
+    card: Card, name: str, attention: str, graphs: bool, chunk: int, ahead: bool
+) -> list[int]:
     """The greedy continuations of three prompts by one engine, one after the other's tokens."""
     config = EngineConfig(
         folder=benchmark_checkpoint(name),
@@ -232,6 +237,7 @@ def _greedy(card: Card, name: str, attention: str, graphs: bool, chunk: int) -> 
         cuda_graphs=graphs,
     )
     engine = load_engine(config, time.monotonic).engine
+    engine.one_step_ahead = ahead
     prompts = _prompts(engine.limits.vocab_size)
     sequences = [_sequence(seed, prompt) for seed, prompt in enumerate(prompts)]
     for sequence in sequences:

@@ -9,6 +9,7 @@ from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
+from engine.loader import pick_device
 from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from protocol.messages import Role
@@ -38,9 +39,16 @@ def main(argv: Sequence[str]) -> int:
         surroundings.stack.callback(peers.close)
         sender = HandoffSender(margin_s=settings.grant_margin_ms / 1e3)
         resumption = Resumption(host, settings.resume_grace_s)
+        host.engine.one_step_ahead = _goes_ahead(settings)
         return DecodeWorker(host, receiver, sender, peers, resumption)
 
     return run_worker(settings, Role.DECODE, build)
+
+
+def _goes_ahead(settings: DecodeSettings) -> bool:
+    if settings.one_step_ahead == "auto":
+        return pick_device(settings.device).type == "cuda"
+    return settings.one_step_ahead == "on"
 
 
 if __name__ == "__main__":

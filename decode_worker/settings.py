@@ -12,6 +12,12 @@ from runtime.worker_settings import WorkerSettings
 class DecodeSettings(WorkerSettings):
     """What a decode worker can be told beyond what every worker can."""
 
+    one_step_ahead: str = setting(
+        "auto",
+        help="launch each step before the tokens of the one before are read, so that the device "
+        "does not wait for its host; auto: on cuda",
+        choices=("auto", "on", "off"),
+    )
     resume_grace_s: float = setting(
         30.0,
         help="how long a stream whose router is gone goes on, and a finished one is kept, for its "

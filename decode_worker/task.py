@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.scheduler import Produced
+from engine.batch import Produced
 from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import HandoffKey
 from protocol.messages import (

@@ -17,9 +17,9 @@ from decode_worker.inbound import InboundHandoffs
 from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
-from engine.engine import StepResult
-from engine.scheduler import Batch, Produced
+from engine.batch import Batch, Produced
 from engine.sequence import Sequence, SequenceState
+from engine.step_result import StepResult
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
@@ -87,6 +87,7 @@ class DecodeWorker:
         self._departures.give_up("the worker stopped")
         for task in list(self._tasks.values()):
             self._give_up(task, "the worker stopped", retryable=True)
+        self._engine.try_withdraw()  # nobody wants the step under way
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -275,7 +276,6 @@ class DecodeWorker:
         for sequence in batch.decodes:
             task = self._tasks[HandoffKey(*sequence.key)]
             task.first_step_us = task.first_step_us or self._host.wall_us()
-            task.num_decode_steps += 1
 
     def _mark_admitted(self, task: Task) -> None:
         if not task.admitted_us:
@@ -310,6 +310,8 @@ class DecodeWorker:
             task = self._tasks[HandoffKey(*chunk.sequence.key)]
             task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
             self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
+        for sequence in result.batch.decodes:
+            self._tasks[HandoffKey(*sequence.key)].num_decode_steps += 1
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             task = self._tasks[HandoffKey(*produced.sequence.key)]
             task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)

@@ -41,6 +41,14 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in host memory; a card's copy of it is there once it has passed a later fence."""
+    if tensor.device.type == "cpu":
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
 def wait_for(device: torch.device) -> None:
     """Until a card has done what it was given on the current stream; a CPU has always."""
     if device.type == "cuda":

@@ -2,43 +2,28 @@
 
 Owns the scheduler and the runner, measures every step and teaches the step model. Knows neither
 roles nor networks; its owner adds sequences and carries results away. A step that gives a token
-ends with it. One that only fills the KV pool may still be under way on a card when the next is
-planned, and at most one is: the card takes steps in order, so whoever reads the pool by a later
-step reads what this one wrote, and anybody else waits for `computed`.
+ends with it, unless the engine goes one step ahead (`engine.steps_ahead`). One that only fills the
+KV pool may still be under way on a card when the next is planned, and at most one is: the card
+takes steps in order, so whoever reads the pool by a later step reads what this one wrote, and
+anybody else waits for `computed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from engine.device import PASSED, Fence
-from engine.runner import NOT_FINITE, ModelRunner, RowFailure
-from engine.sampler import SampledToken
-from engine.scheduler import Batch, Produced, Scheduler
+from engine.batch import Batch
+from engine.device import Fence
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step_model import StepCost
+from engine.step_result import StepResult, commit
+from engine.steps_ahead import StepsAhead, can_run_ahead
 from protocol.errors import GenerationFailed
 from protocol.layout import KvLayout
-from protocol.sampling import SamplingParams, TokenLogprobs
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A step that ran: its batch, the tokens it produced, and its two clock readings (s); `ended`
-    is when it was launched if a card may still compute it.
-
-    `failed` are sequences from whose logits nothing could be chosen, and why. They are not part of
-    `batch`, nothing of theirs was committed, and their owner has to end them. Blocks of those whose
-    logits were not finite are offered to nobody.
-    """
-
-    batch: Batch
-    produced: list[Produced]
-    logprobs: list[TokenLogprobs | None]
-    started: float
-    ended: float
-    failed: list[tuple[Sequence, RowFailure]] = field(default_factory=list)
+from protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -56,6 +41,7 @@ class Engine:
 
     `runs_ahead` lets a step that gives no token go on while the next is prepared. Only for pools
     that no peer writes to: a freed block may still be written by the step under way.
+    `one_step_ahead` has `run` launch a step before the one before is read; for any pool.
     """
 
     def __init__(
@@ -72,19 +58,47 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self.runs_ahead = False
+        self.one_step_ahead = False
+        self._ahead = StepsAhead(scheduler, runner, clock)
+        self._is_cautious = False  # a step failed: the next one runs by itself
         self._under_way: _UnderWay | None = None
 
     @property
     def computed(self) -> Fence:
-        """Passed once the pool holds all that was committed so far."""
-        return PASSED if self._under_way is None else self._under_way.fence
+        """Passed once the pool holds all that was committed so far, and no step writes to it."""
+        return self._ahead.fence if self._under_way is None else self._under_way.fence
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step is under way whose result `run` still has to give."""
+        return self._ahead.is_under_way
 
     def plan(self) -> Batch:
         """What the next step would do; sequences may have been admitted, preempted, expired."""
         return self.scheduler.schedule(self._clock())
 
     def run(self, batch: Batch) -> StepResult:
-        """Compute a planned batch and commit it. An empty one costs nothing."""
+        """Compute a planned batch and commit it. An empty one costs nothing.
+
+        One step ahead, the batch is launched and the one before, if any, is committed: the result
+        is that one's. A batch that cannot run ahead is left to be planned anew when the step under
+        way, which ends then, is known. After `run` has raised, `try_withdraw` is to be asked.
+        """
+        if self.one_step_ahead and not self._is_cautious and can_run_ahead(batch):
+            return self._ahead.launch(batch)
+        if self._ahead.is_under_way:
+            return self._ahead.end()
+        self._is_cautious = False
+        return self.run_alone(batch)
+
+    def try_withdraw(self) -> bool:
+        """After a step has raised: whether one was under way besides. Then neither is committed;
+        what they were to compute has to be planned anew, and runs by itself."""
+        self._is_cautious = self._ahead.try_withdraw()
+        return self._is_cautious
+
+    def run_alone(self, batch: Batch) -> StepResult:
+        """As `run`, but never ahead; no step that gives tokens may be under way."""
         started = self._clock()
         if batch.is_empty:
             self._end_step()
@@ -99,16 +113,7 @@ class Engine:
         self._under_way = _UnderWay(None if tells_of_prompts else batch.cost, started, fence)
         may_go_on = self.runs_ahead and not rows and not fence.is_done()
         ended = self._clock() if may_go_on else self._end_step()
-        outcomes = zip(batch.sampled, rows, strict=True)
-        failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
-        for sequence, failure in failed:
-            if failure == NOT_FINITE:  # what made it so may lie in its blocks
-                self.scheduler.blocks.withdraw(sequence.block_table)
-        batch = _without(batch, [sequence for sequence, _ in failed]) if failed else batch
-        sampled = [row for row in rows if isinstance(row, SampledToken)]
-        produced = self.scheduler.commit(batch, [s.token_id for s in sampled], ended)
-        logprobs = [_wire_logprobs(s) for s in sampled]
-        return StepResult(batch, produced, logprobs, started, ended, failed)
+        return commit(self.scheduler, batch, rows, started, ended)
 
     def _end_step(self) -> float:
         """Wait for the step under way, if any, and learn from its time; the clock then."""
@@ -145,7 +150,7 @@ class Engine:
         )
         self.scheduler.add(sequence)
         while self.scheduler.has_work:
-            if self.run(self.plan()).failed:
+            if self.run_alone(self.plan()).failed:
                 raise GenerationFailed("the model's logits are not finite: check its weights")
         blocks.clear_cache()
         blocks.drain_events()
@@ -157,19 +162,3 @@ class EngineLimits:
 
     vocab_size: int
     max_context: int
-
-
-def _without(batch: Batch, sequences: list[Sequence]) -> Batch:
-    """The step as if these had not been part of it."""
-    left_out = {sequence.key for sequence in sequences}
-    return replace(
-        batch,
-        decodes=[sequence for sequence in batch.decodes if sequence.key not in left_out],
-        chunks=[chunk for chunk in batch.chunks if chunk.sequence.key not in left_out],
-    )
-
-
-def _wire_logprobs(sampled: SampledToken) -> TokenLogprobs | None:
-    if sampled.logprob is None:
-        return None
-    return TokenLogprobs(sampled.logprob, tuple(sampled.top))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.batch import Chunk
 from engine.device import to_device
 from engine.model import DecoderModel
 from engine.prompt_record import PromptRecord, PromptRows
-from engine.scheduler import Chunk
 
 MAX_SLICE_ELEMENTS = 1 << 24
 """Logits that exist at a time, unless one row has more: 64 MiB in fp32."""

@@ -6,18 +6,20 @@ Rows are in the batch's order: decodes, then chunks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.device import Fence, fence_of, to_device
+from engine.batch import Batch
+from engine.choices import Choices, LateTokens, SampledToken, read_tokens
+from engine.device import Fence, fence_of, to_device, wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
 from engine.model import DecoderModel
 from engine.prompt_logprobs import record_chunk
-from engine.sampler import InvalidLogits, SampledToken, Sampler, SampleRow
-from engine.scheduler import Batch
+from engine.sampler import InvalidLogits, Sampler, SampleRow
 from engine.sequence import Sequence
 from engine.token_history import TokenHistory, mask_of, words_ends
 
@@ -35,6 +37,27 @@ NOTHING_LEFT = RowFailure(
     "nothing can be chosen: its grammar or the tokens allowed, forbidden and biased leave no token",
     retryable=False,
 )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a step that was launched chooses: `ids` [R] on the device, a row of them for each
+    sequence that is sampled, and copies that are read when the device has passed `fence`."""
+
+    rows: Mapping[Sequence, int]
+    ids: torch.Tensor
+    fence: Fence
+    copies: Choices
+
+    def read(self) -> list[SampledToken | RowFailure]:
+        """As `ModelRunner.sample`: waits for the step, but for no later one."""
+        self.fence.wait()
+        tokens = read_tokens(self.copies.ids, self.copies.logprobs)
+        verdicts = zip(self.copies.is_chosen.tolist(), self.copies.is_finite.tolist(), strict=True)
+        return [
+            token if is_chosen else NOTHING_LEFT if is_finite else NOT_FINITE
+            for token, (is_chosen, is_finite) in zip(tokens, verdicts, strict=True)
+        ]
 
 
 class ModelRunner:
@@ -72,29 +95,40 @@ class ModelRunner:
         rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
         return self._sample(logits, rows, failures)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        segments: list[Segment] = []
-        tokens: list[int] = []
-        positions: list[int] = []
-        logits_rows: list[int] = []
-        for sequence, start, size, gives_token in _spans(batch):
-            segments.append(Segment(size, start + size, sequence.block_table))
-            tokens += sequence.tokens[start : start + size]
-            positions += range(start, start + size)
-            if gives_token:
-                logits_rows.append(len(tokens) - 1)
+    def launch_ahead(self, batch: Batch, before: Chosen | None) -> Chosen:
+        """Compute the batch's tokens and choose the next ones, without waiting for a card.
+
+        `before` is the step under way, if any: newest tokens that are not known yet are taken from
+        it, on the device. No choice may ask which tokens came before: see
+        `Sequence.follows_tokens`.
+        """
+        logits = self._forward(batch, before)
+        sampled = batch.sampled
+        rows = [_sample_row(sequence, None, logits.shape[-1]) for sequence in sampled]
+        choices = self._sampler.choose(logits, rows)
+        copies = choices.on_host()
+        numbers = {sequence: row for row, sequence in enumerate(sampled)}
+        return Chosen(numbers, choices.ids, fence_of(self._model.device), copies)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        wait_for(self._model.device)
+
+    def _forward(self, batch: Batch, before: Chosen | None = None) -> torch.Tensor:
+        inputs = _inputs(batch, before)
+        tokens, positions, late = inputs.tokens, inputs.positions, inputs.late
         graphs = self._graphs
         if graphs is not None and not batch.chunks and len(tokens) <= graphs.max_sequences:
-            return graphs.logits(tokens, positions, segments)
-        self._attention.plan(segments)
+            return graphs.logits(tokens, positions, inputs.segments, late)
+        self._attention.plan(inputs.segments)
         device = self._model.device
-        hidden = self._model.hidden(
-            to_device(torch.tensor(tokens), device),
-            to_device(torch.tensor(positions), device),
-            self._attention,
-        )
+        token_ids = to_device(torch.tensor(tokens), device)
+        if late is not None:
+            late.put(token_ids)
+        at = to_device(torch.tensor(positions), device)
+        hidden = self._model.hidden(token_ids, at, self._attention)
         self._record_prompts(batch, hidden)
-        rows = to_device(torch.tensor(logits_rows, dtype=torch.long), device)
+        rows = to_device(torch.tensor(inputs.logits_rows, dtype=torch.long), device)
         return self._model.logits(hidden.index_select(0, rows))
 
     def _record_prompts(self, batch: Batch, hidden: torch.Tensor) -> None:
@@ -139,9 +173,42 @@ class ModelRunner:
         return [outcomes[row] for row in range(len(rows))]
 
 
+@dataclass
+class _Inputs:
+    """A batch as the model takes it: N tokens, of which `late` ones are on the device only, and
+    those whose logits are wanted."""
+
+    segments: list[Segment]
+    tokens: list[int]
+    positions: list[int]
+    logits_rows: list[int]
+    late: LateTokens | None = None
+
+
+def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
+    """What to compute; tokens that the step under way, `before`, chooses are taken from there."""
+    inputs = _Inputs([], [], [], [])
+    tokens = inputs.tokens
+    places: list[int] = []
+    rows: list[int] = []
+    for sequence, start, size, gives_token in _spans(batch):
+        inputs.segments.append(Segment(size, start + size, sequence.block_table))
+        if before is not None and start == sequence.num_tokens:
+            places.append(len(tokens))
+            rows.append(before.rows[sequence])
+            tokens.append(0)
+        tokens += sequence.tokens[start : start + size]
+        inputs.positions += range(start, start + size)
+        if gives_token:
+            inputs.logits_rows.append(len(tokens) - 1)
+    if before is not None and places:
+        inputs.late = LateTokens.of(places, rows, before.ids)
+    return inputs
+
+
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:
     """(sequence, first position, tokens, whether its last row is sampled), in row order."""
-    decodes = [(s, s.num_computed, 1, True) for s in batch.decodes]
+    decodes = [(s, s.num_launched, 1, True) for s in batch.decodes]
     return decodes + [(c.sequence, c.start, c.num_tokens, c.completes) for c in batch.chunks]
 
 
@@ -153,7 +220,7 @@ def _sample_row(sequence: Sequence, grammar_mask: TokenMask | None, vocab_size: 
         allowed = listed if allowed is None else allowed & listed
     return SampleRow(
         params,
-        sequence.num_output,
+        sequence.next_index,
         history=_history(sequence) if params.penalizes else None,
         allowed=allowed,
         forbidden=_ends_of_bad_words(sequence) if params.bad_words else (),

@@ -21,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.choices import Choices, ChosenLogprobs, SampledToken, read_tokens
 from engine.device import to_device
 from engine.grammar import TokenMask
 from engine.token_history import TokenHistory
+from engine.top_p import lowest_kept
 from protocol.errors import GenerationFailed
 from protocol.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -54,15 +56,6 @@ class SampleRow:
     def greedy(self) -> bool:
         """Whether the most likely token is taken."""
         return self.params.temperature < GREEDY_BELOW
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """The token chosen; `logprob` None and `top` empty where the row asked for none."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class InvalidLogits(GenerationFailed):
@@ -101,14 +94,38 @@ class Sampler:
         adjusted = _adjust(logits, rows)
         highest, chosen = _largest(adjusted)
         _check_finite(highest, logits)
+        chosen = self._with_draws(chosen, adjusted, highest, rows)
+        return read_tokens(chosen, _logprobs(logits, rows, chosen))
+
+    @torch.inference_mode()
+    def choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Choices:
+        """What `sample` gives for the same arguments, without waiting for a card, and without an
+        error: rows from which nothing can be chosen say so."""
+        assert logits.shape == (len(rows), self._vocab_size), logits.shape
+        adjusted = _adjust(logits, rows)
+        highest, chosen = _largest(adjusted)
+        chosen = self._with_draws(chosen, adjusted, highest, rows)
+        is_chosen = highest.isfinite()
+        is_finite = is_chosen if adjusted is logits else logits.amax(dim=-1).isfinite()
+        chosen = chosen.masked_fill(~is_chosen, 0)
+        return Choices(chosen, is_chosen, is_finite, _logprobs(logits, rows, chosen))
+
+    def _with_draws(
+        self,
+        greedy: torch.Tensor,
+        adjusted: torch.Tensor,
+        highest: torch.Tensor,
+        rows: Sequence[SampleRow],
+    ) -> torch.Tensor:
+        """`greedy` choices [R], with those drawn of the rows that are random; `highest` [R] of
+        `adjusted` [R, vocab]."""
         random = [position for position, row in enumerate(rows) if not row.greedy]
-        if random:
-            where = _tensor(random, torch.int64, logits.device)
-            centered = adjusted[where].sub_(highest[where, None])
-            chosen = chosen.index_copy(
-                0, where, self._draw(centered, [rows[position] for position in random])
-            )
-        return _with_logprobs(logits, rows, chosen)
+        if not random:
+            return greedy
+        where = _tensor(random, torch.int64, adjusted.device)
+        centered = adjusted[where].sub_(highest[where, None])
+        drawn = self._draw(centered, [rows[position] for position in random])
+        return greedy.index_copy(0, where, drawn)
 
     def _draw(self, centered: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         """Chosen ids [R] from logits [R, vocab] whose largest is 0 in every row; spends them."""
@@ -149,8 +166,12 @@ class Sampler:
         if min(shares) >= 1.0:
             return None
         share = _tensor(shares, torch.float64, scaled.device)[:, None]
-        needed = self._weights(scaled).sum(dim=-1, keepdim=True).to(torch.float64) * share
+        weights = self._weights(scaled)
+        needed = weights.sum(dim=-1, keepdim=True).to(torch.float64) * share
         off = share >= 1.0
+        if scaled.device.type != "cpu":
+            return lowest_kept(scaled, weights, needed).masked_fill(off, -torch.inf)
+        del weights
         size = min(_FIRST_CANDIDATES, self._vocab_size)
         while True:  # sorting the whole vocabulary is slow, and seldom needed
             values = scaled.topk(size, dim=-1).values
@@ -201,7 +222,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     values = flat[repeated]
     flat[repeated] = torch.where(values < 0, values * penalties, values / penalties)
     flat.index_add_(0, added, amounts)
-    flat[forbidden] = -torch.inf
+    flat.index_fill_(0, forbidden, -torch.inf)
     return adjusted
 
 
@@ -310,26 +331,23 @@ def _check_finite(largest: torch.Tensor, logits: torch.Tensor) -> None:
     raise InvalidLogits(rows, is_forbidden.nonzero().flatten().tolist())
 
 
-def _with_logprobs(
+def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], chosen: torch.Tensor
-) -> list[SampledToken]:
-    ids: list[int] = chosen.tolist()
+) -> ChosenLogprobs | None:
+    """Of the rows that want them; `chosen` [R] of `logits` [R, vocab]."""
     asked = [position for position, row in enumerate(rows) if row.params.logprobs is not None]
-    tokens = [SampledToken(token_id) for token_id in ids]
     if not asked:
-        return tokens
+        return None
     where = _tensor(asked, torch.int64, logits.device)
     logprobs = logits[where].log_softmax(dim=-1)
-    of_chosen = logprobs.gather(-1, chosen[where, None]).squeeze(-1).tolist()
     best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
-    best_ids, best_logprobs = best.indices.tolist(), best.values.tolist()
-    for position, logprob, top_ids, top_logprobs in zip(
-        asked, of_chosen, best_ids, best_logprobs, strict=True
-    ):
-        count = rows[position].params.logprobs or 0
-        top = tuple(zip(top_ids, top_logprobs, strict=True))[:count]
-        tokens[position] = SampledToken(ids[position], logprob, top)
-    return tokens
+    return ChosenLogprobs(
+        asked,
+        [rows[position].params.logprobs or 0 for position in asked],
+        logprobs.gather(-1, chosen[where, None]).squeeze(-1),
+        best.indices,
+        best.values,
+    )
 
 
 def _tensor(

@@ -7,6 +7,10 @@ states and block tables.
 Invariants: decodes of running sequences are in every batch; a sequence is admitted only with the
 blocks of everything it has to compute; a preempted one waits, ahead of younger ones, and after
 `max_preemptions` is preempted no more while another can be.
+
+A batch may be planned while the one before is under way, between `launched` and `landed`: plans
+count what that one computes, and know nothing of its outcome. What it writes to is not free: nobody
+in it is preempted, and the blocks of those that end are released when it has landed.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engine.batch import Batch, Chunk, Produced
 from engine.block_manager import BlockManager
 from engine.sequence import Key, Sequence, SequenceState
 from engine.step_model import StepCost, StepModel
-from protocol.messages import FinishReason
 
 
 @dataclass(frozen=True)
@@ -39,67 +43,6 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least the block size, {self.block_size}")
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """`num_tokens` tokens of a sequence from `start`; `completes` the prompt or not."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    completes: bool
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step. `received` were admitted to get their blocks from a peer; nothing to compute."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    received: list[Sequence] = field(default_factory=list)
-    expired: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing to compute."""
-        return not self.decodes and not self.chunks
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """Sequences that the step computes something of."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks]
-
-    def split(self) -> list[Batch]:
-        """The same computation in a batch for each sequence."""
-        decodes = [Batch(decodes=[sequence]) for sequence in self.decodes]
-        return decodes + [Batch(chunks=[chunk]) for chunk in self.chunks]
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """Sequences that get a token from this step, in the order of their logits."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
-
-    @property
-    def cost(self) -> StepCost:
-        """The step as the step model sees it."""
-        cost = StepCost()
-        for sequence in self.decodes:
-            cost = cost.plus(1, sequence.num_computed)
-        for chunk in self.chunks:
-            cost = cost.plus(chunk.num_tokens, chunk.start)
-        return cost
-
-
-@dataclass(frozen=True)
-class Produced:
-    """A token that a step added to a sequence, and whether the sequence ends with it."""
-
-    sequence: Sequence
-    index: int
-    token_id: int
-    finish: FinishReason | None
-
-
 @dataclass
 class _Step:
     """A step under construction; `budget_s` None means that only the token ceiling binds."""
@@ -112,7 +55,7 @@ class _Step:
 
     def add(self, sequence: Sequence, size: int) -> None:
         """Compute `size` more tokens of `sequence`."""
-        start = sequence.num_computed
+        start = sequence.num_launched
         self.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
         self.cost = self.cost.plus(size, start)
         self.num_chunk_tokens += size
@@ -129,6 +72,7 @@ class Scheduler:
         self._receiving: dict[Key, Sequence] = {}
         self._prefilling: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
+        self._leaving: set[Sequence] = set()
         self._order = 0
 
     # -- what the owner asks for ------------------------------------------------------------
@@ -148,9 +92,15 @@ class Scheduler:
         self._waiting[sequence.key] = sequence
 
     def schedule(self, now: float) -> Batch:
-        """The next batch. Sequences whose deadline passed are finished, with blocks released."""
+        """The next batch. Sequences whose deadline passed are finished, with blocks released.
+
+        Nothing is computed in it while running sequences lack room that only the step under way
+        can give.
+        """
         expired = self._expire(now)
         decodes, preempted = self._grow_running()
+        if decodes is None:
+            return Batch(expired=expired, preempted=preempted)
         step = _Step(Batch(decodes=decodes).cost, self._slack(decodes, now))
         self._continue_prefills(step)
         self._admit(step, now)
@@ -171,6 +121,19 @@ class Scheduler:
             for sequence, token_id in zip(batch.sampled, token_ids, strict=True)
         ]
 
+    def launched(self, batch: Batch) -> None:
+        """The batch is under way: plans count on it, until it has landed."""
+        for sequence, num_tokens in batch.sizes:
+            sequence.num_ahead += num_tokens
+
+    def landed(self, batch: Batch) -> None:
+        """The batch is not under way any more, whether it is going to be committed or not."""
+        for sequence, num_tokens in batch.sizes:
+            sequence.num_ahead -= num_tokens
+            if sequence in self._leaving:
+                self._leaving.discard(sequence)
+                self.release_blocks(sequence)
+
     def arrived(self, sequence: Sequence, token_id: int, now: float) -> Produced:
         """A peer delivered every block and the first token: the sequence joins the batch."""
         assert sequence.state is SequenceState.RECEIVING
@@ -187,7 +150,11 @@ class Scheduler:
             self.release_blocks(sequence)
 
     def release_blocks(self, sequence: Sequence) -> None:
-        """Give back the blocks of a sequence that is finished or waiting; full ones stay cached."""
+        """Give back the blocks of a sequence that is finished or waiting; full ones stay cached.
+        Those that a step under way may write to follow when it has landed."""
+        if sequence.num_ahead:
+            self._leaving.add(sequence)
+            return
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
 
@@ -240,25 +207,31 @@ class Scheduler:
             self.finish(sequence, release=not held)
         return expired
 
-    def _grow_running(self) -> tuple[list[Sequence], list[Sequence]]:
+    def _grow_running(self) -> tuple[list[Sequence] | None, list[Sequence]]:
         """Room for every running sequence's next token; oldest first, the youngest pay.
 
-        Returns those that run on, and those that were preempted.
+        Returns those that run on, and those that were preempted; None for the former if who has
+        to pay is in the step under way, or what has ended in it leaves room soon.
         """
         preempted: list[Sequence] = []
         for sequence in sorted(self._running.values(), key=_seniority):
             while sequence.state is SequenceState.RUNNING and _lacks_room(sequence):
                 if self.blocks.num_free > 0:
                     sequence.block_table += self.blocks.allocate(1)
-                else:
-                    victim = self._victim()
-                    self._preempt(victim)
-                    preempted.append(victim)
-        return sorted(self._running.values(), key=_seniority), preempted
+                    continue
+                victim = self._victim()
+                if victim.num_ahead or self._leaving:
+                    return None, preempted
+                self._preempt(victim)
+                preempted.append(victim)
+        running = sorted(self._running.values(), key=_seniority)
+        return [sequence for sequence in running if not _is_ending(sequence)], preempted
 
     def _continue_prefills(self, step: _Step) -> None:
         for sequence in sorted(self._prefilling.values(), key=_seniority):
-            size = self._chunk_tokens(step, sequence, sequence.num_computed)
+            if sequence.num_launched == sequence.num_tokens:
+                continue  # the step under way completes it
+            size = self._chunk_tokens(step, sequence, sequence.num_launched)
             if size == 0:
                 break
             step.add(sequence, size)
@@ -402,5 +375,14 @@ def _seniority(sequence: Sequence) -> tuple[int, int]:
 
 
 def _lacks_room(sequence: Sequence) -> bool:
-    """Whether its newest token needs a block that it does not have."""
-    return len(sequence.block_table) < sequence.blocks_for(sequence.num_tokens)
+    """Whether its newest token, which may be under way, needs a block that it does not have."""
+    needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
+    return len(sequence.block_table) < needed and not _is_ending(sequence)
+
+
+def _is_ending(sequence: Sequence) -> bool:
+    """Whether the step under way gives a running sequence the last token it may have."""
+    return (
+        sequence.num_ahead > 0
+        and sequence.num_output + sequence.num_ahead >= sequence.sampling.max_tokens
+    )

@@ -54,7 +54,8 @@ class Sequence:
 
     `tokens` is the prompt followed by the output; the first `num_prompt` of them were the
     caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
-    KV in `block_table`. `remote` means that the blocks and the first token come from a peer;
+    KV in `block_table`; that of `num_ahead` more is being computed by steps under way, of which
+    nothing else is known. `remote` means that the blocks and the first token come from a peer;
     `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
     where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to;
     `prompt_record` what the logits of the prompt said, where that was asked for.
@@ -77,6 +78,7 @@ class Sequence:
     prompt_record: PromptRecord | None = None
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
+    num_ahead: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
     last_token_at: float = 0.0
@@ -107,6 +109,23 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_launched(self) -> int:
+        """Tokens whose KV is computed, or is going to be by the steps under way."""
+        return self.num_computed + self.num_ahead
+
+    @property
+    def next_index(self) -> int:
+        """The index of the token that the next step chooses; one may be chosen and not known."""
+        promised = self.num_ahead if self.state is SequenceState.RUNNING else 0
+        return self.num_output + promised
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Whether the choice of a token asks, beside the model, which ones came before it."""
+        params = self.sampling
+        return self.grammar is not None or params.penalizes or bool(params.bad_words)
 
     @property
     def is_ready(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.scheduler import Produced
+from engine.batch import Produced
 from engine.sequence import Sequence
 from kv_transfer.handoff import HandoffKey
 from protocol.messages import (

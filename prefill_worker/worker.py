@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 
-from engine.engine import StepResult
-from engine.scheduler import Batch
+from engine.batch import Batch
 from engine.sequence import Sequence, SequenceState
+from engine.step_result import StepResult
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.sender import HandoffSender
 from prefill_worker.job import Job

@@ -20,10 +20,11 @@ from typing import Protocol
 import torch
 import zmq
 
-from engine.engine import Engine, StepResult
+from engine.batch import Batch
+from engine.engine import Engine
 from engine.kv_pool import KvPool
-from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.step_result import StepResult
 from kv_transfer.authentication import verify_descriptor
 from kv_transfer.handoff import Named
 from kv_transfer.service import TransferService
@@ -167,30 +168,35 @@ class WorkerHost:
 
     def run_step(self, batch: Batch) -> StepOutcome:
         """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
-        alone. If all of them fail, or there was just one, the worker may be to blame."""
-        self._is_busy = not batch.is_empty
+        alone. If all of them fail, or there was just one, the worker may be to blame. One step
+        ahead there may be two to blame: both are forgotten, and the next plan runs by itself."""
+        self._is_busy = not batch.is_empty or self.engine.is_ahead
         self.count(Count.PREEMPTIONS, len(batch.preempted))
-        result, reason = self._try_run(batch)
+        result, reason = self._try_run(batch, self.engine.run)
         if result is not None:
             return StepOutcome([result])
+        if self.engine.try_withdraw():
+            return StepOutcome([])
         members = batch.split()
         if len(members) == 1:
             return StepOutcome([], batch.sequences, reason=reason)
-        outcomes = [(member, *self._try_run(member)) for member in members]
+        outcomes = [(each, *self._try_run(each, self.engine.run_alone)) for each in members]
         results = [result for _, result, _ in outcomes if result is not None]
         failed = [member.sequences[0] for member, result, _ in outcomes if result is None]
         reason = next((reason for _, _, reason in outcomes if reason), "")
         return StepOutcome(results, failed, is_their_fault=bool(results), reason=reason)
 
-    def _try_run(self, batch: Batch) -> tuple[StepResult | None, str]:
+    def _try_run(
+        self, batch: Batch, run: Callable[[Batch], StepResult]
+    ) -> tuple[StepResult | None, str]:
         """The result, or None and why: it is logged."""
         try:
-            result = self.engine.run(batch)
+            result = run(batch)
         except Exception as error:  # the top of a task: what the engine raises ends no worker
             log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
             self.count(Count.FAILED_STEPS)
             return None, f"its step failed on the worker: {type(error).__name__}"
-        if not batch.is_empty:
+        if not result.batch.is_empty or result.failed:
             self.count(Count.STEPS)
             self.count(Count.FAILED_ROWS, len(result.failed))
         return result, ""

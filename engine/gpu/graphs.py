@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
+from engine.choices import LateTokens
 from engine.device import to_device
 from engine.model import DecoderModel
 
@@ -68,17 +69,24 @@ class DecodeGraphs:
         return self._sizes[-1]
 
     def logits(
-        self, tokens: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        late: LateTokens | None = None,
     ) -> torch.Tensor:
         """Logits [B, vocab], fp32, of B decodes; valid until the next call.
 
-        B is 1 to `max_sequences`; padding computes rows that nobody sees.
+        B is 1 to `max_sequences`; padding computes rows that nobody sees. `late` tokens take the
+        place of some of `tokens`.
         """
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
         self._attention[size].plan(segments)
         for buffer, values in ((self._tokens, tokens), (self._positions, positions)):
             host = to_device(torch.tensor(values, dtype=torch.int64), buffer.device)
             buffer[: len(tokens)].copy_(host)
+        if late is not None:
+            late.put(self._tokens)
         replay, logits = self._graphs[size]
         replay()
         return logits[: len(tokens)]

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from cli.commands import COMMANDS
-from engine.engine import Engine, StepResult
+from engine.batch import Batch
+from engine.engine import Engine
 from engine.runner import ModelRunner
-from engine.scheduler import Batch
+from engine.step_result import StepResult
 from kv_transfer.nixl_transport import NixlTransport
 from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
@@ -88,6 +89,7 @@ def install(points: FaultPoints) -> None:
     _before(TransferLoop, "write", lambda *_: points.reach("post"))
     _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
     _before(ModelRunner, "launch", _spoil)
+    _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
     _after(TransferLoop, "write", lambda: points.reach("posted"))
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)

@@ -14,12 +14,14 @@ from bench.gpu_checks import random_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.config import ModelConfig, parse_model_config
+from engine.engine import Engine
 from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY, Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
+from engine.sampler import Sampler, SampleRow
 from engine.scheduler import SchedulerConfig
 from engine.sequence import Sequence
 from protocol.sampling import SamplingParams
@@ -107,14 +109,19 @@ def test_products_in_fp8_are_those_of_the_emulation():
         torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.2)
 
 
-def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
-    """Greedy tokens of a prompt of the bundled model in chunks of 32."""
+def engine_on_card(**fields) -> Engine:
+    """The bundled model in chunks of 32."""
     folder = Path(__file__).parents[2] / "demo_model"
     scheduler = SchedulerConfig(BLOCK_SIZE, max_batch_size=4, chunk_max_tokens=32)
     config = EngineConfig(
         folder, scheduler, dtype="bfloat16", device="cuda:0", num_blocks=64, **fields
     )
-    engine = load_engine(config, lambda: 0.0).engine
+    return load_engine(config, lambda: 0.0).engine
+
+
+def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
+    """Greedy tokens of a prompt of the bundled model in chunks of 32."""
+    engine = engine_on_card(**fields)
     engine.runs_ahead = runs_ahead
     sequence = Sequence(
         request_id="r",
@@ -136,6 +143,86 @@ def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
 
 def test_chunks_that_run_ahead_give_the_same_tokens():
     assert tokens_on_card(runs_ahead=True) == tokens_on_card(runs_ahead=False)
+
+
+PARAMS = (
+    SamplingParams(max_tokens=24, seed=0, temperature=0.0),
+    SamplingParams(max_tokens=40, seed=1, temperature=1.0, top_p=0.9, logprobs=2),
+    SamplingParams(max_tokens=30, seed=2, temperature=0.7, top_k=40, logit_bias={5: 1.0}),
+    SamplingParams(max_tokens=40, seed=3, temperature=1.0, stop_token_ids=tuple(range(9, 200))),
+)
+
+
+def batch_on_card(engine: Engine) -> list[list[int]]:
+    """What four prompts are continued with, which are decoded together."""
+    sequences = [
+        Sequence(
+            request_id=f"r{number}",
+            attempt=0,
+            tokens=[7 + (3 * number + i) % 300 for i in range(20 + 9 * number)],
+            num_prompt=20 + 9 * number,
+            sampling=params,
+            root_hash=b"test",
+            block_size=BLOCK_SIZE,
+            arrival=0.0,
+            deadline=float("inf"),
+        )
+        for number, params in enumerate(PARAMS)
+    ]
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    while engine.scheduler.has_work or engine.is_ahead:
+        engine.run(engine.plan())
+    assert engine.scheduler.blocks.num_pinned == 0
+    return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_one_step_ahead_gives_the_tokens_of_one_by_one(cuda_graphs):
+    """Both by fixed sizes of graphs: another batch may round otherwise."""
+    engine = engine_on_card(cuda_graphs=cuda_graphs)
+    expected = batch_on_card(engine)
+    engine.scheduler.blocks.clear_cache()
+    engine.one_step_ahead = True
+    tokens = batch_on_card(engine)
+    assert tokens[0] == expected[0]
+    same = sum(a == b for a, b in zip(tokens, expected, strict=True))
+    assert same >= len(PARAMS) - 1
+
+
+def test_a_step_is_launched_ahead_without_waiting_for_the_card():
+    """torch raises where an operation would wait."""
+    engine = engine_on_card()
+    launch, launched = engine._runner.launch_ahead, []
+
+    def guarded(batch, before):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launched.append(launch(batch, before))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return launched[-1]
+
+    engine._runner.launch_ahead = guarded
+    batch_on_card(engine)  # what is made at first use may wait
+    engine.scheduler.blocks.clear_cache()
+    engine.one_step_ahead = True
+    batch_on_card(engine)
+    assert launched
+
+
+def test_top_p_on_a_card_cuts_where_sorting_does():
+    logits = torch.randn((8, 50_000), device="cuda:0") * 3
+    rows = [
+        SampleRow(SamplingParams(max_tokens=9, seed=seed, temperature=1.0, top_p=0.9), 3)
+        for seed in range(8)
+    ]
+    weights = torch.exp((logits - logits.amax(dim=-1, keepdim=True)).double())
+    order = weights.argsort(dim=-1, descending=True)
+    kept = weights.gather(-1, order).cumsum(dim=-1) <= 0.9001 * weights.sum(dim=-1, keepdim=True)
+    for row, token in enumerate(Sampler(50_000).sample(logits, rows)):
+        rank = int((order[row] == token.token_id).nonzero())
+        assert rank <= int(kept[row].sum())
 
 
 def test_a_checkpoint_is_served_in_fp8():

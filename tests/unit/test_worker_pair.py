@@ -2,7 +2,8 @@
 
 Each connection keeps its order, as ZeroMQ does; between connections anything may overtake
 anything. Requests are retried while the old attempt is still fenced, repeated and aborted; peers
-are forgotten, or die and are replaced; writes fail and land late, grants expire, steps raise.
+are forgotten, or die and are replaced; writes fail and land late, grants expire, steps raise. The
+decode worker's steps run one after the other, or one ahead and as late as a card could run them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ PROMPTS = [[(7 * i + start) % VOCAB for i in range(length)] for start, length in
 class WorkerPair(RuleBasedStateMachine):
     """No block is lost or owned twice; every attempt ends once, with the right tokens."""
 
-    @initialize(checksum=st.booleans(), blocks=st.integers(9, 24))
-    def begin(self, checksum: bool, blocks: int) -> None:
+    @initialize(checksum=st.booleans(), blocks=st.integers(9, 24), ahead=st.booleans())
+    def begin(self, checksum: bool, blocks: int, ahead: bool = False) -> None:
         self.clock = Clock()
-        self.d = DecodeBench("d", self.clock, blocks, checksum)
+        self.d = DecodeBench("d", self.clock, blocks, checksum, one_step_ahead=ahead)
         self.num_prefillers = 0
         self.checksum = checksum
         self.blocks = blocks
@@ -287,10 +288,10 @@ class WorkerPair(RuleBasedStateMachine):
             self.p.model.broken ^= {name}
             self.d.model.broken ^= {name}
 
-    @rule(worker=st.sampled_from("pd"))
-    def step_raises(self, worker: str) -> None:
+    @rule(worker=st.sampled_from("pd"), when=st.sampled_from(["launch", "late"]))
+    def step_raises(self, worker: str, when: str) -> None:
         self.is_calm = False
-        (self.p if worker == "p" else self.d).model.explodes = True
+        (self.p if worker == "p" else self.d).model.explodes = when
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 1.5, TTL_S + 0.1]))
     def time_passes(self, seconds: float) -> None:
@@ -337,7 +338,11 @@ class WorkerPair(RuleBasedStateMachine):
         if not hasattr(self, "d"):
             return
         owners = {
-            "d": [*self.d.scheduler.sequences, *self.d.worker._fenced.values()],
+            "d": [
+                *self.d.scheduler.sequences,
+                *self.d.worker._fenced.values(),
+                *self.d.scheduler._leaving,
+            ],
             "p": [job.sequence for job in self.p.worker._jobs.values()],
         }
         for bench in (self.d, self.p):
@@ -367,6 +372,7 @@ class WorkerPair(RuleBasedStateMachine):
 
     def is_idle(self) -> bool:
         busy = self.p.worker._jobs or self.d.worker._tasks or self.d.worker._fenced
+        busy = busy or self.d.engine.is_ahead
         handoffs = self.p.sender.num_open + self.d.receiver.num_open
         return not busy and not handoffs and not any(self.channels.values())
 

@@ -9,7 +9,8 @@ a block with wrong contents gives wrong tokens.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +21,15 @@ import torch
 
 from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
+from engine.batch import Batch
 from engine.block_manager import BlockManager
+from engine.choices import SampledToken
 from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import Grammars
 from engine.prompt_record import PromptRecord, PromptRows
 from engine.runner import NOT_FINITE, RowFailure
-from engine.sampler import SampledToken
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.step_model import StepModel
 from kv_transfer.authentication import authenticate_descriptor
@@ -101,26 +103,108 @@ class Clock:
         return self.now
 
 
+@dataclass(eq=False)
+class LateStep:
+    """A step that was launched ahead: what it was given, and tokens once it is computed. Is its
+    own fence."""
+
+    model: FakeModel
+    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
+    sampled: dict[Sequence, int]  # contexts
+    tokens: dict[Sequence, int] = field(default_factory=dict)
+    has_passed: bool = False
+
+    @property
+    def fence(self) -> LateStep:
+        return self
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+    def wait(self) -> None:
+        while not self.has_passed:
+            self.model.late.popleft().compute()
+
+    def read(self) -> list[SampledToken | RowFailure]:
+        self.model.strike("late")
+        self.wait()
+        broken = self.model.broken
+        return [
+            NOT_FINITE if s.request_id in broken else SampledToken(self.tokens[s])
+            for s in self.sampled
+        ]
+
+    def compute(self) -> None:
+        for sequence, blocks, start, tokens in self.spans:
+            if isinstance(tokens, LateStep):
+                tokens = [tokens.tokens[sequence]]
+            self.model.write(blocks, start, tokens)
+        for sequence, length in self.sampled.items():
+            blocks = next(blocks for s, blocks, _, _ in self.spans if s is sequence)
+            self.tokens[sequence] = self.model.choose(blocks, length)
+        self.has_passed = True
+
+
 class FakeModel:
     """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
-    are not finite; `explodes` makes the next step raise; `fence` stands behind every step."""
+    are not finite; `explodes` makes the next step raise, at its launch or when what was launched
+    ahead is read ("late"); `fence` stands behind every step. Steps that are launched ahead are
+    computed as late as a card could; `is_owned` says which blocks one may write to."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
         self._memory = memory
+        self._is_owned = is_owned
         self.broken: set[str] = set()
-        self.explodes = False
+        self.explodes: str | None = None
         self.fence: Fence = PASSED
+        self.late: deque[LateStep] = deque()
+        self.num_promised = 0  # tokens that were computed before anybody knew them
+
+    def strike(self, when: str) -> None:
+        """Raise, if that was asked for."""
+        if self.explodes == when:
+            self.explodes = None
+            raise RuntimeError("the device is on fire")
+
+    def write(self, blocks: Seq[int], start: int, tokens: Seq[int]) -> None:
+        """Store tokens at positions from `start` on."""
+        for position, token in enumerate(tokens, start):
+            block = blocks[position // BLOCK]
+            assert self._is_owned(block), f"a step writes to block {block}, which is free"
+            self._memory[block, position % BLOCK] = token
+
+    def choose(self, blocks: Seq[int], length: int) -> int:
+        """The token that follows `length` stored ones."""
+        return next_token(self._memory[list(blocks)].flatten()[:length].tolist())
+
+    def launch_ahead(self, batch: Batch, before: LateStep | None) -> LateStep:
+        self.strike("launch")
+        spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]] = []
+        ends: dict[Sequence, int] = {}
+        starts = [(s, s.num_launched, 1) for s in batch.decodes]
+        starts += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
+        for sequence, start, size in starts:
+            tokens: list[int] | LateStep = sequence.tokens[start : start + size]
+            if not tokens:
+                assert before is not None
+                tokens = before
+                self.num_promised += 1
+            spans.append((sequence, list(sequence.block_table), start, tokens))
+            ends[sequence] = start + size
+        self.late.append(LateStep(self, spans, {s: ends[s] for s in batch.sampled}))
+        return self.late[-1]
+
+    def wait(self) -> None:
+        while self.late:
+            self.late.popleft().compute()
 
     def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
-        if self.explodes:
-            self.explodes = False
-            raise RuntimeError("the device is on fire")
+        self.strike("launch")
+        self.wait()
         spans = [(s, s.num_computed, 1) for s in batch.decodes]
         spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
         for sequence, start, size in spans:
-            for position in range(start, start + size):
-                block = sequence.block_table[position // BLOCK]
-                self._memory[block, position % BLOCK] = sequence.tokens[position]
+            self.write(sequence.block_table, start, sequence.tokens[start : start + size])
             if sequence.needs_prompt_logits:
                 _record(sequence, start, size)
         return torch.empty(0), self.fence
@@ -128,8 +212,7 @@ class FakeModel:
     def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
         rows: list[SampledToken | RowFailure] = []
         for sequence in batch.sampled:
-            context = self._memory[sequence.block_table].flatten()[: sequence.num_tokens].tolist()
-            token = SampledToken(next_token(context))
+            token = SampledToken(self.choose(sequence.block_table, sequence.num_tokens))
             rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
         return rows
 
@@ -282,19 +365,21 @@ class Bench:
     clock: Clock
     num_blocks: int = 16
     kv_checksum: bool = False
+    one_step_ahead: bool = False
     scheduler_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = torch.full((self.num_blocks, BLOCK), -1, dtype=torch.int64)
-        self.model = FakeModel(self.memory)
         fields = {"block_size": BLOCK, "chunk_min_tokens": BLOCK, "chunk_max_tokens": 2 * BLOCK}
         self.scheduler = Scheduler(
             SchedulerConfig(**(fields | self.scheduler_fields)),
             BlockManager(self.num_blocks),
             StepModel(),
         )
+        self.model = FakeModel(self.memory, lambda block: self.scheduler.blocks._pins[block] > 0)
         limits = EngineLimits(VOCAB, self.num_blocks * BLOCK)
         self.engine = Engine(self.scheduler, self.model, LAYOUT, limits, self.clock)  # type: ignore[arg-type]
+        self.engine.one_step_ahead = self.one_step_ahead
         self.wakeup = Wakeup()
         self.server = FakeServer(self.wakeup.fileno())
         self.transfers = FakeTransfers(f"agent of {self.name}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench import gpu
+from bench.gpu_ahead import Decodes, check_ahead, idle_share
 from bench.gpu_checks import (
     BLOCK_SIZE,
     Card,
@@ -65,6 +66,30 @@ def test_checks_give_shares_of_the_limits(passes):
         assert 0 < check(fast).value < check(card).value
     assert check_overhead(card, passes, batch=2, context=33).value > 0
     assert check_graphs(card, passes, batch=2, context=33).value > 0
+
+
+def test_steps_are_timed_one_by_one_and_one_ahead(passes, tmp_path):
+    load = Decodes(batch=2, context=32, num_steps=3, num_traced=1)
+    rows = list(check_ahead(Card(CPU, 1.0, 1.0), passes, load, tmp_path))
+    assert [row.name.partition(": ")[2] for row in rows] == ["step, over one by one"] * 2
+    assert all(row.value > 0 for row in rows)
+
+
+def test_a_card_is_idle_between_what_a_trace_has_of_it():
+    def event(cat, start, end):
+        return {"cat": cat, "ts": start, "dur": end - start}
+
+    events = [
+        event("cpu_op", 0, 500),
+        event("kernel", 130, 160),
+        event("kernel", 100, 120),
+        event("gpu_memcpy", 110, 140),  # beside both
+        event("kernel", 180, 200),
+        {"ph": "M", "ts": 0},
+    ]
+    assert idle_share(events) == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="no event on a card"):
+        idle_share(events[:1])
 
 
 def test_logits_are_within_transformers_own_error():

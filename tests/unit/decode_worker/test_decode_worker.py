@@ -51,9 +51,9 @@ LOCAL = Generate(
 REMOTE = msgspec.structs.replace(LOCAL, prefill=PEER)
 
 
-@pytest.fixture
-def d() -> Iterator[DecodeBench]:
-    bench = DecodeBench("d", Clock())
+@pytest.fixture(params=[False, True], ids=["one by one", "one ahead"])
+def d(request: pytest.FixtureRequest) -> Iterator[DecodeBench]:
+    bench = DecodeBench("d", Clock(), one_step_ahead=request.param)
     yield bench
     assert bench.scheduler.sequences == []
     assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
@@ -244,7 +244,7 @@ def test_tokens_come_before_the_failure_that_ends_them(d: DecodeBench) -> None:
     say(d, REMOTE)
     deliver_blocks(d)
     d.peers.inbox.append(("p-i", first_token()))
-    d.model.explodes = True
+    d.model.explodes = "launch"
     tokens, failed = turn(d)
     assert tokens_of([tokens]) == continuation(PROMPT, 1)
     assert isinstance(failed, AttemptFailed)

@@ -53,11 +53,13 @@ D_PEER = PrefillPeer(worker_id="d", incarnation="d-i", control="inproc://d")
 class Handover:
     """Both workers, the connection between them, and the router's notes."""
 
-    def __init__(self, max_tokens: int = 12, prompt: Sequence[int] = PROMPT) -> None:
+    def __init__(
+        self, max_tokens: int = 12, prompt: Sequence[int] = PROMPT, ahead: bool = False
+    ) -> None:
         self.clock = Clock()
         self.router = ROUTER
         self.is_resumable = False
-        self.d, self.e = DecodeBench("d", self.clock), DecodeBench("e", self.clock)
+        self.d, self.e = (DecodeBench(n, self.clock, one_step_ahead=ahead) for n in "de")
         self.prompt = list(prompt)
         self.max_tokens = max_tokens
         self.tokens: dict[int, int] = {}
@@ -212,9 +214,9 @@ class Handover:
         assert self.d.worker._departures._outbound._speakers == {}
 
 
-@pytest.fixture
-def pair() -> Iterator[Handover]:
-    made = Handover()
+@pytest.fixture(params=[False, True], ids=["one by one", "one ahead"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Handover]:
+    made = Handover(ahead=request.param)
     yield made
     made.settle()
     made.close()
@@ -439,12 +441,13 @@ def _pass_time(pair: Handover, seconds: float) -> None:
     length=st.integers(1, 17),
     before=st.integers(1, 11),
     is_resumable=st.booleans(),
+    ahead=st.booleans(),
     steps=st.lists(st.sampled_from([*STEPS, *FAULTS]), max_size=40),
 )
 def test_in_any_order_and_with_any_fault_nothing_is_left_or_wrong(
-    length: int, before: int, is_resumable: bool, steps: list[str]
+    length: int, before: int, is_resumable: bool, ahead: bool, steps: list[str]
 ) -> None:
-    pair = Handover(prompt=range(length))
+    pair = Handover(prompt=range(length), ahead=ahead)
     pair.is_resumable = is_resumable
     pair.run_to(before)
     pair.leave()

@@ -13,13 +13,15 @@ import torch
 from llguidance import LLMatcher
 
 from engine.attention.base import Segment
+from engine.batch import Batch
 from engine.block_manager import BlockManager
+from engine.choices import SampledToken
 from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import GrammarMatcher, Grammars
 from engine.runner import NOT_FINITE, NOTHING_LEFT, ModelRunner, RowFailure
-from engine.sampler import SampledToken, Sampler
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
 from engine.step_model import StepModel
 from protocol.errors import GenerationFailed

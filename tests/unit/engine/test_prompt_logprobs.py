@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from engine.batch import Chunk
 from engine.prompt_logprobs import prompt_rows, record_chunk
 from engine.prompt_record import PromptRecord
-from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from protocol.sampling import PromptLogprob, PromptLogprobs, SamplingParams
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.choices import read_tokens
 from engine.sampler import InvalidLogits, Sampler, SampleRow, _adjust, _mix64, uniform
 from engine.token_history import TokenHistory
 from protocol.errors import GenerationFailed
@@ -372,5 +373,31 @@ def test_a_row_in_which_nothing_is_allowed_is_named_apart():
     assert (raised.value.rows, raised.value.forbidden_rows) == ([0], [2])
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
+def test_what_is_chosen_for_later_is_what_is_sampled(rows, logit_seed):
+    logits = random_logits(len(rows), seed=logit_seed)
+    wanted = msgspec.structs.replace(rows[-1].params, logprobs=2)
+    rows[-1] = replace(rows[-1], params=wanted)
+    chosen = Sampler(VOCAB).choose(logits, rows).on_host()
+    assert bool(chosen.is_chosen.all())
+    assert read_tokens(chosen.ids, chosen.logprobs) == Sampler(VOCAB).sample(logits, rows)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5, "top_k": 9}, {"temperature": 0.0}])
+def test_rows_from_which_nothing_is_chosen_say_why_and_have_some_token(filters):
+    logits = random_logits(4)
+    logits[0, 1] = math.nan
+    logits[3] = -math.inf
+    nothing = np.zeros(2, dtype=np.int32)
+    rows = [row(**filters), row(**filters), replace(row(**filters), allowed=nothing), row()]
+    chosen = Sampler(VOCAB).choose(logits, rows)
+    assert chosen.is_chosen.tolist() == [False, True, False, False]
+    assert chosen.is_finite.tolist() == [False, True, True, False]
+    assert chosen.ids[[0, 2, 3]].tolist() == [0, 0, 0]
+    assert chosen.ids[1] == Sampler(VOCAB).sample(logits[1:2], rows[1:2])[0].token_id
+
+
 def test_an_empty_batch():
+    assert len(Sampler(VOCAB).choose(torch.empty((0, VOCAB)), []).ids) == 0
     assert Sampler(VOCAB).sample(torch.empty((0, VOCAB)), []) == []

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.batch import Batch
 from engine.block_manager import BlockManager
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
 from engine.step_model import StepModel
 from protocol.hashing import chain_root

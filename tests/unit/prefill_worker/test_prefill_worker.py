@@ -304,7 +304,7 @@ def test_nothing_is_computed_for_a_decode_worker_that_gave_up(
 @pytest.mark.parametrize("how", ["step raises", "row fails"])
 def test_a_failed_step_ends_the_handoff_too(p: PrefillBench, d: DecodeBench, how: str) -> None:
     say_of_d(p, d, d.descriptor)
-    p.model.explodes = how == "step raises"
+    p.model.explodes = "launch" if how == "step raises" else None
     p.model.broken = {"r"} if how == "row fails" else set()
     say_of_d(p, d, grant(d))
     sent = say(p, PREFILL, turns=3)

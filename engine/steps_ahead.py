@@ -1,0 +1,101 @@
+"""One step ahead: a step is launched before the tokens of the one before are known.
+
+While a card computes step n+1, its host reads and delivers the tokens of step n, takes what has
+arrived, and plans step n+2. Tokens that are not known yet stay on the card, where the next step
+takes them from. Sequences hold nothing of a step before it has ended: one that is finished
+meanwhile, for whatever reason, is left out when the step under way is read.
+
+Invariants: between calls one step at most is under way; steps end in the order of their launch;
+blocks that it writes to are not free (see `Scheduler.landed`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from engine.batch import Batch
+from engine.device import PASSED, Fence
+from engine.runner import Chosen, ModelRunner
+from engine.scheduler import Scheduler
+from engine.sequence import SequenceState
+from engine.step_model import StepCost
+from engine.step_result import StepResult, commit
+
+
+@dataclass(frozen=True)
+class _Step:
+    batch: Batch
+    cost: StepCost
+    launched: float
+    chosen: Chosen
+
+
+class StepsAhead:
+    """The steps under way of one engine; used by its thread."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._steps: deque[_Step] = deque()  # two only while `launch` runs
+        self._ended = 0.0  # the last one
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step was launched and has not been read."""
+        return bool(self._steps)
+
+    @property
+    def fence(self) -> Fence:
+        """Behind all that was launched."""
+        return self._steps[-1].chosen.fence if self._steps else PASSED
+
+    def launch(self, batch: Batch) -> StepResult:
+        """Launch a batch, and end the step under way: its result, an empty one if there is none.
+
+        What raises leaves both steps to `try_withdraw`.
+        """
+        before = self._steps[-1].chosen if self._steps else None
+        cost, now = batch.cost, self._clock()
+        chosen = self._runner.launch_ahead(batch, before)
+        self._scheduler.launched(batch)
+        self._steps.append(_Step(batch, cost, now, chosen))
+        return StepResult(Batch(), [], [], now, now) if before is None else self.end()
+
+    def end(self) -> StepResult:
+        """Wait for the oldest step under way and commit it, but for sequences that have ended
+        since: by a token that ends them, by their owner, by a row that failed."""
+        step = self._steps[0]
+        rows = step.chosen.read()
+        self._steps.popleft()
+        started, self._ended = max(step.launched, self._ended), self._clock()
+        self._scheduler.model.observe(step.cost, self._ended - started)
+        self._scheduler.landed(step.batch)
+        gone = {s for s in step.batch.sequences if s.state is SequenceState.FINISHED}
+        kept = [row for s, row in zip(step.batch.sampled, rows, strict=True) if s not in gone]
+        return commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
+
+    def try_withdraw(self) -> bool:
+        """Forget the steps under way, if there are any: nothing of them is committed, and what
+        they computed is planned anew."""
+        if not self._steps:
+            return False
+        with suppress(RuntimeError):  # a card that has failed computes nothing more
+            self._runner.wait()
+        while self._steps:
+            self._scheduler.landed(self._steps.popleft().batch)
+        return True
+
+
+def can_run_ahead(batch: Batch) -> bool:
+    """Whether nothing in the batch has to be told to the host before the next one is launched."""
+    return (
+        not batch.is_empty
+        and not any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)
+        and not any(sequence.follows_tokens for sequence in batch.sampled)
+    )

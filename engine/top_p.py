@@ -1,0 +1,56 @@
+"""Where top-p cuts, found on a card without sorting a vocabulary or waiting for the card.
+
+A row's most likely tokens that together hold the share of its weight: the cut is the lowest of
+their values. Weights are integers, so that sums are exact in any order, and the value is the same
+one that sorting finds. A radix search: the bits of a value, made ascending, are its key; weights
+are summed by the keys' upper half, then, where the share is reached, by the lower half.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_HALF = 16
+_NUM_BINS = 1 << _HALF
+_SIGN = -(1 << 31)
+
+
+def lowest_kept(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+    """The lowest value [R, 1] of each row of `scaled` [R, V], fp32, that is kept.
+
+    Kept are the largest values whose `weights` [R, V], int64, sum to `needed` [R, 1], float64, or
+    more; at most all. Equal values are kept together.
+    """
+    needed = needed.clamp(min=1.0)  # the most likely token is kept, whatever the share
+    keys = _ascending(scaled)  # [R, V] int64, 0 to 2^32 - 1
+    upper = _first_bin(keys >> _HALF, weights, needed)
+    is_above = keys >> _HALF > upper
+    needed = needed - weights.masked_fill(~is_above, 0).sum(dim=-1, keepdim=True)
+    inside = weights.masked_fill(keys >> _HALF != upper, 0)
+    lower = _first_bin(keys & (_NUM_BINS - 1), inside, needed)
+    return _values(upper << _HALF | lower)
+
+
+def _first_bin(bins: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+    """The highest bin [R, 1] down to which the weights reach what is needed; 0 if none does."""
+    rows = len(bins)
+    sums = torch.zeros((rows, _NUM_BINS), dtype=torch.int64, device=bins.device)
+    sums.scatter_add_(1, bins, weights)
+    from_above = sums.flip(-1).cumsum(dim=-1)
+    rank = (from_above < needed).sum(dim=-1, keepdim=True)
+    return (_NUM_BINS - 1 - rank).clamp_(min=0)
+
+
+def _ascending(values: torch.Tensor) -> torch.Tensor:
+    """Keys of fp32 values in the same order: negative ones have all bits turned, others the
+    sign."""
+    bits = values.view(torch.int32)
+    ordered = torch.where(bits < 0, ~bits, bits | _SIGN)
+    return ordered.to(torch.int64) & 0xFFFFFFFF
+
+
+def _values(keys: torch.Tensor) -> torch.Tensor:
+    """The values of keys."""
+    bits = torch.where(keys >> 31 == 1, keys & 0x7FFFFFFF, ~keys & 0xFFFFFFFF)
+    signed = torch.where(bits >> 31 == 1, bits - (1 << 32), bits)
+    return signed.to(torch.int32).view(torch.float32)

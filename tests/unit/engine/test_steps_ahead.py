@@ -1,0 +1,410 @@
+"""One step ahead gives the tokens of one step after the other, whatever happens in between.
+
+A real runner and sampler over a model that reads its context from the pool's memory, so that a
+block with wrong contents gives wrong tokens. That nothing is written to free blocks, with peers
+that write to others at any time, is `test_worker_pair`'s.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.attention.base import Segment
+from engine.batch import Batch
+from engine.block_manager import BlockManager
+from engine.choices import SampledToken
+from engine.engine import Engine, EngineLimits
+from engine.grammar import Grammars
+from engine.runner import NOT_FINITE, Chosen, ModelRunner, RowFailure
+from engine.sampler import Sampler
+from engine.scheduler import Scheduler, SchedulerConfig
+from engine.sequence import Sequence, SequenceState
+from engine.step_model import StepModel
+from engine.step_result import StepResult
+from protocol.layout import KvLayout
+from protocol.sampling import SamplingParams
+
+BLOCK, VOCAB = 4, 24
+SICK_EVERY = 211  # contexts of which one has no finite logits
+LAYOUT = KvLayout(
+    model_fingerprint="m",
+    dtype="float32",
+    num_layers=1,
+    num_kv_heads=1,
+    block_size=BLOCK,
+    head_dim=1,
+)
+
+
+class PoolAttention:
+    """Where the planned tokens and their contexts are in memory [num_blocks * BLOCK]."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.memory = np.full(num_blocks * BLOCK, -1)
+        self.segments: list[tuple[int, np.ndarray]] = []
+
+    def plan(self, segments: Seq[Segment]) -> None:
+        self.segments = [(s.query_len, _slots(s)) for s in segments]
+
+
+def _slots(segment: Segment) -> np.ndarray:
+    """Of all tokens of a context."""
+    positions = np.arange(segment.context_len)
+    return np.array(segment.block_table)[positions // BLOCK] * BLOCK + positions % BLOCK
+
+
+class PoolModel:
+    """Stores tokens in the pool; what it makes of one is a digest of its context there. Logits are
+    pseudo-random in that; none is finite for some of them."""
+
+    device = torch.device("cpu")
+    config = SimpleNamespace(vocab_size=VOCAB)
+
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: PoolAttention
+    ) -> torch.Tensor:
+        digests: list[int] = []
+        left = tokens.tolist()
+        for size, slots in attention.segments:
+            now, left = left[:size], left[size:]
+            attention.memory[slots[-size:]] = now
+            context = attention.memory[slots]
+            ends = range(len(slots) - size + 1, len(slots) + 1)
+            digests += [zlib.crc32(context[:end].tobytes()) for end in ends]
+        return torch.tensor(digests)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = [_logits(digest) for digest in hidden.tolist()]
+        return torch.stack(rows) if rows else torch.empty((0, VOCAB))
+
+
+def _logits(digest: int) -> torch.Tensor:
+    if digest % SICK_EVERY == 0:
+        return torch.full((VOCAB,), torch.nan)
+    generator = torch.Generator().manual_seed(digest)
+    return torch.randn(VOCAB, generator=generator) * 2
+
+
+class CountingRunner(ModelRunner):
+    """Notes which steps were launched and read, and how many tokens nobody knew at a launch."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.log: list[str] = []
+        self.num_promised = 0
+        self.raises_at: int | None = None  # the launch that raises, counted from now
+
+    def launch_ahead(self, batch: Batch, before: Chosen | None) -> Chosen:
+        self._count_down()
+        self.num_promised += sum(s.num_ahead > 0 for s in batch.decodes)
+        chosen = super().launch_ahead(batch, before)
+        self.log.append("launch")
+        return _Noted(chosen.rows, chosen.ids, chosen.fence, chosen.copies, self.log)
+
+    def launch(self, batch: Batch) -> Any:
+        self._count_down()
+        self.log.append("alone")
+        return super().launch(batch)
+
+    def _count_down(self) -> None:
+        if self.raises_at is not None:
+            self.raises_at -= 1
+            if self.raises_at < 0:
+                self.raises_at = None
+                raise RuntimeError("the device is on fire")
+
+
+@dataclass(frozen=True)
+class _Noted(Chosen):
+    log: list[str] = field(default_factory=list)
+
+    def read(self) -> list[SampledToken | RowFailure]:
+        self.log.append("read")
+        return super().read()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and what becomes of it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    turn: int = 0
+    is_remote: bool = False
+    priority: int = 0
+    aborted_at: int | None = None
+    deadline: float = 1e9
+
+
+@dataclass
+class Told:
+    """What a request's owner heard."""
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    end: str = ""
+
+
+class Loop:
+    """An engine and its owner, who adds, aborts and delivers as turns go by."""
+
+    def __init__(self, one_step_ahead: bool, num_blocks: int = 64, max_batch_size: int = 6) -> None:
+        self.attention = PoolAttention(num_blocks)
+        self.runner = CountingRunner(
+            PoolModel(), self.attention, Sampler(VOCAB), Grammars(Path("none"), VOCAB, ())
+        )
+        config = SchedulerConfig(
+            BLOCK, max_batch_size, chunk_min_tokens=BLOCK, chunk_max_tokens=2 * BLOCK
+        )
+        self.scheduler = Scheduler(config, BlockManager(num_blocks), StepModel())
+        self.turn = 0
+        limits = EngineLimits(VOCAB, num_blocks * BLOCK)
+        self.engine = Engine(self.scheduler, self.runner, LAYOUT, limits, lambda: 0.01 * self.turn)
+        self.engine.one_step_ahead = one_step_ahead
+        self.told: dict[str, Told] = {}
+        self.arriving: list[tuple[int, Sequence]] = []
+
+    def serve(self, workload: Seq[Asked]) -> dict[str, Told]:
+        """Until all of it has ended, and nothing is left."""
+        for self.turn in range(3000):
+            for number, asked in enumerate(workload):
+                if asked.turn == self.turn:
+                    self.add(f"r{number}", asked)
+                if asked.aborted_at == self.turn:
+                    self.end(f"r{number}", "aborted")
+            self.receive()
+            self.step()
+            if len(self.told) == len(workload) and all(t.end for t in self.told.values()):
+                break
+        self.step()
+        assert not self.engine.is_ahead
+        assert self.scheduler.blocks.num_pinned == 0
+        assert self.scheduler.sequences == []
+        return self.told
+
+    def add(self, name: str, asked: Asked) -> Sequence:
+        sequence = Sequence(
+            request_id=name,
+            attempt=0,
+            tokens=list(asked.prompt),
+            num_prompt=len(asked.prompt),
+            sampling=asked.params,
+            root_hash=b"root",
+            block_size=BLOCK,
+            arrival=0.01 * self.turn,
+            deadline=asked.deadline,
+            priority=asked.priority,
+            remote=asked.is_remote,
+        )
+        self.scheduler.add(sequence)
+        self.told[name] = Told(sequence)
+        return sequence
+
+    def end(self, name: str, how: str) -> None:
+        told = self.told.get(name)
+        if told is None or told.end:
+            return
+        told.end = how
+        if told.sequence.state is not SequenceState.FINISHED:
+            self.scheduler.finish(told.sequence)
+        else:
+            self.scheduler.release_blocks(told.sequence)
+
+    def receive(self) -> None:
+        """Blocks of a peer arrive two turns after they were granted; were written at once."""
+        for due, sequence in list(self.arriving):
+            if due <= self.turn:
+                self.arriving.remove((due, sequence))
+                if sequence.state is SequenceState.RECEIVING:
+                    self.note(self.scheduler.arrived(sequence, 1, 0.01 * self.turn), None)
+
+    def step(self) -> None:
+        batch = self.engine.plan()
+        self.scheduler.blocks.check()
+        for sequence in batch.expired:
+            self.end(sequence.request_id, "expired")
+        for sequence in batch.received:
+            context = Segment(sequence.num_tokens, sequence.num_tokens, sequence.block_table)
+            self.attention.memory[_slots(context)] = sequence.tokens
+            self.arriving.append((self.turn + 2, sequence))
+        try:
+            result = self.engine.run(batch)
+        except RuntimeError:
+            if not self.engine.try_withdraw():
+                self.deliver(self.engine.run_alone(batch))
+            return
+        self.deliver(result)
+
+    def deliver(self, result: StepResult) -> None:
+        for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
+            self.note(produced, logprobs)
+        for sequence, failure in result.failed:
+            self.end(sequence.request_id, failure.reason)
+
+    def note(self, produced: Any, logprobs: Any) -> None:
+        told = self.told[produced.sequence.request_id]
+        assert not told.end
+        assert produced.index == len(told.tokens)
+        told.tokens.append(produced.token_id)
+        told.logprobs.append(logprobs)
+        told.end = produced.finish or ""
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 14),
+    seed=st.integers(0, 5),
+    temperature=st.sampled_from([0.0, 0.8, 1.0]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    top_k=st.sampled_from([0, 5]),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    stop_token_ids=st.sampled_from([(), (3,), (3, 7, 11, 12)]),
+    logit_bias=st.sampled_from([None, {3: 2.0}]),
+    allowed_token_ids=st.sampled_from([None, None, (1, 2, 3, 7, 9)]),
+    logprobs=st.sampled_from([None, None, 2]),
+    repetition_penalty=st.sampled_from([1.0] * 7 + [1.3]),  # cannot run ahead
+)
+PROMPTS = st.builds(
+    lambda start, length, tail: (*((start + i) % VOCAB for i in range(length)), *tail),
+    st.integers(0, 1),  # of few beginnings, so that blocks are shared
+    st.integers(0, 20),
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3),
+)
+REQUESTS = st.builds(
+    Asked,
+    prompt=PROMPTS,
+    params=PARAMS,
+    turn=st.integers(0, 30),
+    is_remote=st.booleans(),
+    priority=st.integers(0, 1),
+    aborted_at=st.sampled_from([None] * 4 + [12, 20, 33]),
+    deadline=st.sampled_from([1e9] * 4 + [0.15, 0.3]),
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    workload=st.lists(REQUESTS, min_size=1, max_size=9),
+    num_blocks=st.integers(10, 30),
+    raises_at=st.one_of(st.none(), st.integers(0, 30)),
+)
+def test_tokens_are_those_of_one_step_after_the_other(
+    workload: list[Asked], num_blocks: int, raises_at: int | None
+) -> None:
+    expected = Loop(False, num_blocks).serve(workload)
+    loop = Loop(True, num_blocks)
+    loop.runner.raises_at = raises_at
+    for name, told in loop.serve(workload).items():
+        other = expected[name]
+        same = min(len(told.tokens), len(other.tokens))
+        assert told.tokens[:same] == other.tokens[:same]
+        assert told.logprobs[:same] == other.logprobs[:same]
+        if {told.end, other.end} & {"aborted", "expired"}:
+            continue  # sooner or later than there
+        assert (told.end, len(told.tokens)) == (other.end, len(other.tokens))
+
+
+def _heard(told: dict[str, Told]) -> dict[str, tuple[list[int], str]]:
+    return {name: (each.tokens, each.end) for name, each in told.items()}
+
+
+def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, **fields)
+
+
+def test_each_step_is_launched_before_the_one_before_is_read() -> None:
+    loop = Loop(True)
+    told = loop.serve([Asked((5, 6), greedy(5))])["r0"]
+    assert len(told.tokens) == 5
+    # A prompt's end, then decodes; the second of them with a token that nobody knows
+    assert loop.runner.log == ["launch", "read", *["launch", *["launch", "read"] * 3, "read"]]
+    assert loop.runner.num_promised == 3
+
+
+def test_a_sequence_that_ends_by_its_length_is_not_launched_again() -> None:
+    loop = Loop(True)
+    loop.serve([Asked((5, 6), greedy(3))])
+    assert loop.runner.log.count("launch") == 3
+
+
+def test_a_token_that_ends_a_sequence_costs_it_one_row_and_its_blocks_wait_for_that() -> None:
+    plain = Loop(False).serve([Asked((5, 6), greedy(9))])["r0"].tokens
+    stop = plain[4]
+    assert stop not in plain[:4]
+    loop = Loop(True)
+    loop.add("r0", Asked((5, 6), greedy(9, stop_token_ids=(stop,))))
+    while not loop.told["r0"].end:
+        loop.step()
+    assert loop.told["r0"].tokens == plain[:5]
+    assert loop.engine.is_ahead
+    assert loop.scheduler.sequences == []
+    assert loop.scheduler.blocks.num_pinned == 2, "the step under way writes there"
+    loop.step()
+    assert loop.scheduler.blocks.num_pinned == 0
+    assert not loop.engine.is_ahead
+
+
+def test_penalties_wait_for_each_token_and_hold_up_the_batch_only_while_they_are_there() -> None:
+    workload = [
+        Asked((5, 6), greedy(30)),
+        Asked((7, 8), greedy(4, repetition_penalty=1.2), turn=8),
+    ]
+    loop = Loop(True)
+    told = loop.serve(workload)
+    assert told["r1"].tokens == Loop(False).serve(workload)["r1"].tokens
+    assert loop.runner.log.count("alone") == 4
+    assert loop.runner.num_promised > 15
+
+
+def test_what_a_step_that_raised_was_to_compute_is_planned_anew_and_nothing_is_lost() -> None:
+    expected = Loop(False).serve([Asked((5, 6), greedy(9))])["r0"].tokens
+    for at in range(6):
+        loop = Loop(True)
+        loop.runner.raises_at = at
+        assert loop.serve([Asked((5, 6), greedy(9))])["r0"].tokens == expected
+        assert loop.runner.log.count("alone") == 1, "the step after the failure is by itself"
+
+
+def test_a_step_under_way_is_in_nobodys_way_when_blocks_run_out() -> None:
+    """Whoever is to be preempted is not while the device computes it."""
+    workload = [Asked((n, n + 1, n + 2), greedy(28), turn=n) for n in range(3)]
+    loop = Loop(True, num_blocks=12)
+    expected = Loop(False, num_blocks=12).serve(workload)
+    told = loop.serve(workload)
+    assert _heard(told) == _heard(expected)
+    assert any(t.sequence.num_preemptions for t in told.values())
+
+
+def test_a_row_that_is_not_finite_fails_alone_and_its_next_row_is_dropped() -> None:
+    loop = Loop(True)
+    workload = [Asked((n % VOCAB, n // VOCAB), greedy(20), turn=n) for n in range(60)]
+    expected = Loop(False).serve(workload)
+    told = loop.serve(workload)
+    assert any(each.end == NOT_FINITE.reason for each in told.values())
+    assert _heard(told) == _heard(expected)
+
+
+@pytest.mark.parametrize("one_step_ahead", [False, True])
+def test_the_step_model_learns_from_every_step(one_step_ahead: bool) -> None:
+    loop = Loop(one_step_ahead)
+    taught: list[int] = []
+    loop.scheduler.model.observe = lambda cost, s: taught.append(cost.attended)  # type: ignore[method-assign]
+    loop.serve([Asked((5, 6), greedy(5))])
+    assert taught == [3, 3, 4, 5, 6]
