@@ -98,8 +98,10 @@ class FaultyFleet:
         return name
 
     def release(self, name: str, point: str) -> None:
-        """Let a held worker go on."""
+        """Let a held worker, which must be able to run, go on; it may be armed anew after that."""
         (self._folder / f"{name}.{point}").unlink()
+        reached = self._folder / f"{name}.{point}.reached"
+        wait_for(f"{name} to leave {point}", lambda: not reached.exists())
 
     def release_all(self) -> None:
         """Nothing is armed, held or stopped."""

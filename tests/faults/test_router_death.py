@@ -15,7 +15,7 @@ from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import counters, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
-GRACE_S = 4.0
+GRACE_S = 15.0
 
 
 class Victim:
