@@ -1,12 +1,13 @@
-"""What weights of fewer bits cost in accuracy: perplexity, and how far the next token's odds move.
+"""What fewer bits cost in accuracy: perplexity, and how far the next token's odds move.
 
     python -m bench.accuracy --model FOLDER [--weights auto,int8,int4] [--text FILE] [--tokens N]
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
+    python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
 Reads a text in windows, each token given all before it in its window, and compares each kind of
-weights with the first. With fp8 all of them run on a card, which has no int8 and int4. Without
-`--text`: the documentation strings of Python's own modules, which the bundled model has not seen.
-The figures are those of the model and the text: measure yours.
+weights, with each kind of KV, with the first. With weights in fp8 all of them run on a card, which
+has no int8 and int4. Without `--text`: the documentation strings of Python's own modules, which the
+bundled model has not seen. The figures are those of the model and the text: measure yours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import itertools
 import math
 import sys
 from dataclasses import dataclass
@@ -34,10 +36,12 @@ from engine.kv_pool import KvPool
 from engine.model import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
+from protocol.layout import FP8
 
 WINDOW = 512
 BLOCK_SIZE = 16
 BITS = {"auto": 16, "int8": 8, "int4": 4, "fp8": 8}
+KV_DTYPES = {"auto": "bfloat16", "fp8": FP8}
 MODULES = (
     "argparse",
     "asyncio",
@@ -81,14 +85,27 @@ class Sums:
     agreeing: int = 0
 
 
-class Reader:
-    """One checkpoint with weights of `bits` bits on one device, reading windows of a text."""
+@dataclass(frozen=True)
+class Kind:
+    """Of weights, and of keys and values, by the names that workers' settings have."""
 
-    def __init__(self, folder: Path, bits: int, device: torch.device) -> None:
+    weights: str = "auto"
+    kv_dtype: str = "auto"
+
+    @property
+    def label(self) -> str:
+        """As the table shows it."""
+        return self.weights if self.kv_dtype == "auto" else f"{self.weights}, KV {self.kv_dtype}"
+
+
+class Reader:
+    """One checkpoint of one kind on one device, reading windows of a text."""
+
+    def __init__(self, folder: Path, kind: Kind, device: torch.device) -> None:
         """Raises BatonError where a CPU's kernels cannot be had, ModelLoadError."""
-        config = load_model_config(folder)
+        config, bits = load_model_config(folder), BITS[kind.weights]
         weights = load_weights(folder, config, device, torch.bfloat16, None)
-        layout = config.kv_layout("accuracy", BLOCK_SIZE, "bfloat16")
+        layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
         pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
         windows, self._device = config.sliding_windows, device
         self._attention: AttentionBackend
@@ -108,13 +125,16 @@ class Reader:
         return self._model.forward(window.to(self._device), positions, self._attention).cpu()
 
 
-def pick_device(kinds: list[str]) -> torch.device:
-    """Where these kinds of weights can all be run. Raises BatonError."""
-    if "fp8" not in kinds:
+def pick_device(kinds: list[Kind]) -> torch.device:
+    """Where these kinds can all be run. Raises BatonError."""
+    weights = {kind.weights for kind in kinds}
+    if "fp8" not in weights:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise BatonError("weights fp8 needs a CUDA card, and torch sees none")
-    if not set(kinds) <= {"auto", "fp8"}:
+    if any(kind.kv_dtype == "fp8" for kind in kinds):
+        raise BatonError("KV in fp8 is measured on a CPU, where there are no weights in fp8")
+    if not weights <= {"auto", "fp8"}:
         raise BatonError("a card has no weights but auto and fp8: measure int8 and int4 apart")
     return torch.device("cuda:0")
 
@@ -137,12 +157,12 @@ def held_text() -> str:
     return "\n\n".join(texts)
 
 
-def compare(folder: Path, kinds: list[str], text: str, num_tokens: int) -> dict[str, Sums]:
-    """The sums of each kind of weights over the text's first `num_tokens` tokens."""
+def compare(folder: Path, kinds: list[Kind], text: str, num_tokens: int) -> dict[Kind, Sums]:
+    """The sums of each kind over the text's first `num_tokens` tokens."""
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:num_tokens]
     windows = [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     device = pick_device(kinds)
-    readers = {kind: Reader(folder, BITS[kind], device) for kind in kinds}
+    readers = {kind: Reader(folder, kind, device) for kind in kinds}
     sums = {kind: Sums() for kind in kinds}
     for window in windows:
         if len(window) < 2:
@@ -162,13 +182,13 @@ def _add(sums: Sums, odds: torch.Tensor, expected: torch.Tensor, following: torc
     sums.agreeing += int((odds.argmax(-1) == expected.argmax(-1)).sum())
 
 
-def report(sums: dict[str, Sums]) -> Table:
-    """One row for each kind of weights."""
+def report(sums: dict[Kind, Sums]) -> Table:
+    """One row for each kind."""
     table = Table("weights", "perplexity", "over the first", "divergence, nats", "same best token")
     first = next(iter(sums.values()))
     for kind, each in sums.items():
         table.add_row(
-            kind,
+            kind.label,
             f"{math.exp(each.loss / each.tokens):.3f}",
             f"{math.exp((each.loss - first.loss) / each.tokens):.4f}x",
             f"{each.divergence / each.tokens:.5f}",
@@ -182,15 +202,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("demo_model"))
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
+    parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
     parser.add_argument(
         "--text", type=Path, help="a file; none: Python's own documentation strings"
     )
     parser.add_argument("--tokens", type=int, default=16384)
     options = parser.parse_args()
-    kinds = options.weights.split(",")
-    unknown = [kind for kind in kinds if kind not in BITS]
-    if unknown:
-        parser.error(f"--weights: {unknown[0]!r} is not one of {', '.join(BITS)}")
+    chosen = []
+    for flag, known in (("weights", BITS), ("kv_dtype", KV_DTYPES)):
+        chosen.append(getattr(options, flag).split(","))
+        unknown = set(chosen[-1]).difference(known)
+        if unknown:
+            name = "--" + flag.replace("_", "-")
+            parser.error(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
+    kinds = [Kind(weights, kv_dtype) for weights, kv_dtype in itertools.product(*chosen)]
     try:
         text = held_text() if options.text is None else options.text.read_text()
         sums = compare(options.model, kinds, text, options.tokens)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import platform
 import random
 import statistics
@@ -125,6 +126,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
     parser.add_argument("--weights", default="auto", help="auto, int8, int4, or several")
+    parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
     parser.add_argument(
@@ -164,12 +166,10 @@ def _in_process(
 ) -> Contest:
     """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
+    told = (options.attention, options.weights, options.kv_dtype)
     ours = {
-        f"baton ({attention}, {weights})": BatonRun(
-            load_ours(folder, options, attention, weights, works)
-        )
-        for attention in options.attention.split(",")
-        for weights in options.weights.split(",")
+        f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
+        for kind in itertools.product(*(names.split(",") for names in told))
     }
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
     versions = [f"torch {torch.__version__}"]
@@ -247,8 +247,8 @@ def _wanted(options: argparse.Namespace) -> str:
     """The peers to look for. Raises BatonError for what servers are not measured with."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
-    told = (options.sweep, options.device, options.attention, options.weights)
-    if told != (False, "cpu", "auto", "auto"):
+    told = (options.sweep, options.device, options.attention, options.weights, options.kv_dtype)
+    if told != (False, "cpu", "auto", "auto", "auto"):
         raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
     if options.peers not in (None, "", "vllm"):
         raise BatonError("the only peer of --served is vllm")

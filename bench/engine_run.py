@@ -103,9 +103,13 @@ class PeerRun:
 
 
 def load_ours(
-    folder: Path, options: argparse.Namespace, attention: str, weights: str, works: list[Work]
+    folder: Path, options: argparse.Namespace, kind: tuple[str, str, str], works: list[Work]
 ) -> LoadedEngine:
-    """An engine whose chunks take a whole prompt and whose pool holds the largest work."""
+    """An engine whose chunks take a whole prompt and whose pool holds the largest work.
+
+    `kind`: its attention, weights and KV dtype, by the names that workers' settings have.
+    """
+    attention, weights, kv_dtype = kind
     chunk = max(PREFILL_LENGTHS)
     scheduler = SchedulerConfig(
         block_size=BLOCK_SIZE,
@@ -123,6 +127,7 @@ def load_ours(
         blocks,
         attention=attention,
         weights=weights,
+        kv_dtype=kv_dtype,
     )
     loaded = load_engine(config, time.perf_counter)
     if loaded.engine.limits.max_context < longest(works):

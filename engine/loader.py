@@ -66,7 +66,7 @@ class EngineConfig:
     """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels; `fp8`:
     weights and inputs of products in e4m3, on a card."""
     kv_dtype: str = "auto"
-    """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where FlashInfer computes attention."""
+    """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -112,7 +112,8 @@ def load_engine(
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config.attention, device, dtype, model_config.head_dim)
-    kv_dtype = _kv_dtype(config, dtype, device)
+    has_kernel = kernels is not None and supports(dtype, model_config.head_dim)
+    kv_dtype = _kv_dtype(config, dtype, device, has_kernel)
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     fingerprint = model_fingerprint(config.folder)
@@ -206,16 +207,21 @@ def _check_fp8(dtype: str, device: torch.device) -> None:
         raise ConfigError(f"weights fp8 needs Triton: {error}") from error
 
 
-def _kv_dtype(config: EngineConfig, dtype: str, device: torch.device) -> str:
-    """The name of what the pool holds. Raises ConfigError where it cannot be 8 bits."""
+def _kv_dtype(config: EngineConfig, dtype: str, device: torch.device, has_kernel: bool) -> str:
+    """The name of what the pool holds; `has_kernel`: on a CPU, one for this model.
+
+    Raises ConfigError where it cannot be 8 bits.
+    """
     if config.kv_dtype == "auto":
         return dtype
-    if device.type != "cuda" or config.attention == "torch":
-        raise ConfigError(
-            "kv_dtype fp8 needs a CUDA card and FlashInfer's attention, not "
-            f"device {device} and attention {config.attention}; use auto"
-        )
-    return FP8
+    on_card = device.type == "cuda" and config.attention != "torch"
+    if on_card or has_kernel:
+        return FP8
+    raise ConfigError(
+        "kv_dtype fp8 needs our own kernels on a CPU (dtype float32 or bfloat16, an even head_dim) "
+        f"or FlashInfer's on a CUDA card, not device {device}, dtype {dtype} and attention "
+        f"{config.attention}; use auto"
+    )
 
 
 def _card_backend(

@@ -38,8 +38,8 @@ class WorkerSettings:
     )
     kv_dtype: str = setting(
         "auto",
-        help="what KV blocks hold; auto: as dtype says; fp8: e4m3, half of it (on a card, with "
-        "FlashInfer); one value for all workers that hand over to each other",
+        help="what KV blocks hold; auto: as dtype says; fp8: e4m3, half of bfloat16 (our kernels "
+        "on a CPU, FlashInfer on a card); one value for all workers that hand over to each other",
         choices=("auto", "fp8"),
     )
     device: str = setting(

@@ -1,9 +1,10 @@
-"""Paged attention by our own C++ kernel, on the CPU, for fp32 and bf16 pools.
+"""Paged attention by our own C++ kernel, on the CPU, for pools of fp32, bf16 and e4m3.
 
 `native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
 range of keys), `native/attention.h` computes them. Long contexts of few queries are split at
 fixed lengths, so that neither the batch nor the number of threads changes a row's result. Writes
-K and V to the pool on the way. Owns the memory of plans and of partial results.
+K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of plans and
+of partial results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 
 from engine.attention.base import Segment
 from engine.kv_pool import KvPool
+from protocol.layout import FP8
 
+_COMPUTED = (torch.float32, torch.bfloat16)  # what queries and results may be
 _TILE_ROWS = 128  # query rows of a unit: enough to pay for packing a tile of keys
 _SPLIT_ROWS = 64  # units of more rows are not split
 
@@ -32,7 +35,8 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("value_offset", "num_tokens")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("block_size", "window", "is_bf16", "num_threads")),
+        *((name, ctypes.c_int32) for name in ("block_size", "window", "is_bf16", "is_fp8")),
+        ("num_threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
     )
 
@@ -110,7 +114,7 @@ class KernelAttention:
             num_heads=num_heads,
             block_stride=pool.tensor.stride(0),
             value_offset=num_kv_heads * block_size * head_dim,
-            is_bf16=pool.tensor.dtype == torch.bfloat16,
+            is_fp8=pool.tensor.dtype == torch.float8_e4m3fn,
             scale=math.log2(math.e) / math.sqrt(head_dim),
             **shape,
         )
@@ -152,14 +156,16 @@ class KernelAttention:
         q, k, v = _rows(q), _rows(k), _rows(v)
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
-        assert q.dtype == k.dtype == v.dtype == self._pool.tensor.dtype
+        assert q.dtype == k.dtype == v.dtype
+        assert q.dtype in _COMPUTED
+        assert self._call.is_fp8 or q.dtype == self._pool.tensor.dtype
         assert len(q) == len(k) == len(v) == self._calls[self._windows[layer]].num_tokens
         out = torch.empty(q.shape, dtype=q.dtype)
         call = self._calls[self._windows[layer]]
         call.pool = self._pool.base_address + layer * self.layer_bytes
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.q_stride, call.kv_stride = q.stride(0), k.stride(0)
-        call.out = out.data_ptr()
+        call.out, call.is_bf16 = out.data_ptr(), q.dtype == torch.bfloat16
         self._attend(ctypes.byref(call))
         return out
 
@@ -176,7 +182,7 @@ class KernelAttention:
 
 def supports(dtype: str, head_dim: int) -> bool:
     """Whether the kernel can work on a pool of this dtype and head size, on a CPU."""
-    return dtype in ("float32", "bfloat16") and head_dim % 2 == 0
+    return dtype in ("float32", "bfloat16", FP8) and head_dim % 2 == 0
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,10 @@
 
 namespace baton {
 
-// Mirrors `_Call` in cpu_backend.py. Strides count elements.
+// Mirrors `_Call` in cpu_backend.py. Strides count elements. T is what q, k, v and out are, P what
+// the pool holds: the same, or e4m3.
 struct AttentionCall {
-  void* pool;               // of this layer, block 0
+  void* pool;               // of this layer, block 0; strides and offsets count its elements
   const void* q;            // [tokens, heads, head_dim], tokens q_stride apart
   const void* k;            // [tokens, kv_heads, head_dim], tokens kv_stride apart
   const void* v;
@@ -42,7 +43,8 @@ struct AttentionCall {
   int32_t head_dim;
   int32_t block_size;
   int32_t window;           // 0: none
-  int32_t is_bf16;
+  int32_t is_bf16;          // q, k, v and out; else fp32
+  int32_t is_fp8;           // the pool; else as they are
   int32_t num_threads;
   float scale;              // of scores, times log2(e): powers of 2 are cheaper
 };
@@ -175,7 +177,7 @@ void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float sca
     soften_row<Word, false>(tile, row, begin, end, padded, scale);
 }
 
-template <class T>
+template <class P>
 struct KeyRows {
   const void* k[kTileKeys];
   const void* v[kTileKeys];
@@ -183,13 +185,13 @@ struct KeyRows {
   // Where a head's keys from `first` lie; zeros from the unit's end on.
   void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
     const int end = unit.end_key;
-    const T* pool = (const T*)call.pool +
+    const P* pool = (const P*)call.pool +
                     (int64_t)(unit.kv_head + head) * call.block_size * call.head_dim;
     const int count = end - first < kTileKeys ? (end > first ? end - first : 0) : kTileKeys;
     int64_t table = unit.table + first / call.block_size;
     int offset = first % call.block_size;
     for (int j = 0; j < count; ++table, offset = 0) {
-      const T* at = pool + call.tables[table] * call.block_stride + (int64_t)offset * call.head_dim;
+      const P* at = pool + call.tables[table] * call.block_stride + (int64_t)offset * call.head_dim;
       const int here = call.block_size - offset < count - j ? call.block_size - offset : count - j;
       for (const int stop = j + here; j < stop; ++j, at += call.head_dim) {
         k[j] = at;
@@ -198,7 +200,6 @@ struct KeyRows {
     }
     for (int j = count; j < kTileKeys; ++j) k[j] = v[j] = zeros;
   }
-
 };
 
 template <class T>
@@ -211,17 +212,17 @@ T* row_of(T* tokens, const AttentionCall& call, int64_t stride, const Unit& unit
 
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next.
-template <class T, class Word>
+template <class P, class Word>
 void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
-                 const KeyRows<T>& at, const KeyRows<T>& later, int head, int first) {
+                 const KeyRows<P>& at, const KeyRows<P>& later, int head, int first) {
   using Words = typename Word::Type;
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   const int words = padded / Word::kPerWord;
   const size_t row0 = (size_t)head * rows;
-  pack_keys<T>(at.k, later.k, head_dim, (Words*)tile.keys);
-  pack_values<T>(at.v, later.v, head_dim, padded, (Words*)tile.values);
+  pack_keys<P>(at.k, later.k, head_dim, (Words*)tile.keys);
+  pack_values<P>(at.v, later.v, head_dim, padded, (Words*)tile.values);
   multiply<Word>(tile.q + row0 * words, words, tile.keys, kTileColumns,
                  tile.scores + row0 * kTileKeys, kTileKeys, rows, words, false);
   for (int row = 0; row < rows; ++row) {
@@ -260,7 +261,7 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
   }
 }
 
-template <class T, class Word>
+template <class T, class P, class Word>
 void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
@@ -275,15 +276,15 @@ void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
   if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
 
-  KeyRows<T> found[2];
+  KeyRows<P> found[2];
   int turn = 0;
   found[0].find(call, unit, 0, unit.first_key, tile.zeros);
   for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
     for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
       const bool last = head + 1 == unit.num_kv_heads;
-      KeyRows<T>& next = found[turn ^ 1];
+      KeyRows<P>& next = found[turn ^ 1];
       next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
-      attend_tile<T, Word>(call, unit, tile, found[turn], next, head, first);
+      attend_tile<P, Word>(call, unit, tile, found[turn], next, head, first);
     }
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
@@ -317,38 +318,49 @@ void merge_splits(const AttentionCall& call, const Merge& merge) {
 }
 
 template <class T>
+void copy_head(const T* from, int head_dim, T* to) {
+  std::memcpy(to, from, (size_t)head_dim * sizeof(T));
+}
+
+template <class T>
+void copy_head(const T* from, int head_dim, Fp8* to) {
+  int d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(from + d));
+  if (d < head_dim) store_some(to + d, load_some(from + d, head_dim - d), head_dim - d);
+}
+
+template <class T, class P>
 void write_token(const AttentionCall& call, int64_t token) {
   const int64_t block = call.slots[2 * token], offset = call.slots[2 * token + 1];
-  const size_t bytes = (size_t)call.head_dim * sizeof(T);
-  T* slot = (T*)call.pool + block * call.block_stride + offset * call.head_dim;
+  P* slot = (P*)call.pool + block * call.block_stride + offset * call.head_dim;
   for (int head = 0; head < call.num_kv_heads; ++head) {
     const int64_t from = token * call.kv_stride + (int64_t)head * call.head_dim;
-    T* to = slot + (int64_t)head * call.block_size * call.head_dim;
-    std::memcpy(to, (const T*)call.k + from, bytes);
-    std::memcpy(to + call.value_offset, (const T*)call.v + from, bytes);
+    P* to = slot + (int64_t)head * call.block_size * call.head_dim;
+    copy_head((const T*)call.k + from, call.head_dim, to);
+    copy_head((const T*)call.v + from, call.head_dim, to + call.value_offset);
   }
 }
 
 // Within a parallel region, by all of its threads: everything but the writing of K and V.
-template <class T, class Word>
+template <class T, class P, class Word>
 void attend_planned(const AttentionCall& call) {
   const Unit* units = (const Unit*)call.units;
   const Merge* merges = (const Merge*)call.merges;
   static thread_local Arena arena;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, Word>(call, units[i], arena);
+  for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, P, Word>(call, units[i], arena);
   if (call.num_merges == 0) return;
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);
 }
 
-template <class T, class Word>
+template <class T, class P, class Word>
 void attend(const AttentionCall& call) {
 #pragma omp parallel num_threads(call.num_threads)
   {
 #pragma omp for schedule(static)
-    for (int64_t token = 0; token < call.num_tokens; ++token) write_token<T>(call, token);
-    attend_planned<T, Word>(call);
+    for (int64_t token = 0; token < call.num_tokens; ++token) write_token<T, P>(call, token);
+    attend_planned<T, P, Word>(call);
   }
 }
 

@@ -50,6 +50,17 @@ inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden) {
     normalize_row(call.x + row * hidden, weight, hidden, call.eps, call.normed + row * hidden);
 }
 
+// `P` is what the pool holds.
+template <class P>
+void rotate_and_attend(const RotationCall& rotation, const AttentionCall& attention) {
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < rotation.tokens; ++token) {
+    rotate_token(rotation, token);
+    write_token<Bf16, P>(attention, token);
+  }
+  attend_planned<Bf16, P, PairWord>(attention);
+}
+
 inline void attention_stage(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
   AttentionCall attention = *call.attention[layer.attention];
   const int64_t num_heads = attention.num_heads, kv_heads = attention.num_kv_heads;
@@ -63,12 +74,8 @@ inline void attention_stage(const ForwardCall& call, const LayerWeights& layer, 
                                  call.sin,          call.tokens,   layer.qkv.outputs,
                                  (int32_t)(num_heads + kv_heads),  attention.head_dim,
                                  call.num_threads,  call.eps};
-#pragma omp for schedule(static)
-  for (int64_t token = 0; token < call.tokens; ++token) {
-    rotate_token(rotation, token);
-    write_token<Bf16>(attention, token);
-  }
-  attend_planned<Bf16, PairWord>(attention);
+  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, attention);
+  else rotate_and_attend<Bf16>(rotation, attention);
 }
 
 inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {

@@ -13,6 +13,12 @@ namespace {
 // Waking a thread costs microseconds: a few rows are faster alone.
 constexpr int64_t kAlone = 1 << 14;  // elements
 
+#if defined(__AVX512BF16__)
+using Bf16Word = PairWord;
+#else
+using Bf16Word = FloatWord;
+#endif
+
 int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 1 : num_threads; }
 
 }  // namespace
@@ -22,15 +28,10 @@ int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 
 extern "C" {
 
 BATON_EXPORT void baton_attention(const AttentionCall* call) {
-  if (!call->is_bf16) {
-    attend<float, FloatWord>(*call);
-    return;
-  }
-#if defined(__AVX512BF16__)
-  attend<Bf16, PairWord>(*call);
-#else
-  attend<Bf16, FloatWord>(*call);
-#endif
+  if (call->is_bf16)
+    call->is_fp8 ? attend<Bf16, Fp8, Bf16Word>(*call) : attend<Bf16, Bf16, Bf16Word>(*call);
+  else
+    call->is_fp8 ? attend<float, Fp8, FloatWord>(*call) : attend<float, float, FloatWord>(*call);
 }
 
 BATON_EXPORT void baton_plan(PlanCall* call) { plan_attention(*call); }

@@ -1,5 +1,6 @@
 // A tile of 64 keys and its values, from where they lie in the pool to the order of the products:
-// keys one per lane, values one row per key, in fp32 or as pairs of bf16.
+// keys one per lane, values one row per key, in fp32 or as pairs of bf16, which hold what is e4m3 in
+// the pool exactly.
 
 #pragma once
 
@@ -72,10 +73,13 @@ void pack_keys(const void* const* rows, const void* const* later, int head_dim, 
   for (int j = 0; j < kTileColumns; ++j)
     for (int step = 0; step < steps; ++step) {
       for (int i = step * kLanes / steps; i < (step + 1) * kLanes / steps; ++i)
-        prefetch(later[j * kLanes + i], head_dim * 2);
-      const int w = step * 16;
-      transpose_words(rows + j * kLanes, (size_t)w * 4, words - w < 16 ? words - w : 16,
-                      (Vec*)to + w * kTileColumns + j, kTileColumns);
+        prefetch(later[j * kLanes + i], head_dim * (int)sizeof(T));
+      const int w = step * 16, count = words - w < 16 ? words - w : 16;
+      const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
+      __m512i pairs[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        pairs[i] = load_pairs(mask, (const T*)rows[j * kLanes + i] + 2 * w);
+      transpose(pairs, count, (Vec*)to + w * kTileColumns + j, kTileColumns);
     }
 }
 
@@ -88,14 +92,14 @@ void pack_values(const void* const* rows, const void* const* later, int head_dim
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int j = 0; j < kTileKeys; j += 2) {
-    prefetch(later[j], head_dim * 2);
-    prefetch(later[j + 1], head_dim * 2);
+    prefetch(later[j], head_dim * (int)sizeof(T));
+    prefetch(later[j + 1], head_dim * (int)sizeof(T));
     int32_t* at = to + (j / 2) * padded;
     for (int d = 0; d < padded; d += 32) {
       const int count = head_dim - d;
       const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
-      const __m512i even = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j] + d);
-      const __m512i odd = _mm512_maskz_loadu_epi16(mask, (const Bf16*)rows[j + 1] + d);
+      const __m512i even = load_pairs(mask, (const T*)rows[j] + d);
+      const __m512i odd = load_pairs(mask, (const T*)rows[j + 1] + d);
       _mm512_store_si512(at + d, _mm512_permutex2var_epi16(even, low, odd));
       if (d + 16 < padded)
         _mm512_store_si512(at + d + 16, _mm512_permutex2var_epi16(even, high, odd));

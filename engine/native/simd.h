@@ -145,7 +145,37 @@ inline Bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
   return Bf16{(uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+// e4m3: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, 0x7f is NaN.
+struct Fp8 {
+  uint8_t bits;
+};
+
+inline float to_float(Fp8 x) {
+  const uint32_t magnitude = x.bits & 0x7fu, sign = (uint32_t)(x.bits & 0x80u) << 24;
+  const float small = (float)magnitude * 0x1p-9f;  // below 2^-6: multiples of 2^-9
+  const uint32_t bits = magnitude == 0x7fu ? 0x7fc00000u
+                        : magnitude < 8u   ? load_as<uint32_t>(&small)
+                                           : (magnitude << 20) + (120u << 23);
+  const uint32_t with_sign = bits | sign;
+  return load_as<float>(&with_sign);
+}
+
+// To nearest, ties to even; beyond 448 the largest, 448; NaN stays NaN. One number in each lane.
+inline IntVec to_fp8(Vec x) {
+  const IntVec bits = (IntVec)x, absolute = bits & 0x7fffffff;
+  const Vec size = select((Vec)absolute < splat(448.0f), (Vec)absolute, splat(448.0f));
+  const IntVec at = (IntVec)size;
+  const IntVec rounded = (at + 0x7ffff + ((at >> 20) & 1)) >> 20;
+  const IntVec normal = rounded - (120 << 3);
+  const Vec magic = splat(0x1p14f);  // whose neighbours are 2^-9 apart
+  const IntVec small = (IntVec)(size + magic) - (IntVec)magic;
+  const IntVec is_small = size < splat(0x1p-6f), is_nan = absolute > 0x7f800000;
+  const IntVec magnitude = (is_small & small) | (~is_small & normal);
+  return (is_nan & 0x7f) | (~is_nan & magnitude) | ((bits >> 24) & 0x80);
+}
+
 inline void from_float(float x, float* to) { *to = x; }
+inline void from_float(float x, Fp8* to) { to->bits = (uint8_t)to_fp8(splat(x))[0]; }
 inline void from_float(float x, Bf16* to) { *to = to_bf16(x); }
 
 inline Vec load(const float* at) { return load_as<Vec>(at); }
@@ -161,7 +191,22 @@ inline Vec load(const Bf16* at) {
 #endif
 }
 
+inline Vec load(const Fp8* at) {
+  Vec wide;
+  for (int i = 0; i < kLanes; ++i) wide[i] = to_float(at[i]);
+  return wide;
+}
+
 inline void store(float* at, Vec x) { store_as(at, x); }
+
+inline void store(Fp8* at, Vec x) {
+  const IntVec narrow = to_fp8(x);
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)narrow));
+#else
+  for (int i = 0; i < kLanes; ++i) at[i].bits = (uint8_t)narrow[i];
+#endif
+}
 
 inline void store(Bf16* at, Vec x) {
 #if defined(__AVX512BF16__)
@@ -263,14 +308,32 @@ struct PairWord {
 };
 #endif
 
+#if defined(__AVX512BF16__)
+// The 32 numbers at `at` that the mask names, as bf16, zeros for the others: exact.
+inline __m512i load_pairs(__mmask32 mask, const Bf16* at) {
+  return _mm512_maskz_loadu_epi16(mask, at);
+}
+
+inline __m512i load_pairs(__mmask32 mask, const Fp8* at) {
+  alignas(64) static constexpr uint16_t kSmall[32] = {  // multiples of 2^-9
+      0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  const __m512i x = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, at));
+  const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  const __m512i normal =
+      _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
+  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
+  const __m512i bits = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude,
+                                                     _mm512_load_si512(kSmall));
+  const __m512i number = _mm512_mask_mov_epi16(bits, is_nan, _mm512_set1_epi16(0x7fc0));
+  return _mm512_or_si512(number, _mm512_slli_epi16(_mm512_xor_si512(x, magnitude), 8));
+}
+#endif
+
 #if defined(__AVX512F__)
-// 16 rows of up to 16 words of 32 bits, transposed: word w of all rows becomes vector w of `out`.
-inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
-                            int out_stride) {
-  const __mmask16 mask = words >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << words) - 1);
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; ++i)
-    a[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + byte_offset);
+// 16 vectors of 16 words of 32 bits, transposed: word w of all becomes vector w of `out`.
+inline void transpose(__m512i (&a)[16], int words, Vec* out, int out_stride) {
+  __m512i b[16];
   for (int i = 0; i < 8; ++i) {
     b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
     b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
@@ -293,6 +356,16 @@ inline void transpose_words(const void* const* rows, size_t byte_offset, int wor
     for (int l = 0; l < 4; ++l)
       if (4 * l + w < words) out[(size_t)(4 * l + w) * out_stride] = (Vec)words_of[l];
   }
+}
+
+// The same of 16 rows of up to 16 words in memory.
+inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
+                            int out_stride) {
+  const __mmask16 mask = words >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << words) - 1);
+  __m512i a[16];
+  for (int i = 0; i < 16; ++i)
+    a[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + byte_offset);
+  transpose(a, words, out, out_stride);
 }
 #endif
 

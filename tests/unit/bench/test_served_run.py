@@ -97,7 +97,8 @@ def test_vllm_gets_cores_and_memory_for_the_same_work(tmp_path: Path) -> None:
 
 def test_what_servers_are_not_measured_with_is_refused() -> None:
     def options(**given: object) -> argparse.Namespace:
-        default = {"sweep": False, "device": "cpu", "attention": "auto", "weights": "auto"}
+        default = {"sweep": False, "device": "cpu"}
+        default |= dict.fromkeys(("attention", "weights", "kv_dtype"), "auto")
         return argparse.Namespace(**default | {"served": True, "peers": None} | given)
 
     assert _wanted(options()) == "vllm"

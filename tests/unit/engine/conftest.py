@@ -107,11 +107,15 @@ class PagedModel:
     """A checkpoint under test, with a pool whose unused memory holds NaN."""
 
     def __init__(
-        self, folder: Path, num_blocks: int = 64, kernels: ctypes.CDLL | None = None
+        self,
+        folder: Path,
+        num_blocks: int = 64,
+        kernels: ctypes.CDLL | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
         self.config = load_model_config(folder)
         self.model = DecoderModel(self.config, load_weights(folder, self.config), kernels)
-        layout = self.config.kv_layout("tiny", BLOCK_SIZE, self.config.dtype)
+        layout = self.config.kv_layout("tiny", BLOCK_SIZE, kv_dtype or self.config.dtype)
         self.pool = KvPool(layout, num_blocks)
         self.pool.tensor.fill_(torch.nan)
         windows = self.config.sliding_windows

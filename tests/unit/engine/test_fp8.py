@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -78,13 +79,22 @@ def test_on_a_cpu_fp8_is_refused_with_what_there_is_instead() -> None:
         load_engine(config, lambda: 0.0)
 
 
-@pytest.mark.parametrize("attention", ["auto", "torch", "kernel"])
-def test_kv_in_fp8_is_refused_where_no_kernel_reads_it(attention: str) -> None:
-    config = EngineConfig(
-        DEMO_MODEL, SchedulerConfig(16), device="cpu", kv_dtype="fp8", attention=attention
-    )
-    with pytest.raises(ConfigError, match=r"kv_dtype fp8 needs a CUDA card .* use auto"):
+@pytest.mark.parametrize("told", [{"attention": "torch"}, {"dtype": "float16"}])
+def test_kv_in_fp8_is_refused_where_no_kernel_reads_it(told: dict[str, str]) -> None:
+    config = EngineConfig(DEMO_MODEL, SchedulerConfig(16), device="cpu", kv_dtype="fp8", **told)
+    with pytest.raises(ConfigError, match=r"kv_dtype fp8 needs our own kernels .* use auto"):
         load_engine(config, lambda: 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_on_a_cpu_keeps_its_kv_in_fp8(dtype: str, kernels: ctypes.CDLL) -> None:
+    config = EngineConfig(
+        DEMO_MODEL, SchedulerConfig(16), dtype, "cpu", num_blocks=8, kv_dtype="fp8"
+    )
+    loaded = load_engine(config, lambda: 0.0)
+    assert loaded.pool.tensor.dtype == FP8
+    loaded.engine.warm_up()
+    assert loaded.pool.tensor.view(torch.uint8).any(), "it was written to"
 
 
 def test_a_pool_of_fp8_is_half_as_large_and_another_layout() -> None:

@@ -6,19 +6,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from protocol.layout import FP8
+
 FIRST, SECOND = list(range(60, 30, -1)), list(range(30))
 
 
 @pytest.mark.parametrize(
-    ("architecture", "overrides"),
+    "told",
     [
-        ("LlamaForCausalLM", {}),
-        ("MistralForCausalLM", {"sliding_window": 24}),
-        ("Qwen2ForCausalLM", {}),
-        ("Qwen3ForCausalLM", {}),
+        ("LlamaForCausalLM", {}, None),
+        ("MistralForCausalLM", {"sliding_window": 24}, None),
+        ("Qwen2ForCausalLM", {}, None),
+        ("Qwen3ForCausalLM", {}, None),
+        ("Qwen3ForCausalLM", {}, FP8),
     ],
 )
-def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, architecture, overrides):
+def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, told):
+    architecture, overrides, kv_dtype = told
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
     tiny = make_tiny(architecture, dtype=torch.bfloat16, **overrides)
@@ -31,12 +35,12 @@ def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, architecture, 
     results = []
     for fuses, threads in ((False, 1), (True, 1), (True, 2), (True, 3)):
         torch.set_num_threads(threads)
-        paged = paged_model(tiny.folder, kernels=kernels)
+        paged = paged_model(tiny.folder, kernels=kernels, kv_dtype=kv_dtype)
         assert paged.model._fused is not None
         if not fuses:
             paged.model._fused = None
         logits = [paged.step(batch) for batch in batches]
-        results.append((logits, paged.pool.tensor.view(torch.int16)))
+        results.append((logits, paged.pool.tensor.view(torch.uint8)))
     (plain, plain_pool), *others = results
     for fused, fused_pool in others:
         assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
