@@ -125,7 +125,7 @@ class Server:
         self.model = needs.folder.name
         self.port = free_port()
         self._command = [*command.command, f"--port={self.port}"]
-        self._environment = {"OMP_NUM_THREADS": str(needs.threads), **command.environment}
+        self._environment = command.environment
         self._processes = Processes(f"{command.name}-server")
 
     def __enter__(self) -> Server:
