@@ -28,7 +28,8 @@ class Choice:
 
     `echo` is the prompt's text where the answer repeats it, and empty otherwise; one that is
     `is_echo_only` reports no output, though a token may be generated to learn of the prompt.
-    `known` is what the client of a resumed stream has already.
+    `known` is what the client of a resumed stream has already; in a stream whose events are
+    numbered the text comes `by_token`, so that they are the same however the tokens came.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Choice:
     echo: str = ""
     is_echo_only: bool = False
     known: Position = NOTHING
+    by_token: bool = False
 
 
 class TextSink(Protocol):
@@ -104,6 +106,8 @@ class _Decoding:
 
     def take(self, delta: TokenDelta) -> bool:
         try:
+            if self._choice.by_token:
+                return all(self._decode(part) for part in delta.one_by_one())
             if self._known <= 0:
                 return self._decode(delta)
             return all(self._decode(part) for part in delta.split(self._known))

@@ -88,6 +88,27 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
             parts.append(TokenDelta(tail, rest, self.finish, self.cached_tokens))
         return parts
 
+    def one_by_one(self) -> list[TokenDelta]:
+        """Each token by itself. An end by length comes behind the last token, since it may also be
+        found out later."""
+        ids, finish = self.token_ids, self.finish
+        ends_apart = finish is FinishReason.LENGTH and bool(ids)
+        if len(ids) <= 1 and not ends_apart:
+            return [self]
+        parts = [
+            TokenDelta(
+                [token_id],
+                None if self.logprobs is None else [self.logprobs[place]],
+                finish if place == len(ids) - 1 and not ends_apart else None,
+                self.cached_tokens,
+                None if place else self.prompt_logprobs,
+            )
+            for place, token_id in enumerate(ids)
+        ]
+        if ends_apart:
+            parts.append(TokenDelta([], None, finish, self.cached_tokens))
+        return parts
+
 
 def _halves(items: list[_T], at: int) -> tuple[list[_T], list[_T]]:
     return items[:at], items[at:]

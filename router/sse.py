@@ -42,16 +42,12 @@ def as_it_is(events: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How an API writes its streams: each document, the end, a sign of life, and an error.
-
-    With `has_ids` a document is one event, which may have an id.
-    """
+    """How an API writes its streams: each document, the end, a sign of life, and an error."""
 
     frame: Callable[[bytes], bytes] = event
     done: bytes = _DONE
     keep_alive: bytes = _KEEP_ALIVE
     error: Callable[[HttpError], bytes] = lambda error: event(error.body())
-    has_ids: bool = True
 
 
 OPENAI_STYLE = StreamStyle()

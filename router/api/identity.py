@@ -12,19 +12,12 @@ from router.api.request_fields import GenerationFields
 from router.event_ids import HEADER, StreamIdentity, resumed_identity
 from router.request_scope import record_of
 
-
-def new_identity(request: Request) -> StreamIdentity:
-    """That of the request's record, for endpoints whose streams cannot be resumed.
-
-    Raises InvalidRequest for a request to resume one.
-    """
-    if HEADER in request.headers:
-        raise InvalidRequest(f"'{HEADER}': streams of this endpoint cannot be resumed", HEADER)
-    request_id = record_of(request.scope).request_id
-    return StreamIdentity(request_id, int(time.time()), is_resumable=False)
+_NUM_DIGITS = 32
 
 
-def identify(request: Request, context: ApiContext, fields: GenerationFields) -> StreamIdentity:
+def identify(
+    request: Request, context: ApiContext, fields: GenerationFields, numbers_events: bool = False
+) -> StreamIdentity:
     """That of the request's record, or with a `Last-Event-ID` of the stream that is resumed.
 
     Then the record takes the stream's id. Raises InvalidRequest for an id that is not of a stream
@@ -33,11 +26,13 @@ def identify(request: Request, context: ApiContext, fields: GenerationFields) ->
     record = record_of(request.scope)
     last_id = request.headers.get(HEADER)
     if last_id is None:
-        return StreamIdentity(record.request_id, int(time.time()))
+        created = int(time.time())
+        return StreamIdentity(record.request_id, created, numbers_events=numbers_events)
     if not fields.stream:
         raise InvalidRequest(f"'{HEADER}' needs 'stream' to be true", HEADER)
-    identity = resumed_identity(last_id, context.ids_key, record.body_digest, time.time())
-    if identity.request_id.partition("-")[0] != record.request_id.partition("-")[0]:
+    now_s, digest = time.time(), record.body_digest
+    identity = resumed_identity(last_id, context.ids_key, digest, now_s, numbers_events)
+    if identity.request_id[:-_NUM_DIGITS] != record.request_id[:-_NUM_DIGITS]:
         raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)
     record.request_id = identity.request_id
     return identity

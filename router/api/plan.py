@@ -148,13 +148,14 @@ class ChoicePlanner:
                 priority=-(self.fields.priority or 0),  # theirs: lower is earlier
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
-                is_resumable=bool(self.fields.stream) and self.identity.is_resumable,
+                is_resumable=bool(self.fields.stream),
                 life=self.identity.life,
             ),
             output=OutputText(detokenizer, stop_rules(self.fields, sampling)),
             echo=prompt.echo,
             is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
+            by_token=bool(self.fields.stream) and self.identity.numbers_events,
         )
 
     def _deadline_ms(self) -> int:

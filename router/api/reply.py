@@ -21,7 +21,7 @@ from router.api.responses import CachedTokens, Usage
 from router.api_metrics import CLIENT_GONE_STATUS
 from router.choices import Choice, TextSink, run_choices
 from router.disconnect import ClientGone, connection_of, while_connected
-from router.event_ids import Bookmark, StreamIdentity
+from router.event_ids import Bookmark, EventCount, StreamIdentity
 from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
@@ -35,6 +35,12 @@ class Plan:
     identity: StreamIdentity
     fields: GenerationFields
     choices: list[Choice]
+
+    def bookmark(self, key: bytes, body_digest: bytes) -> Bookmark | EventCount:
+        """What gives the events of its stream their ids."""
+        if self.identity.numbers_events:
+            return EventCount(self.identity, key, body_digest)
+        return Bookmark(self.identity, len(self.choices), key, body_digest)
 
 
 async def reply(
@@ -66,7 +72,7 @@ async def reply(
         return Response(document, media_type="application/json")
 
     async def produce(writer: EventWriter) -> None:
-        bookmark = Bookmark(plan.identity, len(choices), context.ids_key, record.body_digest)
+        bookmark = plan.bookmark(context.ids_key, record.body_digest)
         chunks = _Chunks(writer, plan, bookmark, answer_format)
         await run(chunks)
         chunks.finish()
@@ -129,11 +135,11 @@ class _Chunks:
         self,
         writer: EventWriter,
         plan: Plan,
-        bookmark: Bookmark,
+        bookmark: Bookmark | EventCount,
         answer_format: AnswerFormat,
     ) -> None:
         self._writer = writer
-        self._style = writer.style
+        self._frame = writer.style.frame
         self._usage = _UsageCount(plan.choices)
         self._bookmark = bookmark
         self._begun: set[int] = set()
@@ -169,9 +175,9 @@ class _Chunks:
             self._write(self._format.usage_chunk(self._usage.total()))
 
     def _write(self, document: bytes) -> None:
-        style = self._style
-        events = style.frame(document)
-        self._writer.write(self._bookmark.line() + events if style.has_ids else events)
+        events = self._bookmark.marked(self._frame(document))
+        if events:
+            self._writer.write(events)
 
 
 def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +17,7 @@ from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import counters, wait_for, workers
-from tests.integration.reference import NUM_TOKENS, Reference
+from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
 GRACE_S = 15.0
 
@@ -114,6 +118,66 @@ def test_between_two_steps(
     assert after["decode_tokens"] - before["decode_tokens"] == NUM_TOKENS
     assert after["prefill_tokens"] - before["prefill_tokens"] == len(reference.prompt)
     assert after["streams_resumed"] - before.get("streams_resumed", 0) == 1
+
+
+class Events:
+    """A client that reads a stream of named events in a thread of its own."""
+
+    def __init__(self, url: str, path: str, last_id: str = "") -> None:
+        """With the `last_id` of a stream that broke off, its rest."""
+        self.ids: list[str] = []
+        self.told: list[tuple[str, Any]] = []
+        self._thread = threading.Thread(target=self._read, args=(url + path, last_id), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Events:
+        """Until the stream has ended, or broke off."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self
+
+    def _read(self, url: str, last_id: str) -> None:
+        question = "What is a lambda?"
+        body = {"model": DEMO_MODEL.name, "temperature": 0, "stream": True}
+        if url.endswith("responses"):
+            body |= {"input": question, "max_output_tokens": 40}
+        else:
+            body |= {"messages": [{"role": "user", "content": question}], "max_tokens": 40}
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", url, json=body, timeout=60, headers=headers) as answer,
+        ):
+            assert answer.status_code == 200, answer.read()
+            name = event_id = ""
+            for line in answer.iter_lines():
+                event_id = line.removeprefix("id: ") if line.startswith("id: ") else event_id
+                name = line.removeprefix("event: ") if line.startswith("event: ") else name
+                if line.startswith("data: "):
+                    self.told.append((name, json.loads(line[6:]).get("delta")))
+                    self.ids.append(event_id)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_among_the_events_of_a_token(fleet: FaultyFleet, victim: Victim, path: str) -> None:
+    """Also where the last one was in the middle of what a token makes."""
+    url = connected(victim.start(), fleet)
+    undisturbed = Events(fleet.url, path).wait().told
+    before = totals(fleet)
+    fleet.arm(fleet.names(Role.DECODE), "decode", 7)
+    cut = Events(url, path)
+    held = fleet.held("decode")
+    wait_for("some events", lambda: len(cut.told) > 5)
+    victim.kill()
+    known = cut.wait().told
+    assert known == undisturbed[: len(known)]
+    fleet.release(held, "decode")
+    for number in (len(known) - 1, 2):
+        rest = Events(fleet.url, path, cut.ids[number]).wait()
+        assert rest.told == undisturbed[number + 1 :]
+    after = totals(fleet)
+    assert after["streams_resumed"] - before.get("streams_resumed", 0) == 2
+    assert after["decode_tokens"] - before["decode_tokens"] == 40, "nothing was computed again"
 
 
 def test_when_all_was_generated_but_not_read(

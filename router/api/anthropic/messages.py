@@ -16,7 +16,7 @@ from router.api.anthropic.message_format import MessageFormat
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation, plan_conversation, takes_effort
-from router.api.identity import new_identity
+from router.api.identity import identify
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
@@ -39,16 +39,16 @@ def messages_router(context: ApiContext) -> APIRouter:
         return conversation_of(fields, takes_effort(context))
 
     async def create_message(request: Request) -> Response:
-        request_id = record_of(request.scope).request_id = new_id("msg_")
+        record_of(request.scope).request_id = new_id("msg_")
         fields = await read_fields(request, MessagesRequest, context.limits.max_body_bytes)
         asked = conversation(request, fields)
-        identity = new_identity(request)
-        wish = OutputWish(fields.max_tokens, None, None, "messages")
         generation = fields.generation
+        identity = identify(request, context, generation, numbers_events=True)
+        wish = OutputWish(fields.max_tokens, None, None, "messages")
         planned = await plan_conversation(context, identity, asked, generation, wish)
-        answer_format = MessageFormat(request_id, context.model.name, planned.parsers[0])
+        answer_format = MessageFormat(identity.request_id, context.model.name, planned.parsers[0])
         plan = Plan(identity, generation, planned.choices)
-        return await reply(request, context, plan, answer_format, _style(request_id))
+        return await reply(request, context, plan, answer_format, _style(identity.request_id))
 
     async def count_tokens(request: Request) -> Response:
         fields = await read_fields(request, CountTokensRequest, context.limits.max_body_bytes)
@@ -76,7 +76,6 @@ def _style(request_id: str) -> StreamStyle:
     return StreamStyle(
         frame=as_it_is,
         done=b"",
-        has_ids=False,
         keep_alive=named_event("ping", msgspec.json.encode(Ping())),
         error=lambda error: named_event("error", anthropic_error(error, request_id)),
     )

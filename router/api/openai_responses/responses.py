@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
-from router.api.identity import new_identity
+from router.api.identity import identify
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.conversation import conversation_of
 from router.api.openai_responses.request import ResponsesRequest
@@ -33,16 +33,16 @@ def responses_router(context: ApiContext) -> APIRouter:
     async def create_response(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("resp-")
         fields = await read_fields(request, ResponsesRequest, context.limits.max_body_bytes)
-        identity = new_identity(request)
+        generation = fields.generation
+        identity = identify(request, context, generation, numbers_events=True)
         check_model(context, fields.model)
         grammar = await wanted_grammar(fields.response_format, None, context.grammars)
         wish = OutputWish(fields.max_output_tokens, None, None, "input", grammar)
-        generation = fields.generation
         asked = conversation_of(fields)
         planned = await plan_conversation(context, identity, asked, generation, wish)
         blank = blank_response(identity.request_id, identity.created, fields)
         answer_format = ResponseFormat(blank, planned.parsers[0], count)
-        style = StreamStyle(frame=as_it_is, done=b"", error=answer_format.failure, has_ids=False)
+        style = StreamStyle(frame=as_it_is, done=b"", error=answer_format.failure)
         plan = Plan(identity, generation, planned.choices)
         return await reply(request, context, plan, answer_format, style)
 

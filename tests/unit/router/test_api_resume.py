@@ -241,6 +241,6 @@ def test_pieces_of_any_size_are_split_where_the_client_stands():
 
 def test_the_same_event_may_be_resumed_twice_and_each_is_a_life_of_its_own():
     identity = StreamIdentity("cmpl-" + "0" * 32, created=1000)
-    last_id = Bookmark(identity, 1, b"key", b"digest").line().decode()[4:-1]
+    last_id = Bookmark(identity, 1, b"key", b"digest").marked(b"").decode()[4:-1]
     lives = [resumed_identity(last_id, b"key", b"digest", now).life for now in (1000.0, 1002.5)]
     assert lives == [1, 2500]
