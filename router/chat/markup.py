@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import ModelLoadError
-from router.chat import hermes, llama, mistral
+from router.chat import hermes, llama, mistral, pythonic
 from router.chat.conversation import Conversation
 from router.chat.message_parser import MessageParser
 from router.chat.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
@@ -62,6 +62,7 @@ TOOL_MARKUPS = {
         mistral.NAMED_FORM,
         short_ids=True,
     ),
+    "pythonic": ToolMarkup(pythonic.PythonicParser, (pythonic.BEGIN, pythonic.END), pythonic.FORM),
 }
 REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
@@ -141,6 +142,8 @@ def _tool_family(tokenizer: Tokenizer) -> str:
         return "hermes"
     if mistral.MARKER in template.source or tokenizer.added_token_id(mistral.MARKER) is not None:
         return "mistral"
+    if pythonic.EXAMPLE in template.source or tokenizer.added_token_id(pythonic.BEGIN) is not None:
+        return "pythonic"
     if llama.MARKER in template.source or tokenizer.added_token_id(llama.MARKER) is not None:
         return "llama3"
     return NONE

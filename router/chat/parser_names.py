@@ -4,5 +4,5 @@ from __future__ import annotations
 
 AUTO = "auto"
 NONE = "none"
-TOOL_PARSERS = (AUTO, NONE, "hermes", "llama3", "mistral")
+TOOL_PARSERS = (AUTO, NONE, "hermes", "llama3", "mistral", "pythonic")
 REASONING_PARSERS = (AUTO, NONE, "think", "mistral")

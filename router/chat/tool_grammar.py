@@ -12,6 +12,7 @@ from typing import Any
 
 from protocol.errors import InvalidRequest
 from router.chat.conversation import Conversation, Tool, ToolMode
+from router.chat.keyword_grammar import keyword_call
 from router.chat.reasoning import ReasoningMarkers
 from router.grammar import json_schema_part, text_part
 
@@ -24,7 +25,8 @@ class CallForm:
 
     Each is a sequence of texts, of which some may be tokens of their own. A call is a JSON object
     with the arguments under `arguments_key`, or, without one, the name, `middle` and the
-    arguments. `separator` None: there is one call at most.
+    arguments; where it `has_keywords` it is `name(key=value, ...)`, and nothing marks where calls
+    begin. `separator` None: there is one call at most.
     """
 
     opening: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ class CallForm:
     separator: tuple[str, ...] | None = None
     arguments_key: str | None = "arguments"
     middle: tuple[str, ...] = ()
+    has_keywords: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class ToolGrammar:
     def _may_call(self, conversation: Conversation) -> str:
         form = self.form
         lead, *rest = [*form.opening, *form.begin] or [""]
-        if not lead:
+        if not lead or form.has_keywords:
             raise InvalidRequest(
                 "'tools': 'strict' needs 'tool_choice' to be \"required\" or a function's name, "
                 "since nothing marks where this model's calls begin",
@@ -122,7 +125,10 @@ class ToolGrammar:
         rules = [f"call: {begin} ({names}) {self._parts(form.end)}"]
         for place, tool in enumerate(tools):
             schema = tool.schema if tool.strict or not strict_only else {"type": "object"}
-            rules.append(f"call_{place}: {self._one_call(tool.name, schema)}")
+            if form.has_keywords:
+                rules += keyword_call(f"call_{place}", tool.name, schema)
+            else:
+                rules.append(f"call_{place}: {self._one_call(tool.name, schema)}")
         return rules
 
     def _one_call(self, name: str, schema: dict[str, Any]) -> str:

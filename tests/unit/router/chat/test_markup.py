@@ -54,6 +54,8 @@ def load(checkpoint: Path, tmp_path: Path) -> Iterator[Load]:
         (MISTRAL, ("[TOOL_CALLS]", "[ARGS]"), "mistral", None),
         (MISTRAL + "[THINK][/THINK]", ("[TOOL_CALLS]",), "mistral", "mistral"),
         ("{{ tools }}", ("<|python_tag|>",), "llama3", None),
+        ("{{ tools }}", ("<|python_tag|>", "<|python_start|>"), "pythonic", None),
+        ("{{ tools }} as [func_name1(a=1)]", ("<|python_tag|>",), "pythonic", None),
         ("{{ tools }}", (), None, None),
         ("<tool_call> without the tools", (), None, None),
         (None, ("[TOOL_CALLS]",), None, None),

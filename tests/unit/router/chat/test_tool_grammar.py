@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def markup(family: str, vocabulary: Vocabulary, reasons: bool = False) -> ChatMa
     return ChatMarkup(TOOL_MARKUPS[family], reasoning, vocabulary.ids, vocabulary.ids)
 
 
+def keywords(arguments: str) -> str:
+    return ", ".join(
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in json.loads(arguments).items()
+    )
+
+
 def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str:
     """The calls as the family writes them."""
     if family == "hermes":
@@ -70,6 +78,8 @@ def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str
         return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
     if family == "llama3":
         return "; ".join(f'{{"name":"{name}","parameters":{value}}}' for name, value in calls)
+    if family == "pythonic":
+        return f"[{', '.join(f'{name}({keywords(value)})' for name, value in calls)}]"
     if vocabulary.ids:
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{value}" for name, value in calls)
     objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
@@ -89,7 +99,10 @@ def test_required_calls(family, vocabulary):
         assert vocabulary.admits(grammar, text)
         parser = form.parser(asked("required"), "", "seed")
         message = parser.push(TextDelta(text, [], finish=FinishReason.STOP))
-        read = [(call.begin.name, call.arguments) for call in joined_calls(message.events)]
+        read = [
+            (call.begin.name, call.arguments.replace(": ", ":"))
+            for call in joined_calls(message.events)
+        ]
         assert (read, message.content, message.finish) == (calls, "", "tool_calls")
     for wrong in (("weather", '{"city":"Paris"}'), ("weather", "{}"), ("other", "{}")):
         assert not vocabulary.admits(grammar, written(family, vocabulary, wrong))
@@ -122,9 +135,10 @@ def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
     assert not vocabulary.admits(single, written(family, vocabulary, NOW, NOW))
 
 
-def test_a_family_without_a_marker_cannot_be_strict_of_itself(vocabulary):
+@pytest.mark.parametrize("family", ["llama3", "pythonic"])
+def test_a_family_without_a_marker_cannot_be_strict_of_itself(family, vocabulary):
     with pytest.raises(InvalidRequest, match="'strict' needs 'tool_choice'"):
-        markup("llama3", vocabulary).grammar(asked("auto"), "")
+        markup(family, vocabulary).grammar(asked("auto"), "")
 
 
 def test_reasoning_may_come_first(vocabulary):
@@ -142,3 +156,40 @@ def test_without_need_there_is_no_grammar(vocabulary):
     loose = Conversation((Message("user", "?"),), TOOLS[1:])
     assert markup("hermes", vocabulary).grammar(loose, "") is None
     assert markup("hermes", vocabulary).grammar(asked("none"), "") is None
+
+
+OPTIONAL = {
+    "properties": {"a": {"enum": [1]}, "b": {"$ref": "#/$defs/b"}, "c": {"enum": [None]}},
+    "required": ["b", "d"],
+    "$defs": {"b": {"enum": ["x"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_good"),
+    [
+        ('b="x", d=[1]', True),
+        ('a=1, b="x", c=null, d={}', True),
+        ('b="x", c=null, d="y"', True),
+        ('a=1, b="x"', False),
+        ("a=1, d=1", False),
+        (', b="x", d=1', False),
+        ('b="x", a=1, d=1', False),
+        ('b="z", d=1', False),
+        ("", False),
+    ],
+)
+def test_named_arguments_come_in_order_and_the_required_ones_always(arguments, is_good, vocabulary):
+    tools = (Tool("f", parameters=OPTIONAL), Tool("g", parameters={"properties": {"q": True}}))
+    asked = Conversation((Message("user", "?"),), tools, ToolChoice(ToolMode.REQUIRED))
+    grammar = markup("pythonic", vocabulary).grammar(asked, "")
+    assert vocabulary.admits(grammar, f"[f({arguments})]") == is_good
+    assert vocabulary.admits(grammar, "[g()]")
+    assert vocabulary.admits(grammar, "[g(q=[2])]")
+
+
+def test_an_argument_that_has_no_name_in_python_is_refused(vocabulary):
+    tools = (Tool("f", parameters={"properties": {"a b": {}}}),)
+    asked = Conversation((Message("user", "?"),), tools, ToolChoice(ToolMode.REQUIRED))
+    with pytest.raises(InvalidRequest, match="'a b'"):
+        markup("pythonic", vocabulary).grammar(asked, "")

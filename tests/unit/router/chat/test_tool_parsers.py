@@ -93,6 +93,15 @@ def calls_of(message: MessageDelta) -> list[tuple[str, object]]:
             [ADD, ("get_weather", {})],
         ),
         ("mistral", "[TOOL_CALLS]add{}", "", [("add", {})]),
+        ("pythonic", "[get_weather(city='Köln {}')]", "", [WEATHER]),
+        ("pythonic", '[add(a=[1, {"b": "}"},]), get_weather()]', "", [ADD, ("get_weather", {})]),
+        (
+            "pythonic",
+            " <|python_start|>[ add (x = -1.5 , y=(True, None), )]<|python_end|> Done.",
+            "Done.",
+            [("add", {"x": -1.5, "y": [True, None]})],
+        ),
+        ("pythonic", "[add(a=1), other(b=2)]", ", other(b=2)]", [("add", {"a": 1})]),
     ],
 )
 def test_a_call_is_read(family, text, content, calls):
@@ -123,6 +132,13 @@ def test_a_call_is_read(family, text, content, calls):
         ("mistral", '[TOOL_CALLS] [{"nam": 1}]'),
         ("mistral", "[TOOL_CALLS] [  "),
         ("mistral", "a [TOOL_CALL"),
+        ("pythonic", "[1, 2]"),
+        ("pythonic", "[add(1)]"),
+        ("pythonic", "[other(a=1)]"),
+        ("pythonic", "Well: [add(a=1)]"),
+        ("pythonic", " [add(a"),
+        ("pythonic", "<|python_start|>print(1)"),
+        ("pythonic", "<|python_st"),
     ],
 )
 def test_what_is_no_call_is_content_unchanged(family, text):
@@ -134,12 +150,13 @@ def test_what_is_no_call_is_content_unchanged(family, text):
 
 @pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
 def test_a_call_that_breaks_off_keeps_what_it_said(family):
-    head = {
-        "hermes": '<tool_call>{"name": "add", "arguments": ',
-        "llama3": '{"name": "add", "parameters": ',
-        "mistral": "[TOOL_CALLS]add[ARGS]",
+    text = {
+        "hermes": '<tool_call>{"name": "add", "arguments": {"a": "x',
+        "llama3": '{"name": "add", "parameters": {"a": "x',
+        "mistral": '[TOOL_CALLS]add[ARGS]{"a": "x',
+        "pythonic": "[add(a='x",
     }[family]
-    [call] = joined_calls(parse(family, list(head + '{"a": "x')).events)
+    [call] = joined_calls(parse(family, list(text)).events)
     assert call.arguments == '{"a": "x'
 
 
@@ -204,6 +221,19 @@ FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<think>", "</think>", "{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "add", "x1"),
     *('"name"', '"arguments"', '"parameters"', '"add"', '{"name": "add", "arguments": {', "{}"),
+    *(
+        "<|python_start|>",
+        "<|python_end|>",
+        "[add(",
+        "(",
+        ")",
+        "a=",
+        "b = ",
+        "'",
+        '"' * 3,
+        "\\x4",
+        "-",
+    ),
     *('"name": "get_weather"', '"parameters": {"q": "é😀"}}', "Hello", "null", "1.5"),
 ]
 

@@ -1,0 +1,187 @@
+"""Tool calls as Llama 4 and some templates of Llama 3.2 write them: `[name(key="value"), ...]`.
+
+The list is the message's beginning, perhaps behind `<|python_start|>`; its first function must be
+one that the caller offers, since a list may as well be the answer. Arguments have names; their
+values are Python's literals, rewritten as JSON while they come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum, auto
+
+from router.chat.events import ToolCallBegin
+from router.chat.keyword_grammar import KEY
+from router.chat.python_value import PythonValue
+from router.chat.tool_grammar import CallForm
+from router.chat.tool_parser import ToolParser
+
+BEGIN = "<|python_start|>"
+END = "<|python_end|>"
+EXAMPLE = "[func_name1("
+"""How templates that ask for such calls explain them."""
+FORM = CallForm(opening=("[",), closing=("]",), separator=(", ",), has_keywords=True)
+_SPACE = r"\s{0,64}"
+_HEAD = re.compile(
+    rf"{_SPACE}(?P<name>[\w.-]{{1,64}}){_SPACE}\({_SPACE}(?=\)|{KEY}{_SPACE}=)", re.ASCII
+)
+_HEAD_SO_FAR = re.compile(
+    rf"{_SPACE}([\w.-]{{1,64}}{_SPACE}(\({_SPACE}({KEY}{_SPACE})?)?)?", re.ASCII
+)
+_KEY = re.compile(rf"(?P<key>{KEY}){_SPACE}={_SPACE}(?=\S)", re.ASCII)
+_KEY_SO_FAR = re.compile(rf"({KEY}{_SPACE}(={_SPACE})?)?", re.ASCII)
+
+
+class _Place(Enum):
+    START = auto()
+    HEAD = auto()
+    KEY = auto()
+    VALUE = auto()
+    AFTER_VALUE = auto()
+    AFTER_CALL = auto()
+    AFTER_LIST = auto()
+    CONTENT = auto()
+
+
+class PythonicParser(ToolParser):
+    """One list of calls, with content behind it. `_held` is what has not become a call yet."""
+
+    _place = _Place.START
+    _held = ""
+    _value: PythonValue | None = None
+    _has_arguments = False
+
+    def _step(self) -> bool:
+        steps = {
+            _Place.START: self._step_start,
+            _Place.HEAD: self._step_head,
+            _Place.KEY: self._step_key,
+            _Place.VALUE: self._step_value,
+            _Place.AFTER_VALUE: self._step_after_value,
+            _Place.AFTER_CALL: self._step_after_call,
+            _Place.AFTER_LIST: self._step_after_list,
+            _Place.CONTENT: self._step_content,
+        }
+        return steps[self._place]()
+
+    def _step_start(self) -> bool:
+        """White space and the marker may stand before the list."""
+        self._held += self._take_space()
+        if not self._pending:
+            return False
+        if self._pending[0] == "[":
+            self._held += self._take(1)
+            self._place = _Place.HEAD
+        elif self._pending.startswith(BEGIN):
+            self._held += self._take(len(BEGIN))
+        elif BEGIN.startswith(self._pending):
+            return False
+        else:
+            self._give_up()
+        return True
+
+    def _step_head(self) -> bool:
+        """A function's name and its bracket, when it is clear that arguments have names."""
+        head = _HEAD.match(self._pending)
+        if head is not None and head["name"] in self._names:
+            self._take(head.end())
+            self._held = ""
+            call_id = self._call_ids(self._num_calls)
+            self._add_call_event(ToolCallBegin(self._num_calls, call_id, head["name"]))
+            self._add_arguments("{")
+            self._has_arguments = False
+            self._place = _Place.KEY
+            return True
+        if head is None and _HEAD_SO_FAR.fullmatch(self._pending):
+            return False
+        self._give_up()
+        return True
+
+    def _step_key(self) -> bool:
+        """Behind a bracket or a comma: an argument's name, or the end."""
+        self._take_space()
+        if self._pending.startswith(")"):
+            self._end_call()
+            return True
+        key = _KEY.match(self._pending)
+        if key is not None:
+            self._take(key.end())
+            comma = ", " if self._has_arguments else ""
+            self._add_arguments(f"{comma}{json.dumps(key['key'])}: ")
+            self._has_arguments = True
+            self._value = PythonValue()
+            self._place = _Place.VALUE
+            return True
+        if _KEY_SO_FAR.fullmatch(self._pending):
+            return False
+        self._give_up()
+        return True
+
+    def _step_value(self) -> bool:
+        value = self._value
+        assert value is not None, "an argument's name came before"
+        self._take(value.scan(self._pending, 0))
+        self._add_arguments(value.take_json())
+        if value.broken:
+            self._give_up()
+        elif value.complete:
+            self._place = _Place.AFTER_VALUE
+        return value.broken or value.complete
+
+    def _step_after_value(self) -> bool:
+        self._take_space()
+        if not self._pending:
+            return False
+        if self._pending[0] == ",":
+            self._take(1)
+            self._place = _Place.KEY
+        elif self._pending[0] == ")":
+            self._end_call()
+        else:
+            self._give_up()
+        return True
+
+    def _end_call(self) -> None:
+        self._take(1)
+        self._add_arguments("}")
+        self._place = _Place.AFTER_CALL
+
+    def _step_after_call(self) -> bool:
+        """Another call, the list's end, or content where neither comes."""
+        self._held += self._take_space()
+        if not self._pending:
+            return False
+        if self._pending[0] == ",":
+            self._held += self._take(1)
+            self._place = _Place.HEAD
+        elif self._pending[0] == "]":
+            self._take(1)
+            self._held = ""
+            self._place = _Place.AFTER_LIST
+        else:
+            self._give_up()
+        return True
+
+    def _step_after_list(self) -> bool:
+        self._take_space()
+        if END.startswith(self._pending) and self._pending != END:
+            return False
+        if self._pending.startswith(END):
+            self._take(len(END))
+        self._place = _Place.CONTENT
+        return True
+
+    def _step_content(self) -> bool:
+        self._add_content(self._take(len(self._pending)))
+        return False
+
+    def _give_up(self) -> None:
+        """What was held is content, and so is the rest, unless an argument or marker broke off."""
+        unfinished = {_Place.KEY: _KEY_SO_FAR.fullmatch(self._pending) is not None}
+        unfinished[_Place.AFTER_LIST] = END.startswith(self._pending)
+        if unfinished.get(self._place):
+            self._pending = ""
+        self._add_content(self._held)
+        self._held = ""
+        self._place = _Place.CONTENT
