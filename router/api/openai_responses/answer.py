@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from router.api.responses import ChatTokenLogprob
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -15,7 +17,7 @@ class OutputText(Struct, frozen=True, tag="output_text"):
 
     text: str
     annotations: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
@@ -120,7 +122,10 @@ class Response(Struct, frozen=True, kw_only=True):
     previous_response_id: None = None
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
-    truncation: Literal["disabled"] = "disabled"
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    top_logprobs: int
+    truncation: Literal["auto", "disabled"]
 
 
 class Created(Struct, frozen=True, tag="response.created"):
@@ -155,6 +160,21 @@ class PartAdded(Struct, frozen=True, tag="response.content_part.added"):
     content_index: int = 0
 
 
+class TopTextLogprob(Struct, frozen=True):
+    """A token that might have been chosen."""
+
+    token: str
+    logprob: float
+
+
+class TextLogprob(Struct, frozen=True):
+    """A chosen token and the most likely ones at its place, as events tell of them."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[TopTextLogprob]
+
+
 class TextDelta(Struct, frozen=True, tag="response.output_text.delta"):
     """More text."""
 
@@ -162,8 +182,8 @@ class TextDelta(Struct, frozen=True, tag="response.output_text.delta"):
     output_index: int
     item_id: str
     delta: str
+    logprobs: list[TextLogprob]
     content_index: int = 0
-    logprobs: list[Any] = field(default_factory=list)
 
 
 class TextDone(Struct, frozen=True, tag="response.output_text.done"):
@@ -173,8 +193,8 @@ class TextDone(Struct, frozen=True, tag="response.output_text.done"):
     output_index: int
     item_id: str
     text: str
+    logprobs: list[TextLogprob]
     content_index: int = 0
-    logprobs: list[Any] = field(default_factory=list)
 
 
 class ReasoningDelta(Struct, frozen=True, tag="response.reasoning_text.delta"):

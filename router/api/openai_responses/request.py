@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from protocol.errors import InvalidRequest
 from router.api.request_fields import (
     GenerationFields,
+    LogprobsCount,
     RequestBody,
     StreamOptions,
     StrictModel,
@@ -23,17 +24,19 @@ from router.api.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat
 from router.api.tool_fields import MAX_TOOLS, ToolName
 
 MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
 _Status = Literal["in_progress", "completed", "incomplete"]
 _Label = Annotated[str, Field(max_length=512)]
 
 
 class TextItemPart(StrictModel):
-    """A piece of text, of the user's or of an earlier answer."""
+    """A piece of text, of the user's or of an earlier answer, whose log-probabilities are not
+    read."""
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: Annotated[Any, only([])] = None
-    logprobs: Annotated[Any, only([])] = None
+    logprobs: list[Any] | None = None
 
 
 def _content_shape(value: Any) -> str:
@@ -205,16 +208,16 @@ class ResponsesRequest(RequestBody):
     user: _Label | None = None
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
-    truncation: Annotated[Any, only("disabled")] = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: Annotated[Any, only(False)] = None
     background: Annotated[Any, only(False)] = None
-    include: Annotated[Any, only([])] = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     previous_response_id: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
     max_tool_calls: Unsupported = None
-    top_logprobs: Annotated[Any, only(0)] = None
+    top_logprobs: LogprobsCount | None = None
 
     def check_together(self) -> None:
         """See the base."""
@@ -226,6 +229,15 @@ class ResponsesRequest(RequestBody):
             )
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
+        if self.top_logprobs and not self.include:
+            raise InvalidRequest(
+                f"'top_logprobs' needs 'include' to have '{LOGPROBS}'", "top_logprobs"
+            )
+
+    @property
+    def logprobs_count(self) -> int | None:
+        """How many alternatives to report for every token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.include else None
 
     @property
     def response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:

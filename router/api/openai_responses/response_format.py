@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
+from router.api.logprobs import chat_logprobs
 from router.api.openai_responses import answer as api
-from router.api.responses import Usage
+from router.api.responses import ChatTokenLogprob, Usage
+from router.chat.content_tokens import ContentTokens
 from router.chat.events import (
     ContentText,
     MessageEvent,
@@ -23,6 +25,7 @@ from router.choices import Choice
 from router.http_errors import HttpError
 from router.output import TextDelta
 from router.sse import named_event
+from router.tokenizer import Tokenizer
 
 
 @dataclass
@@ -33,6 +36,7 @@ class _OpenItem:
     kind: type[MessageEvent]
     begin: ToolCallBegin | None = None
     text: str = ""
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
     def item(self, status: api.ItemStatus) -> api.OutputItem:
         """As it is now."""
@@ -48,21 +52,25 @@ class _OpenItem:
     def part(self, is_empty: bool = False) -> api.Part:
         """Its one part."""
         text = "" if is_empty else self.text
-        return api.ReasoningText(text) if self.kind is ReasoningText else api.OutputText(text)
+        if self.kind is ReasoningText:
+            return api.ReasoningText(text)
+        return api.OutputText(text, logprobs=[] if is_empty else self.logprobs)
 
 
 class ResponseFormat:
     """See AnswerFormat; chunks are framed events, as many as a delta makes.
 
-    `blank` is the response before it has output; `count` gives the number of a text's tokens.
+    `blank` is the response before it has output; `has_logprobs` says that the tokens of its text
+    are told.
     """
 
     def __init__(
-        self, blank: api.Response, parser: MessageParser, count: Callable[[str], int]
+        self, blank: api.Response, parser: MessageParser, tokenizer: Tokenizer, has_logprobs: bool
     ) -> None:
         self._blank = blank
         self._parser = parser
-        self._count = count
+        self._tokenizer = tokenizer
+        self._tokens = ContentTokens() if has_logprobs else None
         self._sequence_number = -1
         self._done: list[api.OutputItem] = []
         self._open: _OpenItem | None = None
@@ -99,6 +107,8 @@ class ResponseFormat:
 
     def _push(self, delta: TextDelta) -> list[api.ResponseEvent]:
         events: list[api.ResponseEvent] = []
+        if self._tokens is not None:
+            self._tokens.add(delta)
         parsed = self._parser.push(delta)
         for event in parsed.events:
             events += self._item_events(event)
@@ -109,6 +119,7 @@ class ResponseFormat:
 
     def _item_events(self, event: MessageEvent) -> list[api.ResponseEvent]:
         """What one event says, in an item of its kind; calls have one each."""
+        logprobs = self._logprobs(event)
         if isinstance(event, ToolCallBegin):
             return self._open_item(_OpenItem(self._name("fc"), ToolCallArguments, event))
         kind = type(event)
@@ -121,7 +132,8 @@ class ResponseFormat:
         item.text += event.text
         place = (self._next(), len(self._done), item.id, event.text)
         if isinstance(event, ContentText):
-            return [*begin, api.TextDelta(*place)]
+            item.logprobs += logprobs
+            return [*begin, api.TextDelta(*place, _shown(logprobs))]
         if isinstance(event, ReasoningText):
             self._reasoning += event.text
             return [*begin, api.ReasoningDelta(*place)]
@@ -147,13 +159,22 @@ class ResponseFormat:
             name = item.begin.name
             events.append(api.ArgumentsDone(self._next(), index, item.id, name, item.text))
         else:
-            done = api.ReasoningDone if item.kind is ReasoningText else api.TextDone
-            events.append(done(self._next(), index, item.id, item.text))
+            place = (self._next(), index, item.id, item.text)
+            if item.kind is ReasoningText:
+                events.append(api.ReasoningDone(*place))
+            else:
+                events.append(api.TextDone(*place, _shown(item.logprobs)))
             events.append(api.PartDone(self._next(), index, item.id, item.part()))
         whole = item.item(status)
         events.append(api.ItemDone(self._next(), index, whole))
         self._done.append(whole)
         return events
+
+    def _logprobs(self, event: MessageEvent) -> list[ChatTokenLogprob]:
+        """Of an event's tokens, where they are wanted."""
+        if self._tokens is None:
+            return []
+        return chat_logprobs(self._tokens.of(event), self._tokenizer).content
 
     def _response(self, usage: Usage) -> api.Response:
         """The response with its whole output."""
@@ -167,10 +188,13 @@ class ResponseFormat:
                 usage.prompt_tokens,
                 api.InputDetails(usage.prompt_tokens_details.cached_tokens),
                 usage.completion_tokens,
-                api.OutputDetails(self._count(self._reasoning) if self._reasoning else 0),
+                api.OutputDetails(self._num_tokens(self._reasoning)),
                 usage.total_tokens,
             ),
         )
+
+    def _num_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     def _replaced(self, **changes: object) -> api.Response:
         return msgspec.structs.replace(self._blank, **changes)
@@ -181,6 +205,18 @@ class ResponseFormat:
     def _next(self) -> int:
         self._sequence_number += 1
         return self._sequence_number
+
+
+def _shown(logprobs: Sequence[ChatTokenLogprob]) -> list[api.TextLogprob]:
+    """As events show them: without bytes."""
+    return [
+        api.TextLogprob(
+            each.token,
+            each.logprob,
+            [api.TopTextLogprob(top.token, top.logprob) for top in each.top_logprobs],
+        )
+        for each in logprobs
+    ]
 
 
 def _framed(events: Sequence[api.ResponseEvent]) -> bytes:

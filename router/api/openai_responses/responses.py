@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from protocol.errors import PromptTooLong
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
 from router.api.identity import identify
@@ -12,6 +13,7 @@ from router.api.openai_responses import answer as api
 from router.api.openai_responses.conversation import conversation_of
 from router.api.openai_responses.request import ResponsesRequest
 from router.api.openai_responses.response_format import ResponseFormat
+from router.api.openai_responses.truncation import truncated
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
@@ -25,10 +27,6 @@ _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
 def responses_router(context: ApiContext) -> APIRouter:
     """The endpoint, for an application."""
     router = APIRouter()
-    tokenizer = context.tokenizer
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
 
     async def create_response(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("resp-")
@@ -37,11 +35,20 @@ def responses_router(context: ApiContext) -> APIRouter:
         identity = identify(request, context, generation, numbers_events=True)
         check_model(context, fields.model)
         grammar = await wanted_grammar(fields.response_format, None, context.grammars)
-        wish = OutputWish(fields.max_output_tokens, None, None, "input", grammar)
+        limit, logprobs = fields.max_output_tokens, fields.logprobs_count
+        wish = OutputWish(limit, None, logprobs, "input", grammar)
         asked = conversation_of(fields)
-        planned = await plan_conversation(context, identity, asked, generation, wish)
+        try:
+            planned = await plan_conversation(context, identity, asked, generation, wish)
+        except PromptTooLong:
+            if fields.truncation != "auto":
+                raise
+            shorter = await truncated(context, asked, limit)
+            planned = await plan_conversation(context, identity, shorter, generation, wish)
         blank = blank_response(identity.request_id, identity.created, fields)
-        answer_format = ResponseFormat(blank, planned.parsers[0], count)
+        answer_format = ResponseFormat(
+            blank, planned.parsers[0], context.tokenizer, logprobs is not None
+        )
         style = StreamStyle(frame=as_it_is, done=b"", error=answer_format.failure)
         plan = Plan(identity, generation, planned.choices)
         return await reply(request, context, plan, answer_format, style)
@@ -70,4 +77,8 @@ def blank_response(request_id: str, created: int, fields: ResponsesRequest) -> a
         tools=[{"parameters": None, "strict": False, **tool} for tool in shown.get("tools", [])],
         top_p=fields.top_p,
         user=fields.user,
+        prompt_cache_key=fields.prompt_cache_key,
+        safety_identifier=fields.safety_identifier,
+        top_logprobs=fields.top_logprobs or 0,
+        truncation=fields.truncation or "disabled",
     )

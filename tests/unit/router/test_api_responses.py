@@ -22,13 +22,14 @@ from tests.unit.router.api_clients import (
     THINKING,
     write_tools_checkpoint,
 )
-from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, TIMEOUT_S, Forever, LiveApi
 
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
 SAYING = "Hello wörld 你好 😀"
 THOUGHT = [{"type": "reasoning_text", "text": "Hm"}]
 WHERE = '{"city": "Köln"}'
 IMAGE = [{"role": "user", "content": [{"type": "input_image"}]}]
+LOGPROBS = "message.output_text.logprobs"
 EVENT = TypeAdapter(ResponseStreamEvent)
 
 
@@ -142,6 +143,75 @@ def test_every_event_is_one_of_openais_and_in_order(api):
         assert names.count(f"response.{kind}.added") == names.count(f"response.{kind}.done")
 
 
+def test_logprobs_are_those_of_the_text_alone(client, api):
+    api.says(THINKING + "I ask wörld." + CALL)
+    asked = {"tools": TOOLS, "include": [LOGPROBS], "top_logprobs": 2}
+    answer = ask(client, **asked)
+    assert [each.sampling.logprobs for each in api.generator.requests] == [2]
+    told = answer.output[1].content[0].logprobs
+    assert b"".join(bytes(each.bytes) for each in told).decode() == "I ask wörld."
+    assert {len(each.top_logprobs) for each in told} == {2}
+    assert {each.logprob for each in told} == {-0.5}
+    assert (answer.top_logprobs, ask(client).top_logprobs) == (2, 0)
+    events = list(ask(client, stream=True, **asked))
+    deltas = [each for each in events if each.type == "response.output_text.delta"]
+    shown = [each for delta in deltas for each in delta.logprobs]
+    assert [each.token for each in shown] == [each.token for each in told]
+    assert [len(each.top_logprobs) for each in shown] == [2] * len(shown)
+    [done] = [each for each in events if each.type == "response.output_text.done"]
+    assert [each.model_dump() for each in done.logprobs] == [each.model_dump() for each in shown]
+    assert events[-1].response.output[1].content[0].logprobs == told
+    ask(client, input=[*answer.output, {"role": "user", "content": "x"}], max_output_tokens=9)
+
+
+def test_without_a_wish_there_are_no_logprobs(client, api):
+    answer = ask(client)
+    assert answer.output[0].content[0].logprobs == []
+    assert api.generator.requests[0].sampling.logprobs is None
+
+
+TURNS = [
+    message
+    for number in range(9)
+    for message in (
+        {"role": "user", "content": f"Question {number}"},
+        {"role": "assistant", "content": f"Answer {number}"},
+    )
+]
+
+
+def test_truncation_drops_the_oldest_turns_and_no_more(client, api):
+    asked = {"input": [*TURNS, {"role": "user", "content": "Last"}], "max_output_tokens": 20}
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client, **asked, instructions="Be short")
+    assert caught.value.status_code == 413
+    answer = ask(client, **asked, instructions="Be short", truncation="auto")
+    assert answer.truncation == "auto"
+    prompt = prompt_of(api)
+    assert prompt.startswith("<|start|>system\nBe short<|end|>\n<|start|>user\nQuestion ")
+    assert prompt.endswith("<|start|>user\nLast<|end|>\n<|start|>assistant\n")
+    first = int(prompt.partition("Question ")[2][0])
+    assert [prompt.count(f"Question {number}") for number in range(9)] == [
+        int(number >= first) for number in range(9)
+    ]
+    turn = len(api.tokenizer.encode("".join(_rendered(each) for each in TURNS[:2]), False))
+    used = answer.usage.input_tokens + 20
+    assert used <= MAX_CONTEXT < used + turn, "one more turn would not fit"
+
+
+def _rendered(message: dict[str, str]) -> str:
+    return f"<|start|>{message['role']}\n{message['content']}<|end|>\n"
+
+
+def test_truncation_keeps_what_fits_and_refuses_a_turn_that_does_not(client, api):
+    ask(client, input=TURNS[:3], truncation="auto")
+    assert "Question 0" in prompt_of(api)
+    for items in ("word " * 300, [*TURNS[:2], {"role": "user", "content": "word " * 300}]):
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(client, input=items, truncation="auto")
+        assert caught.value.status_code == 413
+
+
 def test_items_of_a_turn_are_one_message_of_the_template(client, api):
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "How"}]},
@@ -187,8 +257,10 @@ def test_text_format_holds_the_text_to_a_grammar(client, api, kind, has_grammar)
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
+        ({"truncation": "middle"}, "truncation"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -1,0 +1,40 @@
+"""`truncation: auto`: a conversation without its oldest turns, so that it fits into the context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.api.context import ApiContext
+from router.api.conversation_plan import encode_conversation
+from router.chat.conversation import Conversation
+
+
+async def truncated(
+    context: ApiContext, conversation: Conversation, output_tokens: int | None
+) -> Conversation:
+    """What is left when as few turns as possible are dropped from the beginning.
+
+    A turn begins with a message of the user; what instructs the model at the head stays, and so
+    does the last turn, whether or not it fits. `output_tokens` are to have room, too. Raises
+    InvalidRequest.
+    """
+    messages = conversation.messages
+    instructing = [each.role in ("system", "developer") for each in messages]
+    head = instructing.index(False) if False in instructing else len(messages)
+    starts = [place for place in range(head + 1, len(messages)) if messages[place].role == "user"]
+    if not starts:
+        return conversation
+    room = context.model.max_context - (output_tokens or 1)
+
+    def behind(start: int) -> Conversation:
+        return replace(conversation, messages=(*messages[:head], *messages[start:]))
+
+    low, high = 0, len(starts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        _, token_ids = await encode_conversation(context, behind(starts[middle]))
+        if len(token_ids) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    return behind(starts[low])
