@@ -64,6 +64,7 @@ def chat_router(context: ApiContext) -> APIRouter:
             grammar,
             bad_words,
             fields.prompt_logprobs,
+            fields.n or 1,
         )
         planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
         answer_format = ChatFormat(
@@ -125,6 +126,7 @@ class ChatFormat:
                 [part],
                 usage=None if self.fields.wants_usage else UNSET,
                 prompt_token_ids=choice.request.token_ids if with_prompt else UNSET,
+                prompt_logprobs=self._prompt_logprobs(choice, delta),
                 service_tier=self._service_tier,
             )
         )

@@ -53,6 +53,18 @@ class CompletionRequest(GenerationFields):
         return [*texts, *lists] or [[each for each in self.prompt if isinstance(each, int)]]
 
     @property
+    def num_candidates(self) -> int:
+        """How many sequences to generate for each prompt."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def output_logprobs(self) -> int | None:
+        """How many alternatives to compute for every token; 0 where the best are to be chosen."""
+        if self.logprobs is None and self.num_candidates > (self.n or 1):
+            return 0
+        return self.logprobs
+
+    @property
     def scored_alternatives(self) -> int | None:
         """How many alternatives to compute for every token of a prompt, for `prompt_logprobs` or
         for its echo; None where neither is wanted."""
@@ -63,13 +75,10 @@ class CompletionRequest(GenerationFields):
     def check_together(self) -> None:
         """See the base. Also bounds the number of sequences that one request may start."""
         super().check_together()
-        num_choices = self.n or 1
-        if self.best_of is not None and self.best_of != num_choices:
-            raise InvalidRequest("'best_of' is supported only where it equals 'n'", "best_of")
-        if self.echo and self.logprobs is not None and self.stream:
-            raise InvalidRequest(
-                "'echo' together with 'logprobs' needs 'stream' to be false", "echo"
-            )
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise InvalidRequest("'best_of' must be at least 'n'", "best_of")
+        if self.stream and self.num_candidates > (self.n or 1):
+            raise InvalidRequest("'best_of' greater than 'n' needs 'stream' to be false", "best_of")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise InvalidRequest("'suffix' needs one text as 'prompt', and no 'echo'", "suffix")
         if self.echo and self.truncate_prompt_tokens is not None:
@@ -80,10 +89,10 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequest(
                 "'max_tokens' must be at least 1, or 0 together with 'echo'", "max_tokens"
             )
-        if len(self.prompts) * num_choices > MAX_CHOICES:
+        if len(self.prompts) * self.num_candidates > MAX_CHOICES:
             raise InvalidRequest(
-                f"{len(self.prompts)} prompts with n={num_choices} exceed the limit of "
-                f"{MAX_CHOICES} choices",
+                f"{len(self.prompts)} prompts with {self.num_candidates} choices each exceed the "
+                f"limit of {MAX_CHOICES}",
                 "prompt",
             )
         if any(len(prompt) == 0 for prompt in self.prompts):

@@ -14,6 +14,7 @@ from router.api.completion_request import CompletionRequest, Prompt
 from router.api.context import ApiContext
 from router.api.identity import identify
 from router.api.logprobs import (
+    LOWEST,
     EchoedPrompt,
     completion_logprobs,
     echoed_logprobs,
@@ -59,11 +60,12 @@ def completions_router(context: ApiContext) -> APIRouter:
         wish = OutputWish(
             fields.max_tokens,
             DEFAULT_MAX_TOKENS,
-            fields.logprobs,
+            fields.output_logprobs,
             "prompt",
             grammar,
             bad_words,
             fields.scored_alternatives,
+            fields.num_candidates,
         )
         choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
@@ -121,7 +123,7 @@ class CompletionFormat:
         return frame.fill(delta.text)
 
     def _chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        part = self._choice(choice, delta, is_first)
+        part = self._choice(choice, delta, choice.index, is_first)
         return self._document([part], None if self.fields.wants_usage else UNSET)
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -130,7 +132,8 @@ class CompletionFormat:
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
         """See AnswerFormat."""
-        parts = [self._choice(choice, text, is_first=True) for choice, text in texts]
+        shown = enumerate(_best_of_each_prompt(texts, self.fields.n or 1))
+        parts = [self._choice(choice, text, index, True) for index, (choice, text) in shown]
         return self._document(parts, usage)
 
     def _document(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
@@ -138,10 +141,12 @@ class CompletionFormat:
             Completion(self.request_id, self.created, self.model, choices, usage)
         )
 
-    def _choice(self, choice: Choice, delta: TextDelta, is_first: bool) -> CompletionChoice:
+    def _choice(
+        self, choice: Choice, delta: TextDelta, index: int, is_first: bool
+    ) -> CompletionChoice:
         with_ids = bool(self.fields.return_token_ids)
         return CompletionChoice(
-            index=choice.index,
+            index=index,
             text=choice.echo + delta.text if is_first else delta.text,
             logprobs=self._logprobs(choice, delta),
             finish_reason=delta.finish.value if delta.finish else None,
@@ -167,3 +172,26 @@ class CompletionFormat:
         if count is None or told is None:
             return UNSET
         return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
+
+
+_Text = tuple[Choice, TextDelta]
+
+
+def _best_of_each_prompt(texts: Sequence[_Text], kept: int) -> list[_Text]:
+    """So many of each prompt's texts; if there are more, those with the highest log-probability
+    per token, the best first, as OpenAI's `best_of` has it."""
+    by_prompt: dict[int, list[_Text]] = {}
+    for each in texts:
+        by_prompt.setdefault(each[0].prompt_index, []).append(each)
+    best: list[_Text] = []
+    for candidates in by_prompt.values():
+        if len(candidates) > kept:
+            candidates.sort(key=lambda each: -_mean_logprob(each[1]))
+        best += candidates[:kept]
+    return best
+
+
+def _mean_logprob(text: TextDelta) -> float:
+    """Of the reported tokens; a text without any is the least likely."""
+    logprobs = [max(LOWEST, token.logprobs.logprob) for token in text.tokens]
+    return sum(logprobs) / len(logprobs) if logprobs else LOWEST

@@ -1,4 +1,4 @@
-"""The sequences that one HTTP request starts: its prompts times `n`."""
+"""The sequences that one HTTP request starts: its prompts times its choices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class OutputWish:
     `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
     context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the
     output's text; `bad_words` are the token sequences that it may not contain; `prompt_logprobs`
-    is how many alternatives to compute for each token of a prompt, None for no log-probabilities.
+    is how many alternatives to compute for each token of a prompt, None for no log-probabilities;
+    `num_choices` are generated for each prompt.
     """
 
     requested_tokens: int | None
@@ -54,6 +55,7 @@ class OutputWish:
     grammar: str | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
+    num_choices: int = 1
 
     @property
     def is_echo_only(self) -> bool:
@@ -92,14 +94,22 @@ class ChoicePlanner:
         for prompt_index, whole in enumerate(prompts):
             prompt = self._truncated(whole)
             first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}")
-            for number in range(self.fields.n or 1):
+            for number in range(self.wish.num_choices):
                 seed = choice_seed(first.seed, number)
-                told = self.wish.prompt_logprobs if number == 0 else None  # all have this prompt
+                index = len(choices)
+                told = self.wish.prompt_logprobs if self._tells_prompt(index, number) else None
                 sampling = msgspec.structs.replace(first, seed=seed, prompt_logprobs=told)
-                place = (len(choices), prompt_index)
+                place = (index, prompt_index)
                 choices.append(self._choice(place, prompt, sampling))
         check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
+
+    def _tells_prompt(self, index: int, number: int) -> bool:
+        """Whether a choice is to report its prompt's log-probabilities: the first one for all of
+        that prompt, but in a stream, where none waits for another, each whose client has none."""
+        if self.fields.stream:
+            return self.identity.position_of(index).num_tokens == 0
+        return number == 0
 
     def _truncated(self, prompt: EncodedPrompt) -> EncodedPrompt:
         """The prompt's end, where the caller wants no more than so many tokens of it."""

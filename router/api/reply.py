@@ -6,6 +6,7 @@ away ends every choice at once, in either way of answering.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
 from router.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
+from router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,12 @@ async def reply(
 
     async def produce(writer: EventWriter) -> None:
         bookmark = plan.bookmark(context.ids_key, record.body_digest)
-        chunks = _Chunks(writer, plan, bookmark, answer_format)
-        await run(chunks)
-        chunks.finish()
+        chunks = _Chunks(writer, plan, bookmark, answer_format, context.tokenizer)
+        try:
+            await run(chunks)
+            await chunks.finish()
+        finally:
+            chunks.close()
 
     return EventStream(
         produce,
@@ -128,7 +133,8 @@ class _Answer:
 class _Chunks:
     """Writes the text of all choices as events, but for what the client has; implements `TextSink`.
 
-    What it has is formatted like the rest: formats have a state of their own.
+    What it has is formatted like the rest: formats have a state of their own. What is told of a
+    prompt is long, and formatted in a thread; meanwhile nothing else is taken.
     """
 
     def __init__(
@@ -137,8 +143,11 @@ class _Chunks:
         plan: Plan,
         bookmark: Bookmark | EventCount,
         answer_format: AnswerFormat,
+        tokenizer: Tokenizer,
     ) -> None:
         self._writer = writer
+        self._tokenizer = tokenizer
+        self._telling: asyncio.Task[None] | None = None
         self._frame = writer.style.frame
         self._usage = _UsageCount(plan.choices)
         self._bookmark = bookmark
@@ -151,9 +160,12 @@ class _Chunks:
 
     @property
     def is_full(self) -> bool:
-        return self._writer.is_full
+        telling = self._telling
+        return self._writer.is_full or (telling is not None and not telling.done())
 
     async def wait_room(self) -> None:
+        if self._telling is not None:
+            await asyncio.wait((self._telling,))
         await self._writer.wait_room()
 
     def take(self, choice: Choice, delta: TextDelta) -> None:
@@ -163,16 +175,36 @@ class _Chunks:
         is_first = choice.index not in self._begun
         if is_first:
             self._begun.add(choice.index)
+        if delta.prompt_logprobs is not None:
+            tell = self._tell(choice, delta, is_first, self._telling)
+            self._telling = asyncio.ensure_future(tell)
+            return
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
             document = self._format.chunk(choice, delta, is_first)
             if is_new and document:
                 self._write(document)
 
-    def finish(self) -> None:
+    async def _tell(
+        self, choice: Choice, delta: TextDelta, is_first: bool, earlier: asyncio.Task[None] | None
+    ) -> None:
+        if earlier is not None:
+            await earlier
+        self._write(
+            await self._tokenizer.in_thread(lambda: self._format.chunk(choice, delta, is_first))
+        )
+
+    async def finish(self) -> None:
         """After the last delta of all choices."""
+        if self._telling is not None:
+            await self._telling
         if self._wants_usage:
             self._bookmark.tell_usage()
             self._write(self._format.usage_chunk(self._usage.total()))
+
+    def close(self) -> None:
+        """Nothing more is written, whatever was to come."""
+        if self._telling is not None:
+            self._telling.cancel()
 
     def _write(self, document: bytes) -> None:
         events = self._bookmark.marked(self._frame(document))

@@ -150,8 +150,6 @@ class GenerationFields(RequestBody):
             raise InvalidRequest(
                 "'continuous_usage_stats' needs 'include_usage' to be true", "stream_options"
             )
-        if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest("'prompt_logprobs' needs 'stream' to be false", "prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
                 "'truncate_prompt_tokens' must be at least 1, or -1 for what fits",

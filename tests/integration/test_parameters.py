@@ -7,7 +7,9 @@ a test here fails `test_every_field_is_shown`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -16,7 +18,7 @@ import pytest
 from cli.fleet import Fleet
 from router.api.chat_request import ChatRequest
 from router.api.completion_request import CompletionRequest
-from tests.integration.fleets import running_fleet
+from tests.integration.fleets import running_fleet, wait_for
 from tests.integration.openai_types import post, post_stream
 from tests.integration.reference import DEMO_MODEL
 
@@ -38,6 +40,7 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
+LONG = {"max_tokens": 1000}
 TOOLS: dict[str, Any] = {"tools": [WEATHER, TIME], "max_tokens": 200}
 
 
@@ -141,10 +144,15 @@ def vocabulary(api: Api) -> None:
 
 @shows("n", "best_of")
 def choices(api: Api) -> None:
-    texts = [each["text"] for each in api.complete(n=3, best_of=3, **HOT)["choices"]]
-    assert len(set(texts)) == 3
+    candidates = api.complete(n=4, logprobs=0, **HOT)["choices"]
+    texts = [each["text"] for each in candidates]
+    assert len(set(texts)) == 4
     assert texts[0] == api.text(**HOT)
-    assert api.refusal(COMPLETIONS, n=1, best_of=2) == "best_of"
+    told = [each["logprobs"]["token_logprobs"] for each in candidates]
+    means = {text: sum(each) / len(each) for text, each in zip(texts, told, strict=True)}
+    best = sorted(texts, key=lambda text: -means[text])
+    assert [each["text"] for each in api.complete(n=2, best_of=4, **HOT)["choices"]] == best[:2]
+    assert api.text(best_of=4, **HOT) == best[0]
 
 
 @shows("stop", "include_stop_str_in_output")
@@ -198,13 +206,15 @@ def logprobs(api: Api) -> None:
 @shows("prompt_logprobs")
 def prompt_logprobs(api: Api) -> None:
     answer = api.chat(prompt_logprobs=1, return_token_ids=True)
+    first, *others = api.stream(prompt_logprobs=1)
+    assert first["prompt_logprobs"] == answer["prompt_logprobs"]
+    assert not any("prompt_logprobs" in each for each in others)
     told, ids = answer["prompt_logprobs"], answer["prompt_token_ids"]
     assert told[0] is None
     assert [next(iter(each)) for each in told[1:]] == [str(each) for each in ids[1:]]
     assert all(1 in [entry["rank"] for entry in each.values()] for each in told[1:])
     [choice] = api.complete(prompt_logprobs=0)["choices"]
     assert all(len(each) == 1 for each in choice["prompt_logprobs"][1:])
-    assert api.refusal(CHAT, prompt_logprobs=0, stream=True) == "prompt_logprobs"
 
 
 @shows("return_token_ids")
@@ -243,15 +253,45 @@ def truncation(api: Api) -> None:
     )
 
 
-@shows("request_id", "service_tier", "user", "metadata", "store", "priority")
+@shows(
+    *("request_id", "service_tier", "user", "metadata", "store"),
+    *("prompt_cache_key", "safety_identifier"),
+)
 def bookkeeping(api: Api) -> None:
     assert api.chat(request_id="mine")["id"] == "chatcmpl-mine"
     assert api.complete(request_id="mine")["id"] == "cmpl-mine"
     assert api.chat(service_tier="auto")["service_tier"] == "default"
     plain = api.message()
-    for silent in ({"user": "me"}, {"metadata": {"a": "b"}}, {"store": False}, {"priority": -5}):
+    for silent in (
+        {"user": "me", "prompt_cache_key": "mine", "safety_identifier": "me"},
+        {"metadata": {"a": "b"}, "store": False},
+    ):
         assert api.message(**silent) == plain
     assert api.refusal(CHAT, store=True) == "store"
+
+
+@shows("priority")
+def priority(api: Api) -> None:
+    """Of two prompts that come when others wait, one overtakes these, and one lets all pass."""
+    done: list[int] = []
+
+    def ask(number: int, **fields: Any) -> None:
+        ids = [300 + (97 * number + 7 * place) % 700 for place in range(2000)]
+        api.complete(prompt=ids, max_tokens=1, **fields)
+        done.append(number)
+
+    def has_queue() -> bool:
+        listed = httpx.get(f"{api.url}/fleet").json()
+        return any(each["role"] == "prefill" and each["num_waiting"] >= 6 for each in listed)
+
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(ask, number) for number in range(10)]
+        wait_for("a queue", has_queue)
+        asked += [pool.submit(ask, 10, priority=5), pool.submit(ask, 11, priority=-5)]
+        for each in asked:
+            each.result()
+    assert done[-1] == 10
+    assert done.index(11) < len(done) - 3
 
 
 @shows("cache_salt")
@@ -325,7 +365,16 @@ def structure(api: Api) -> None:
     }
     strict = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     assert json.loads(api.message(response_format=strict, max_tokens=50)["content"])["a"] in (1, 2)
+    loose = api.message(response_format={"type": "json_object"}, frequency_penalty=1, **LONG)
+    assert isinstance(json.loads(loose["content"]), dict)
+    assert api.message(response_format={"type": "text"}) == api.message()
     assert api.text(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+    assert json.loads(api.text(structured_outputs={"json": schema}))["a"] in (1, 2)
+    assert re.fullmatch("[ab]{3}7", api.text(structured_outputs={"regex": "[ab]{3}7"}))
+    for grammar in ('start: "x" ("1" | "2")', 'root ::= "x" ("1" | "2")'):
+        assert api.text(structured_outputs={"grammar": grammar}) in ("x1", "x2")
+    loose_text = api.text(structured_outputs={"json_object": True}, frequency_penalty=1, **LONG)
+    assert isinstance(json.loads(loose_text), dict)
     assert api.refusal(CHAT, tools=[TIME], response_format=strict) == "tool_choice"
 
 
@@ -396,8 +445,6 @@ REFUSED = {
     "chat_template": "x",
     "modalities": ["audio"],
     "prediction": {},
-    "prompt_cache_key": "x",
-    "safety_identifier": "x",
     "verbosity": "low",
     "web_search_options": {},
 }

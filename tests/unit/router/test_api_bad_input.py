@@ -124,7 +124,7 @@ OWN: dict[str, dict[str, tuple[object, ...]]] = {
         ),
         "logprobs": (*NOT_INTEGERS, -1, 21),
         "echo": NOT_BOOLEANS,
-        "best_of": (*NOT_INTEGERS, 0, 2),
+        "best_of": (*NOT_INTEGERS, 0, 129),
         "suffix": ("end", 1),
         "messages": ([],),
         "tools": ([{}],),
@@ -257,10 +257,10 @@ def test_a_missing_field_is_named(api, path, field):
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (COMPLETIONS, {"echo": True, "logprobs": 1, "stream": True}, "echo"),
-        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of"),
+        (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 65}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "best_of": 65}, "prompt"),
         (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         (CHAT, {"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens"),
         (CHAT, {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
@@ -270,6 +270,12 @@ def test_a_missing_field_is_named(api, path, field):
 )
 def test_fields_that_do_not_go_together(api, path, fields, param):
     check_error(api.post(path, {**VALID[path], **fields}), 400, param)
+
+
+def test_why_a_template_is_refused_and_what_to_do_instead(api):
+    error = check_error(api.post(CHAT, {**VALID[CHAT], "chat_template": "x"}), 400, "chat_template")
+    assert "a template is a program" in error["message"]
+    assert "/v1/completions" in error["message"]
 
 
 def test_nested_fields_are_named_in_full(api):

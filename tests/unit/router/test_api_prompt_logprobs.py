@@ -7,7 +7,7 @@ import pytest
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs
 from router.generation import TokenDelta
-from tests.unit.router.api_harness import MAX_CONTEXT, LiveApi
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi, events_of
 
 
 def text_of(api: LiveApi, token_id: int) -> str:
@@ -103,3 +103,53 @@ def test_what_is_impossible_is_reported_as_a_number(api: LiveApi) -> None:
     api.generator.script = lambda request: [delta]
     [choice] = api.complete(prompt=[50, 60], prompt_logprobs=0).json()["choices"]
     assert choice["prompt_logprobs"][1]["60"]["logprob"] == -9999.0
+
+
+def test_in_a_stream_the_first_chunk_of_each_choice_has_them(api: LiveApi) -> None:
+    asked = {"prompt": [[50, 51], [60, 61, 62]], "n": 2, "prompt_logprobs": 1}
+    whole = api.complete(**asked).json()["choices"]
+    texts = dict.fromkeys(range(4), "")
+    for event in events_of(api.complete(**asked, stream=True).text):
+        [choice] = event["choices"]
+        is_first = not texts[choice["index"]]
+        assert choice.get("prompt_logprobs") == (
+            whole[choice["index"]]["prompt_logprobs"] if is_first else None
+        )
+        texts[choice["index"]] += choice["text"]
+    assert list(texts.values()) == [each["text"] for each in whole]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9])
+def test_a_chat_s_first_chunk_has_them(api: LiveApi, max_tokens: int) -> None:
+    asked = {"prompt_logprobs": 2, "max_tokens": max_tokens}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    first, *others = events_of(api.chat(**asked, stream=True, stream_options=options).text)
+    whole = api.chat(**asked).json()
+    assert first["prompt_logprobs"] == whole["prompt_logprobs"]
+    assert not any("prompt_logprobs" in each for each in others)
+    assert others[-1]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 9])
+def test_an_echo_streams_its_logprobs_before_the_output_s(api: LiveApi, max_tokens: int) -> None:
+    asked = {"echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 2, "prompt": "Hello there"}
+    whole = api.complete(**asked).json()["choices"]
+    events = events_of(api.complete(**asked, stream=True).text)
+    for each in whole:
+        parts = [
+            one for event in events for one in event["choices"] if one["index"] == each["index"]
+        ]
+        assert "".join(part["text"] for part in parts) == each["text"]
+        for name, listed in each["logprobs"].items():
+            assert [entry for part in parts for entry in part["logprobs"][name]] == listed
+
+
+def test_a_resumed_stream_tells_them_to_those_who_have_not_heard(api: LiveApi) -> None:
+    asked = {"n": 2, "prompt_logprobs": 0, "stream": True, "model": MODEL, "prompt": "Hello"}
+    answer = api.post("/v1/completions", asked)
+    ids = [line[4:] for line in answer.text.split("\n") if line.startswith("id: ")]
+    events = events_of(answer.text)
+    for number, last_id in enumerate(ids):
+        rest = events_of(api.post("/v1/completions", asked, **{"Last-Event-ID": last_id}).text)
+        heard = [each["choices"][0] for each in (*events[: number + 1], *rest)]
+        assert [each["index"] for each in heard if "prompt_logprobs" in each] in ([0, 1], [1, 0])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.sampling import SamplingParams
+from protocol.messages import FinishReason
+from protocol.sampling import SamplingParams, TokenLogprobs
 from router.api.sampling import choice_seed
-from router.generation import GenerationRequest
+from router.generation import GenerationRequest, TokenDelta
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL
 
 END = 1
@@ -200,3 +201,32 @@ def test_the_template_gets_its_variables(api):
     api.chat(add_generation_prompt=False, chat_template_kwargs={"mood": "glad"})
     text = api.tokenizer.decode(only_request(api).token_ids, skip_special_tokens=False)
     assert text == "<|start|>user\nHi<|end|>\nglad"
+
+
+def test_the_best_of_several_are_those_whose_tokens_are_the_likeliest(api):
+    """Candidate i has tokens of log-probability -(i * 2 % 5), but 0 has none at all."""
+    ids = api.tokenizer.encode("Hello there", add_special_tokens=False)
+
+    def script(request: GenerationRequest) -> list[TokenDelta]:
+        number = int(request.request_id.rpartition("-")[2])
+        tokens = ids[:number]
+        logprobs = [TokenLogprobs(-float(number * 2 % 5), ()) for _ in tokens]
+        return [TokenDelta([*tokens, END], [*logprobs, TokenLogprobs(-9.0, ())], FinishReason.STOP)]
+
+    api.generator.script = script
+    answer = api.complete(best_of=5, n=2).json()
+    texts = [api.tokenizer.decode(ids[:number]) for number in range(5)]
+    assert [each["text"] for each in answer["choices"]] == [texts[3], texts[1]]
+    assert [each["index"] for each in answer["choices"]] == [0, 1]
+    assert [each["logprobs"] for each in answer["choices"]] == [None, None]
+    made = sum(len(ids[:number]) + 1 for number in range(5))
+    assert answer["usage"]["completion_tokens"] == made, "all of them"
+    assert {each.sampling.logprobs for each in api.generator.requests} == {0}
+    told = api.complete(best_of=3, logprobs=2).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == [-2.0]
+
+
+def test_the_best_are_chosen_for_each_prompt(api):
+    answer = api.complete(prompt=["a", "b"], best_of=3, n=1).json()
+    assert len(api.generator.requests) == 6
+    assert [each["index"] for each in answer["choices"]] == [0, 1]
