@@ -23,6 +23,12 @@ from router.api.tool_fields import (
 )
 from router.chat.conversation import Conversation, Message, ToolChoice, ToolMode
 
+NO_TEMPLATES = (
+    "a template is a program, which no sandbox keeps from running for as long as it likes in a "
+    "router that others use, too; 'chat_template_kwargs' reaches the checkpoint's own, and "
+    "/v1/completions takes a prompt that was rendered elsewhere"
+)
+
 
 class TextPart(StrictModel):
     """A piece of a message's content; text is the only kind supported."""
@@ -108,11 +114,11 @@ class ChatRequest(GenerationFields):
     ) = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    verbosity: Unsupported = None
+    verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Unsupported = None
-    prompt_cache_key: Unsupported = None
-    safety_identifier: Unsupported = None
-    chat_template: Unsupported = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 
     @property
     def output_limit(self) -> int | None:

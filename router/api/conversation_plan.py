@@ -64,8 +64,8 @@ async def _tool_grammar(
     is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
     if wish.grammar is not None and is_free_to_call:
         raise InvalidRequest(
-            "'response_format' or 'structured_outputs' beside 'tools' needs 'tool_choice' to be "
-            '"none", "required" or a function\'s name',
+            "structured output beside 'tools' needs a 'tool_choice' that leaves nothing open: "
+            "no call, at least one, or one by name",
             "tool_choice",
         )
     if grammar is None:

@@ -20,6 +20,7 @@ from pydantic.json_schema import models_json_schema
 from router.access import Door
 from router.api.anthropic.answer import AnthropicError
 from router.api.operations import OPERATIONS, Operation
+from router.event_ids import HEADER as RESUMING_HEADER
 from router.timing import TIMING_HEADER
 from runtime.version import baton_version
 
@@ -117,7 +118,11 @@ def _operation(each: Operation, answers: dict[Any, Any], bodies: dict[Any, Any])
             *_path_parameters(each.path),
             {"$ref": "#/components/parameters/x-request-id"},
             {"$ref": "#/components/parameters/traceparent"},
-            *([{"$ref": f"#/components/parameters/{TIMING_HEADER}"}] if each.event else []),
+            *(
+                {"$ref": f"#/components/parameters/{name}"}
+                for name in (TIMING_HEADER, RESUMING_HEADER)
+                if each.event
+            ),
         ],
         "responses": _responses(each, answers),
         "security": [] if each.door is Door.OPEN else [{name: []} for name in _SCHEMES],
@@ -215,6 +220,10 @@ def _parameters() -> dict[str, Any]:
     return {
         "x-request-id": header("x-request-id", "An id of the client's own", maxLength=128),
         "traceparent": header("traceparent", "W3C trace context"),
+        RESUMING_HEADER: header(
+            RESUMING_HEADER,
+            "With `stream`: what follows this event of a stream of the same body",
+        ),
         TIMING_HEADER: header(
             TIMING_HEADER, "1 adds `baton`: where the answer's time went", enum=["0", "1"]
         ),

@@ -7,7 +7,7 @@ not support is refused by name unless its value means "off". Null means absent e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, LiteralString, TypeVar
 
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -39,20 +39,21 @@ class Only(AfterValidator):
     """See `only`."""
 
     neutral: tuple[Any, ...]
+    why: str
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
-        return {"enum": [None, *self.neutral], "description": "Anything else is not supported."}
+        return {"enum": [None, *self.neutral], "description": f"Anything else: {self.why}."}
 
 
-def only(*neutral: Any) -> Only:
+def only(*neutral: Any, why: LiteralString = "this is not supported") -> Only:
     """A field that is not supported: null and the `neutral` values pass, all else is refused."""
 
     def check(value: Any) -> Any:
         if value is None or any(type(value) is type(each) and value == each for each in neutral):
             return value
-        raise PydanticCustomError("unsupported", "this is not supported")
+        raise PydanticCustomError("unsupported", why)
 
-    return Only(check, neutral)
+    return Only(check, neutral, why)
 
 
 Unsupported = Annotated[Any, only()]

@@ -11,11 +11,11 @@ from pydantic import Field
 from starlette.responses import Response
 
 from protocol.errors import InvalidRequest
-from router.api.chat_request import ChatMessage
+from router.api.chat_request import NO_TEMPLATES, ChatMessage
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation
 from router.api.plan import check_model
-from router.api.request_fields import RequestBody, read_fields
+from router.api.request_fields import RequestBody, only, read_fields
 from router.api.sampling import check_token_ids
 from router.api.tool_fields import MAX_TOOLS, ToolFields
 from router.chat.conversation import Conversation
@@ -35,12 +35,19 @@ class TokenizeRequest(RequestBody):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 
     def check_together(self) -> None:
         """See the base."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either 'prompt' or 'messages'", "prompt")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other",
+                "continue_final_message",
+            )
 
 
 class DetokenizeRequest(RequestBody):
@@ -115,6 +122,7 @@ async def _tokens_of(context: ApiContext, fields: TokenizeRequest) -> list[int]:
         tools=tuple(tool.as_tool() for tool in fields.tools or ()),
         template_variables=fields.chat_template_kwargs or {},
         add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
     )
     with_special = fields.add_special_tokens is True
     return (await encode_conversation(context, conversation, with_special))[1]

@@ -76,7 +76,7 @@ def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFl
         mortal_fleet.arm(mortal_fleet.names(Role.DECODE), "decode", 20)
         with ThreadPoolExecutor(half) as pool:
             asked = [
-                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream=True)
+                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, number % 2 == 0)
                 for number in range(start, start + half)
             ]
             mortal_fleet.kill(mortal_fleet.held("decode"))

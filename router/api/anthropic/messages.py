@@ -21,6 +21,7 @@ from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.chat.conversation import Conversation
+from router.grammar import json_schema_grammar
 from router.request_scope import new_id, record_of
 from router.sse import StreamStyle, as_it_is, named_event
 
@@ -44,7 +45,8 @@ def messages_router(context: ApiContext) -> APIRouter:
         asked = conversation(request, fields)
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
-        wish = OutputWish(fields.max_tokens, None, None, "messages")
+        grammar = await _grammar(context, fields)
+        wish = OutputWish(fields.max_tokens, None, None, "messages", grammar)
         planned = await plan_conversation(context, identity, asked, generation, wish)
         answer_format = MessageFormat(identity.request_id, context.model.name, planned.parsers[0])
         plan = Plan(identity, generation, planned.choices)
@@ -59,6 +61,16 @@ def messages_router(context: ApiContext) -> APIRouter:
     router.add_api_route("/v1/messages", create_message, methods=["POST"])
     router.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"])
     return router
+
+
+async def _grammar(context: ApiContext, fields: MessagesRequest) -> str | None:
+    """What the text is held to. Raises InvalidRequest for a schema that cannot be compiled."""
+    wanted = fields.output_config.format if fields.output_config else None
+    if wanted is None:
+        return None
+    grammar = json_schema_grammar(wanted.schema_)
+    await context.grammars.check(grammar, "output_config.format.schema")
+    return grammar
 
 
 def _check_version(request: Request) -> None:

@@ -114,11 +114,18 @@ class ThinkingConfig(StrictModel):
     display: Annotated[Any, only("summarized")] = None
 
 
+class SchemaFormat(StrictModel):
+    """JSON of a schema, which the text always conforms to."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
 class OutputConfig(StrictModel):
-    """How much to think."""
+    """How much to think, and what the text has to look like."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Unsupported = None
+    format: SchemaFormat | None = None
 
 
 class CountTokensRequest(RequestBody):

@@ -30,6 +30,7 @@ SYSTEM = [{"type": "text", "text": "S"}]
 TOOLS = [{"name": "weather", "description": "The weather", "input_schema": SCHEMA}]
 THOUGHT = [{"type": "thinking", "thinking": "x"}]
 HOW = [{"type": "text", "text": "How", "cache_control": {"type": "ephemeral"}}]
+UNKNOWN_FORMAT = {"type": "json_schema", "schema": {"type": "string", "format": "dream"}}
 SAYING = "Hello wörld 你好 😀"
 EVENT = TypeAdapter(RawMessageStreamEvent)
 
@@ -189,6 +190,13 @@ def test_thinking_switches_the_template(client, api):
     assert prompt_of(api).endswith("assistant\n")
 
 
+def test_a_schema_is_kept_to(client, api):
+    ask(client, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    ask(client)
+    grammars = [each.sampling.grammar for each in api.generator.requests]
+    assert [grammar and '"city"' in grammar for grammar in grammars] == [True, None]
+
+
 def test_count_tokens(client, api):
     counted = client.messages.count_tokens(model=MODEL, messages=ASK, tools=TOOLS, system="Be")
     answer = ask(client, tools=TOOLS, system="Be")
@@ -212,6 +220,7 @@ def test_count_tokens(client, api):
         ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, "tool_choice.name"),
         ({"container": "c"}, "container"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": UNKNOWN_FORMAT}}, "output_config.format.schema"),
         ({"extra_headers": {"anthropic-version": "2020-01-01"}}, "anthropic-version"),
         ({"extra_body": {"what": 1}}, "what"),
     ],

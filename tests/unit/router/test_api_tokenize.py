@@ -37,6 +37,14 @@ def test_a_conversation_has_the_tokens_that_the_chat_endpoint_sends(api):
     assert text == "<|start|>user\nSay it<|end|>\n"
 
 
+def test_a_conversation_that_goes_on_in_its_last_message(api):
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    tokens = api.post("/tokenize", asked).json()["tokens"]
+    text = api.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    assert text == "<|start|>user\nSay it<|end|>\n<|start|>assistant\nIt is"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
@@ -45,6 +53,17 @@ def test_a_conversation_has_the_tokens_that_the_chat_endpoint_sends(api):
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/tokenize", {"prompt": "a", "lora": 1}, 400, "lora"),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, 400, "chat_template"),
+        (
+            "/tokenize",
+            {
+                "messages": MESSAGES,
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
+            400,
+            "continue_final_message",
+        ),
         ("/tokenize", {"messages": [{"role": "tool", "content": "b"}]}, 400, "messages"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
