@@ -34,11 +34,12 @@ from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.engine_plot import plot_side_by_side, plot_sweep
 from bench.engine_run import BatonRun, Bookkeeping, PeerRun, load_ours
 from bench.engine_work import (
-    BATCH_SIZES,
+    DECODE_STEPS,
     PREFILL_LENGTHS,
     SWEEP,
     SWEEP_BATCH,
     WORKS,
+    EngineNeeds,
     Run,
     Work,
     longest,
@@ -49,7 +50,6 @@ from bench.served_run import STREAM_TOKENS, ServedRun
 from bench.server_process import (
     VLLM_BLOCK_SIZE,
     Server,
-    ServerNeeds,
     baton_command,
     vllm_command,
 )
@@ -148,6 +148,19 @@ class Subject:
     dtype: str
     works: list[Work]
 
+    def needs(self, steps: int) -> EngineNeeds:
+        """Of an engine that takes `steps` decode steps after each prompt."""
+        return EngineNeeds(
+            folder=self.folder,
+            dtype=self.dtype,
+            threads=torch.get_num_threads(),
+            max_context=longest(self.works, steps),
+            max_sequences=max(work.batch for work in self.works),
+            num_tokens=max(work.num_tokens(VLLM_BLOCK_SIZE, steps) for work in self.works),
+            kv_bytes_per_token=step_needs(self.config).kv_bytes_per_token,
+            step_tokens=max(PREFILL_LENGTHS),
+        )
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -173,10 +186,9 @@ def _in_process(
     }
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
     versions = [f"torch {torch.__version__}"]
-    threads, context = torch.get_num_threads(), longest(works)
+    needs = subject.needs(DECODE_STEPS)
     for name, python in peers.items():
-        started = PeerProcess(name, python, folder, subject.dtype, threads, context)
-        process = stack.enter_context(started)
+        process = stack.enter_context(PeerProcess(name, python, needs))
         versions.append(process.version)
         runs[name] = PeerRun(process).measure
     return Contest(runs, versions, next(iter(ours.values())).bookkeeping)
@@ -191,17 +203,7 @@ def _served(
     """Our server and the peer's, both asleep."""
     if options.model in SHAPES:
         add_tokenizer(subject.folder)
-    works = subject.works
-    needs = ServerNeeds(
-        folder=subject.folder,
-        dtype=subject.dtype,
-        threads=torch.get_num_threads(),
-        max_context=longest(works, STREAM_TOKENS),
-        max_sequences=max(BATCH_SIZES),
-        num_tokens=max(work.num_tokens(VLLM_BLOCK_SIZE, STREAM_TOKENS) for work in works),
-        kv_bytes_per_token=step_needs(subject.config).kv_bytes_per_token,
-        step_tokens=max(PREFILL_LENGTHS),
-    )
+    needs = subject.needs(STREAM_TOKENS)
     commands = [baton_command(needs)]
     commands += [vllm_command(needs, python) for python in peers.values()]
     servers = [stack.enter_context(Server(command, needs)) for command in commands]

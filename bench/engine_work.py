@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 DECODE_STEPS = 16
 CONTEXT = 512
@@ -36,6 +37,27 @@ class Work:
     def num_tokens(self, block_size: int, steps: int = DECODE_STEPS) -> int:
         """That a pool of such blocks has to hold, if `steps` steps are taken."""
         return self.batch * (self.length + steps + 2 + block_size)
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    """What an engine is started for: one checkpoint on `threads` cores, sequences of at most
+    `max_context` tokens, `max_sequences` of them at once with `num_tokens` in all, and steps of at
+    most `step_tokens` tokens of prompts, which go before decode steps."""
+
+    folder: Path
+    dtype: str
+    threads: int
+    max_context: int
+    max_sequences: int
+    num_tokens: int
+    kv_bytes_per_token: int
+    step_tokens: int
+
+    @property
+    def kv_gib(self) -> int:
+        """Whole GiB that hold the keys and values of `num_tokens` tokens."""
+        return -(-self.num_tokens * self.kv_bytes_per_token // 2**30)
 
 
 Run = Callable[[Work, random.Random], float]

@@ -11,11 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bench.engine_work import EngineNeeds
 from protocol.errors import BatonError
 
 _SCRIPTS = Path(__file__).parent / "peers"
@@ -67,23 +68,21 @@ def is_installed(kind: PeerKind, python: str) -> bool:
 
 
 class PeerProcess:
-    """A peer with one checkpoint, on some threads, for contexts of at most `context` tokens.
+    """A peer that was started for some needs, which it gets as JSON.
 
     Raises BatonError if it does not start, or ends; the end of what it said is in the message.
     """
 
-    def __init__(
-        self, name: str, python: str, folder: Path, dtype: str, threads: int, context: int
-    ) -> None:
+    def __init__(self, name: str, python: str, needs: EngineNeeds) -> None:
         kind = PEERS[name]
         self._name = name
-        self._log = Path(f"{folder}.{name}.log")
+        self._log = Path(f"{needs.folder}.{name}.log")
         environment = dict(os.environ) | dict(kind.environment)
-        environment["OMP_NUM_THREADS"] = str(threads)
-        command = [python, str(_SCRIPTS / kind.script), str(folder), dtype, str(threads)]
+        environment["OMP_NUM_THREADS"] = str(needs.threads)
+        told = json.dumps(asdict(needs) | {"kv_gib": needs.kv_gib}, default=str)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [*command, str(context)],
+                [python, str(_SCRIPTS / kind.script), told],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -16,10 +16,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
+from bench.engine_work import EngineNeeds
 from bench.processes import Processes, free_port
 from protocol.errors import BatonError
 from runtime.cores import usable_cores
@@ -34,23 +34,6 @@ _AWAKE_S = 60.0
 _STILL_S = 10.0
 _POLL_S = 0.1
 _PROMPTS_FIRST_MS = 1_000_000
-_GIB = 2**30
-
-
-@dataclass(frozen=True)
-class ServerNeeds:
-    """What every server is started for: one checkpoint on `threads` cores, sequences of at most
-    `max_context` tokens, `max_sequences` of them at once with `num_tokens` in all, and steps of at
-    most `step_tokens` tokens of prompts, which go before decode steps."""
-
-    folder: Path
-    dtype: str
-    threads: int
-    max_context: int
-    max_sequences: int
-    num_tokens: int
-    kv_bytes_per_token: int
-    step_tokens: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +46,7 @@ class ServerCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def baton_command(needs: ServerNeeds) -> ServerCommand:
+def baton_command(needs: EngineNeeds) -> ServerCommand:
     """One decode worker that prefills for itself, with a router before it."""
     flags = (
         f"--model={needs.folder}",
@@ -86,7 +69,7 @@ def baton_command(needs: ServerNeeds) -> ServerCommand:
     return ServerCommand("baton", f"Baton {baton_version()}", command, patience)
 
 
-def vllm_command(needs: ServerNeeds, python: str) -> ServerCommand:
+def vllm_command(needs: EngineNeeds, python: str) -> ServerCommand:
     """`vllm serve` of the interpreter's environment, without prefix caching.
 
     Raises BatonError if that interpreter has no vLLM.
@@ -103,7 +86,7 @@ def vllm_command(needs: ServerNeeds, python: str) -> ServerCommand:
     )
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, usable_cores()[: needs.threads])),
-        "VLLM_CPU_KVCACHE_SPACE": str(-(-needs.num_tokens * needs.kv_bytes_per_token // _GIB)),
+        "VLLM_CPU_KVCACHE_SPACE": str(needs.kv_gib),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -119,7 +102,7 @@ class Server:
     does not serve in time, or ends.
     """
 
-    def __init__(self, command: ServerCommand, needs: ServerNeeds) -> None:
+    def __init__(self, command: ServerCommand, needs: EngineNeeds) -> None:
         self.name = command.name
         self.version = command.version
         self.model = needs.folder.name

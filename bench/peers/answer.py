@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Peer(Protocol):
@@ -27,11 +27,26 @@ class Peer(Protocol):
         """Seconds of `steps` greedy steps of all prompts together, their prefill not counted."""
 
 
-def answer(load: Callable[[], Peer]) -> None:
-    """Load the peer, then measure what is asked on standard input until it ends."""
+class Needs(NamedTuple):
+    """What the peer is started for; see EngineNeeds in bench/engine_work.py."""
+
+    folder: str
+    dtype: str
+    threads: int
+    max_context: int
+    max_sequences: int
+    num_tokens: int
+    kv_bytes_per_token: int
+    step_tokens: int
+    kv_gib: int
+
+
+def answer(kind: Callable[[Needs], Peer]) -> None:
+    """Load the peer for the needs on the command line, then measure what standard input asks for
+    until it ends."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    peer = load()
+    peer = kind(Needs(**json.loads(sys.argv[1])))
     _say(out, {"version": peer.version})
     for line in sys.stdin:
         asked = json.loads(line)

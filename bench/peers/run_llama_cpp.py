@@ -1,15 +1,14 @@
 """llama.cpp by llama-cpp-python's low-level interface, flash attention on, bf16 weights, KV in fp16
 (as many bytes, and its default).
 
-The checkpoint is written as a GGUF file once, beside it. One context whose sequences share the
-KV cache; a batch has one token of each sequence.
+The checkpoint is written as a GGUF file once, beside it. One context for prompts alone, and one for
+batches, which divides its KV cache among the sequences; a batch has one token of each.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
-from answer import answer
+from answer import Needs, answer
 
-MAX_SEQUENCES = 32
 BATCH_TOKENS = 2048
 _ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 _NAMES = {
@@ -38,32 +36,39 @@ _NAMES = {
 
 
 class LlamaCpp:
-    """One checkpoint on `threads` threads, with room for `context` tokens of each sequence."""
+    """One checkpoint, with room for what is needed and no more."""
 
-    def __init__(self, folder: str, dtype: str, threads: int, context: int) -> None:
-        if dtype != "bfloat16":
+    def __init__(self, needs: Needs) -> None:
+        if needs.dtype != "bfloat16":
             raise SystemExit("this measures llama.cpp in bfloat16 only")
-        path = gguf_file(Path(folder))
+        path = gguf_file(Path(needs.folder))
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(
+        self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
+        alone = self._make_context(needs.threads, 1, needs.max_context)
+        many = self._make_context(needs.threads, needs.max_sequences, needs.num_tokens)
+        self._contexts = (alone, many)
+        self._context = alone
+        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self.vocab_size = json.loads(Path(needs.folder, "config.json").read_text())["vocab_size"]
+        self.version = f"llama-cpp-python {llama_cpp.__version__}"
+
+    def _make_context(self, threads: int, sequences: int, tokens: int) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = MAX_SEQUENCES * context
+        params.n_ctx = tokens
         params.n_batch = params.n_ubatch = BATCH_TOKENS
-        params.n_seq_max = MAX_SEQUENCES
+        params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        self._context = llama_cpp.llama_init_from_model(model, params)
-        if not self._context:
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
             raise SystemExit("llama.cpp made no context")
-        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
-        self.vocab_size = json.loads(Path(folder, "config.json").read_text())["vocab_size"]
-        self.version = f"llama-cpp-python {llama_cpp.__version__}"
+        return context
 
     def prefill(self, prompt: list[int]) -> float:
         """See answer.Peer."""
-        self._clear()
+        self._clear(1)
         started = time.perf_counter()
         self._feed(prompt, 0)
         self._choose(-1)
@@ -71,7 +76,7 @@ class LlamaCpp:
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """See answer.Peer."""
-        self._clear()
+        self._clear(len(prompts))
         tokens = []
         for sequence, prompt in enumerate(prompts):
             self._feed(prompt, sequence)
@@ -84,7 +89,9 @@ class LlamaCpp:
             tokens = [self._choose(row) for row in range(len(rows))]
         return time.perf_counter() - started
 
-    def _clear(self) -> None:
+    def _clear(self, num_sequences: int) -> None:
+        """Choose the context for so many, and empty it."""
+        self._context = self._contexts[num_sequences > 1]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def _feed(self, prompt: list[int], sequence: int) -> None:
@@ -194,4 +201,4 @@ def _interleave(bits: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    answer(lambda: LlamaCpp(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    answer(LlamaCpp)

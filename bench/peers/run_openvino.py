@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from importlib.metadata import version
 
 import optimum.intel
 import torch
-from answer import answer
+from answer import Needs, answer
 
 
 class OpenVino:
-    """One checkpoint on `threads` threads, weights and arithmetic in bf16."""
+    """One checkpoint, weights and arithmetic in bf16."""
 
-    def __init__(self, folder: str, dtype: str, threads: int) -> None:
-        if dtype != "bfloat16":
+    def __init__(self, needs: Needs) -> None:
+        if needs.dtype != "bfloat16":
             raise SystemExit("this measures OpenVINO in bfloat16 only")
         self._model = optimum.intel.OVModelForCausalLM.from_pretrained(
-            folder,
+            needs.folder,
             export=True,
             ov_config={
                 "INFERENCE_PRECISION_HINT": "bf16",
                 "KV_CACHE_PRECISION": "bf16",
-                "INFERENCE_NUM_THREADS": str(threads),
+                "INFERENCE_NUM_THREADS": str(needs.threads),
                 "PERFORMANCE_HINT": "LATENCY",
             },
         )
@@ -60,4 +59,4 @@ class OpenVino:
 
 
 if __name__ == "__main__":
-    answer(lambda: OpenVino(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    answer(OpenVino)

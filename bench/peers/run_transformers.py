@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import torch
 import transformers
-from answer import answer
+from answer import Needs, answer
 
 
 class Transformers:
-    """One checkpoint in `dtype`, on `threads` threads."""
+    """One checkpoint."""
 
-    def __init__(self, folder: str, dtype: str, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, needs: Needs) -> None:
+        torch.set_num_threads(needs.threads)
         load = transformers.AutoModelForCausalLM.from_pretrained
-        self._model = load(folder, dtype=getattr(torch, dtype)).eval()
+        self._model = load(needs.folder, dtype=getattr(torch, needs.dtype)).eval()
         self.vocab_size = self._model.config.vocab_size
         self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
@@ -41,4 +40,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    answer(lambda: Transformers(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    answer(Transformers)

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
-from answer import answer
-
-MAX_SEQUENCES = 32
+from answer import Needs, answer
 
 
 class Vllm:
-    """One checkpoint on `threads` threads, with room for `context` tokens of each sequence."""
+    """One checkpoint, with room for what is needed and no more."""
 
-    def __init__(self, folder: str, dtype: str, threads: int, context: int) -> None:
+    def __init__(self, needs: Needs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "8")
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{needs.threads - 1}"
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(needs.kv_gib)
         import vllm
 
         self._sampling = vllm.SamplingParams
         self._llm = vllm.LLM(
-            folder,
-            dtype=dtype,
+            needs.folder,
+            dtype=needs.dtype,
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
-            max_model_len=context,
-            max_num_seqs=MAX_SEQUENCES,
-            max_num_batched_tokens=max(2048, context),
+            max_model_len=needs.max_context,
+            max_num_seqs=needs.max_sequences,
+            max_num_batched_tokens=max(needs.step_tokens, needs.max_context),
         )
         self._count = 0
         self.vocab_size = self._llm.llm_engine.model_config.get_vocab_size()
@@ -69,4 +66,4 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    answer(lambda: Vllm(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    answer(Vllm)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.engine_work import Work
+from bench.engine_work import EngineNeeds, Work
 from bench.served_run import ServedRun
-from bench.server_process import Server, ServerNeeds, baton_command
+from bench.server_process import Server, baton_command
 from tests.integration.fleets import our_processes
 from tests.integration.reference import DEMO_MODEL
 
@@ -25,7 +25,7 @@ def test_a_server_is_measured_awake_and_sleeps_else(tmp_path: Path) -> None:
     before = our_processes()
     folder = tmp_path / "demo"
     folder.symlink_to(DEMO_MODEL)
-    needs = ServerNeeds(folder, "float32", 1, 1024, 2, 4096, 0, 512)
+    needs = EngineNeeds(folder, "float32", 1, 1024, 2, 4096, 0, 512)
     with Server(baton_command(needs), needs) as server:
         assert states(server) == STOPPED
         assert len(server.processes()) >= 4, "baton up, a router, a worker, a Valkey"

@@ -10,6 +10,7 @@ import pytest
 
 from bench import peer_process
 from bench.engine import installed_peers
+from bench.engine_work import EngineNeeds
 from bench.peer_process import PeerKind, PeerProcess, interpreters
 from protocol.errors import BatonError
 
@@ -18,10 +19,10 @@ import sys
 sys.path.insert(0, {peers!r})
 from answer import answer
 class Fake:
-    version = "fake 1"
     vocab_size = 100
-    def __init__(self):
+    def __init__(self, needs):
         print("a peer may print while it loads")
+        self.version = f"fake {{needs.threads}}"
     def prefill(self, prompt):
         if len(prompt) == 13:
             raise RuntimeError("thirteen")
@@ -37,7 +38,8 @@ def fake(tmp_path, monkeypatch):
     script = tmp_path / "run_fake.py"
     script.write_text(SCRIPT.format(peers=str(Path(peer_process.__file__).parent / "peers")))
     monkeypatch.setitem(peer_process.PEERS, "fake", PeerKind(str(script), "json", "it is there"))
-    with PeerProcess("fake", sys.executable, tmp_path / "model", "bfloat16", 1, 64) as process:
+    needs = EngineNeeds(tmp_path / "model", "bfloat16", 1, 64, 1, 64, 2**20, 64)
+    with PeerProcess("fake", sys.executable, needs) as process:
         yield process
 
 

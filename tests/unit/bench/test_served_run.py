@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bench.engine import _wanted
-from bench.engine_work import SWEEP, WORKS, Work, longest
+from bench.engine_work import SWEEP, WORKS, EngineNeeds, Work, longest
 from bench.served_run import decode_rate, num_tokens
-from bench.server_process import ServerNeeds, baton_command, vllm_command
+from bench.server_process import baton_command, vllm_command
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError
 from runtime.settings import load_settings
 
-NEEDS = ServerNeeds(Path("/models/M"), "bfloat16", 2, 600, 32, 1000, 2**21, 2048)
+NEEDS = EngineNeeds(Path("/models/M"), "bfloat16", 2, 600, 32, 1000, 2**21, 2048)
 
 
 def steady(begin: float, step_s: float, count: int, at_once: int = 1) -> list[tuple[float, int]]:
