@@ -34,6 +34,7 @@ from bench.fleet import BenchFleet, small_fleet
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
 STOPPED_S = 4.0
+CUT_WAIT_S = 10.0
 NUM_BLOCKS = 1024
 
 
@@ -101,15 +102,21 @@ class Chaos:
         self._fleet.start(victim)
 
     def _cut(self, role: str, to: str) -> None:
-        """One connection from a process of a role, if there is one at this moment."""
+        """One connection from a process of a role, as soon as there is one."""
+        deadline = time.monotonic() + CUT_WAIT_S
+        while not self._try_cut(role, to):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no {role} has a connection to a {to} that can be cut")
+            time.sleep(0.05)
+
+    def _try_cut(self, role: str, to: str) -> bool:
         pids = [self._fleet.pids[name] for name in self._names(role)]
         if to == "store":
             ports = listening_ports(self._fleet.valkey.pid)
         else:
             ports = set().union(*(listening_ports(self._fleet.pids[n]) for n in self._names(to)))
         found = [each for pid in pids for each in connections_of(pid, ports)]
-        if found:
-            cut(self._rng.choice(found))
+        return bool(found) and cut(self._rng.choice(found))
 
     def _names(self, role: str) -> list[str]:
         if role == "worker":

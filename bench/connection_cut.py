@@ -32,14 +32,16 @@ def can_cut() -> bool:
             return True
 
 
-def cut(connection: Connection) -> None:
-    """Break it, if it is still there."""
+def cut(connection: Connection) -> bool:
+    """Break it; whether it was there, and could be broken."""
     command = shutil.which("ss")
     if command is None:
-        return
+        return False
     (host, port), (other_host, other_port) = connection
     where = ["src", host, "sport", "=", str(port), "dst", other_host, "dport", "=", str(other_port)]
-    subprocess.run([command, "-K", "-t", *where], capture_output=True, timeout=10, check=False)
+    killed = [command, "-H", "-K", "-t", *where]  # it shows what it broke, and nothing else
+    shown = subprocess.run(killed, capture_output=True, timeout=10, check=False).stdout
+    return bool(shown.strip())
 
 
 def connections_of(pid: int, others: Container[int]) -> list[Connection]:

@@ -23,9 +23,11 @@ def test_one_connection_breaks_and_its_neighbour_does_not():
             assert sorted(each[0] for each in found) == sorted(
                 [first.getsockname(), second.getsockname()]
             )
-            cut((first.getsockname(), first.getpeername()))
+            connection = (first.getsockname(), first.getpeername())
+            assert cut(connection)
             first.settimeout(5)
             with pytest.raises(OSError, match=r"abort|reset"):
                 first.recv(1)
             second.sendall(b"x")
             assert ends[1].recv(1) == b"x"
+            assert not cut(connection), "it is not there any more"
