@@ -66,27 +66,37 @@ class StreamClient:
     async def run(
         self, warm_up_s: float, quiet_s: float, disturbed_s: float
     ) -> tuple[Phase, Phase]:
-        """Raises BatonError if a request fails."""
+        """Raises BatonError as soon as a request fails."""
+        phases = asyncio.create_task(self._phases(warm_up_s, quiet_s, disturbed_s))
         streams = [asyncio.create_task(self._stream(i)) for i in range(self._load.num_streams)]
         try:
-            await asyncio.sleep(warm_up_s)
-            quiet = await self._during(quiet_s, self._nothing())
-            disturbed = await self._during(disturbed_s, self._arrivals(disturbed_s))
+            done, _ = await asyncio.wait((phases, *streams), return_when=asyncio.FIRST_COMPLETED)
+            for stream in done - {phases}:
+                stream.result()  # raises: none ends by itself
+            return phases.result()
+        except OSError as error:
+            raise BatonError(f"a connection broke: {error}") from error
         finally:
-            for task in streams:
+            for task in (phases, *streams):
                 task.cancel()
-            ended = await asyncio.gather(*streams, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BatonError):
-                raise error
-        return quiet, disturbed
+            await asyncio.gather(phases, *streams, return_exceptions=True)
+
+    async def _phases(
+        self, warm_up_s: float, quiet_s: float, disturbed_s: float
+    ) -> tuple[Phase, Phase]:
+        await asyncio.sleep(warm_up_s)
+        quiet = await self._during(quiet_s, self._nothing())
+        return quiet, await self._during(disturbed_s, self._arrivals(disturbed_s))
 
     async def _during(self, seconds: float, work: Coroutine[None, None, None]) -> Phase:
         self._phase = phase = Phase(seconds)
         task = asyncio.ensure_future(work)
-        await asyncio.sleep(seconds)
-        self._phase = None
-        await task
+        try:
+            await asyncio.sleep(seconds)
+            self._phase = None
+            await task
+        finally:
+            task.cancel()
         return phase
 
     async def _nothing(self) -> None:

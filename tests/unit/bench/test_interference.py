@@ -75,7 +75,14 @@ async def test_the_load_is_a_function_of_its_seed():
 async def test_a_refusal_ends_the_run():
     async with Server("503 Service Unavailable") as server:
         with pytest.raises(BatonError, match="503"):
-            await StreamClient(server.url, LOAD).run(0.05, 0.01, 0.01)
+            await StreamClient(server.url, LOAD).run(60.0, 0.0, 0.0)
+
+
+async def test_a_server_that_is_not_there_ends_the_run():
+    async with Server() as server:
+        pass
+    with pytest.raises(BatonError, match="a connection broke"):
+        await StreamClient(server.url, LOAD).run(60.0, 0.0, 0.0)
 
 
 def test_quantiles_and_ratios():
