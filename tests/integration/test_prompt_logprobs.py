@@ -92,12 +92,13 @@ def test_they_are_those_of_transformers_in_chunks_and_with_a_warm_cache(
     assert (handoffs > 0) == ("prefill-1" in fleet.processes), "the path that was meant"
 
 
-def test_a_prompt_is_computed_once_for_all_its_choices(
+def test_every_choice_tells_of_its_own_prompt(
     fleet: Fleet, tokens: list[int], expected: Expected
 ) -> None:
     prompts = [tokens[400:500], tokens[500:540]]
     body = {"model": DEMO_MODEL.name, "prompt": prompts, "n": 2, "max_tokens": 2}
     choices = post(fleet.url, "/v1/completions", body | {"prompt_logprobs": 0})["choices"]
+    assert [len(each["prompt_logprobs"]) for each in choices] == [100, 100, 40, 40]
     for index, choice in enumerate(choices):
         check(choice["prompt_logprobs"], prompts[index // 2], expected, 0)
 
