@@ -350,6 +350,7 @@ class WorkerPair(RuleBasedStateMachine):
             manager.check()
             held = Counter(b for s in owners[bench.name[0]] for b in s.block_table)
             assert held == Counter({b: n for b, n in enumerate(manager._pins) if n}), bench.name
+            assert bench.model.strays == [], "a step wrote to free blocks"
 
     @invariant()
     def no_attempt_ends_twice(self) -> None:

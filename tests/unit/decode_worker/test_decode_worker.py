@@ -57,6 +57,7 @@ def d(request: pytest.FixtureRequest) -> Iterator[DecodeBench]:
     yield bench
     assert bench.scheduler.sequences == []
     assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
+    assert bench.model.strays == []
     assert bench.receiver.num_open == 0
     bench.scheduler.blocks.check()
     bench.close()
@@ -315,3 +316,25 @@ def test_refused_frames_of_all_sources_add_up(d: DecodeBench) -> None:
     d.peers.refused = 4
     turn(d, 2)
     assert d.counter(Count.FRAMES_REFUSED) == 7
+
+
+def test_blocks_are_granted_when_no_step_under_way_writes_to_them() -> None:
+    """The peer's data are there as soon as it has the grant; the step is computed after that."""
+    d = DecodeBench("d", Clock(), num_blocks=4, one_step_ahead=True)
+    send = d.peers.send
+
+    def send_and_write(incarnation: str, message: Any) -> None:
+        send(incarnation, message)
+        if isinstance(message, KvGrant):
+            deliver_blocks(d)
+
+    d.peers.send = send_and_write  # type: ignore[method-assign]
+    other = msgspec.structs.replace(LOCAL, request_id="other", token_ids=list(range(30, 40)))
+    say(d, other, turns=4)
+    assert d.engine.is_ahead
+    say(d, Abort(request_id="other", attempt=1), REMOTE)
+    turn(d)
+    d.peers.inbox.append(("p-i", first_token()))
+    assert tokens_of(turn(d, 6)) == continuation(PROMPT, 4)
+    assert d.model.strays == []
+    d.close()

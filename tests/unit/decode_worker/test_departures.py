@@ -209,6 +209,7 @@ class Handover:
         for bench in (self.d, self.e):
             assert bench.scheduler.sequences == []
             assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
+            assert bench.model.strays == []
             bench.scheduler.blocks.check()
             bench.close()
         assert self.d.worker._departures._outbound._speakers == {}
