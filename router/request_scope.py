@@ -1,9 +1,10 @@
 """What surrounds every HTTP request: its id, its measurement, and the answer to any error.
 
 ASGI middleware around the whole application. The header `x-request-id` of the answer is the one
-that the client sent, if it is sane; `x-baton-request-id` is always Baton's own, under which logs
-and traces speak of the request. Client ids are never used inside, since they need not be unique.
-A valid `traceparent` is answered with one that names a span of ours in the client's trace.
+that the client sent, if it is sane; `x-baton-request-id` (for Anthropic's clients `request-id`,
+too) is always Baton's own, under which logs and traces speak of the request. Client ids are never
+used inside, since they need not be unique. A valid `traceparent` is answered with one that names a
+span of ours in the client's trace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api.anthropic.errors import error_response
+from router.api.anthropic.errors import error_response, is_anthropics
 from router.api_metrics import CLIENT_GONE_STATUS, ApiMetrics
 from router.disconnect import ClientGone
 from router.http_errors import describe
@@ -133,6 +134,8 @@ def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
                 (b"x-request-id", shown.encode("latin-1")),
                 (b"x-baton-request-id", record.request_id.encode("latin-1")),
             ]
+            if is_anthropics(scope["path"]):
+                names.append((b"request-id", record.request_id.encode("latin-1")))
             if trace is not None:
                 names.append((b"traceparent", trace.traceparent.encode("latin-1")))
             message["headers"] = [*message.get("headers", ()), *names]

@@ -19,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 
 from router.access import Door
 from router.api.anthropic.answer import AnthropicError
+from router.api.anthropic.errors import is_anthropics
 from router.api.operations import OPERATIONS, Operation
 from router.event_ids import HEADER as RESUMING_HEADER
 from router.timing import TIMING_HEADER
@@ -96,6 +97,7 @@ def _answer_schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Any], di
 
 
 _TEXTS = ("text/plain", "text/html")
+_RARE_HEADERS = ("retry-after", "request-id")
 
 
 def _body_schemas(
@@ -158,11 +160,14 @@ def _responses(each: Operation, answers: dict[Any, Any]) -> dict[str, Any]:
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             reference = {"$ref": "#/components/headers/retry-after"}
             responses[str(status)]["headers"]["retry-after"] = reference
+    if is_anthropics(each.path):
+        for response in responses.values():
+            response["headers"]["request-id"] = {"$ref": "#/components/headers/request-id"}
     return dict(sorted(responses.items()))
 
 
 def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in _headers() if name != "retry-after"]
+    names = [name for name in _headers() if name not in _RARE_HEADERS]
     headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
     return {"description": description, "headers": headers, "content": content}
 
@@ -203,6 +208,7 @@ def _headers() -> dict[str, Any]:
             "schema": text,
         },
         "x-baton-request-id": {"description": "Baton's id of the request", "schema": text},
+        "request-id": {"description": "The same for Anthropic's clients", "schema": text},
         "traceparent": {"description": "A span of ours in the client's trace", "schema": text},
         "retry-after": {"description": "Seconds to wait", "schema": {"type": "integer"}},
     }

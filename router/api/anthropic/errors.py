@@ -19,9 +19,14 @@ _TYPES = {
 }
 
 
+def is_anthropics(path: str) -> bool:
+    """Whether a path is of Anthropic's API."""
+    return path == _PREFIX or path.startswith(f"{_PREFIX}/")
+
+
 def error_response(error: HttpError, path: str, request_id: str | None) -> Response:
     """The answer in the shape of whose API the path belongs to."""
-    if path != _PREFIX and not path.startswith(f"{_PREFIX}/"):
+    if not is_anthropics(path):
         return error.response()
     body = anthropic_error(error, request_id)
     return Response(body, error.status, error.headers, media_type="application/json")

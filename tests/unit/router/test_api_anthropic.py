@@ -231,7 +231,8 @@ def test_bad_input_is_refused_by_name(client, fields, named):
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     assert named in caught.value.body["error"]["message"]
-    assert caught.value.body["request_id"] == caught.value.response.headers["x-baton-request-id"]
+    own_id = caught.value.response.headers["x-baton-request-id"]
+    assert caught.value.body["request_id"] == caught.value.request_id == own_id
 
 
 def test_errors_are_the_clients_own_types(client, api):
