@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from protocol.errors import RequestError
 from router.disconnect import offer_connection
@@ -81,6 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
+        self._running: RequestResponseCycle | None = None  # others may be pipelined behind it
 
     # -- the connection ---------------------------------------------------------------------
 
@@ -97,6 +98,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_stall()
         self._is_lost = True
         super().connection_lost(exc)
+        if self._running is not None:  # uvicorn tells the latest request only
+            self._running.disconnected = True
+            self._running = None
         self.pipeline.clear()
         self.cycle = None  # type: ignore[assignment]
         self.scope = None  # type: ignore[assignment]
@@ -146,7 +150,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The end of the head: the application starts."""
         self._in_head = False
+        former = self.cycle
         super().on_headers_complete()
+        if former is None or former.response_complete:
+            self._running = self.cycle
 
     def on_message_complete(self) -> None:
         """The whole request is here."""
@@ -239,6 +246,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is written; what of it is still here must leave in time, too."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.get_write_buffer_size() > 0:
             self._start_stall()

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import json
+import logging
 import random
 import socket
 import ssl
@@ -278,6 +279,21 @@ async def test_a_body_without_end_is_answered_then_cut(serve) -> None:
     assert served.statuses(413) == 1
     await served.until_nothing_is_left()
     client.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_with_requests_behind_its_first_is_no_error_of_ours(
+    serve, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = await serve()
+    client = await served.connect()
+    await served.send(client, completion(stream=stream, max_tokens=10**8) + completion())
+    await served.until(lambda: served.num_produced > 0)
+    client.close()
+    await served.until_nothing_is_left()
+    gc.collect()
+    assert served.statuses(499) == 1
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 async def test_mutated_requests_never_break_the_server(serve) -> None:
