@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -20,9 +21,13 @@ from protocol.messages import (
     Generate,
     Prefill,
     PrefillDone,
+    SequenceTokens,
+    StepTokens,
     WorkerStats,
 )
 from protocol.sampling import PromptLogprobs, TokenLogprobs
+from router.cache_index import PrefixMatch
+from router.generation import TokenDelta
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 
@@ -483,6 +488,17 @@ async def test_what_cannot_be_retried_fails(harness: Harness) -> None:
         await consumer.end()
 
 
+async def test_an_output_that_has_all_its_tokens_needs_no_other_attempt(harness: Harness) -> None:
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request(max_tokens=2))
+    leg = await decode.received.next(Generate)
+    decode.tokens(leg, 0, WHOLE[:2])
+    decode.send(failed(leg, decode))
+    assert await consumer.end() == WHOLE[:2]
+    assert consumer.deltas[-1].finish is FinishReason.LENGTH
+    assert harness.metric("attempts_total", mode="local") == 1
+
+
 async def test_attempts_are_bounded(make_harness) -> None:
     harness = make_harness(max_attempts=3)
     (decode,) = await harness.join("d1")
@@ -608,6 +624,33 @@ async def test_the_trace_tells_where_time_went(harness: Harness) -> None:
     assert harness.registry.get_sample_value("baton_handoff_seconds_count") == 1
 
 
+async def test_a_worker_is_charged_with_a_request_until_it_sends_tokens(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    known = [harness.fleet.worker(each) for each in ("d1", "p1")]
+    assert [each.num_reservations for each in known] == [1, 1]
+    prefill.first_token(leg, 1000)
+    await consumer.received(1)
+    assert [each.num_reservations for each in known] == [1, 0]
+    decode.tokens(generate, 1, [1001])
+    await consumer.received(2)
+    assert [each.num_reservations for each in known] == [0, 0]
+    decode.tokens(generate, 2, WHOLE[2:], finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
+async def test_a_prompt_is_expected_in_the_caches_that_it_goes_to(harness: Harness) -> None:
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    blocks = block_hashes(chain_root("weights"), list(range(100)), 4)
+    assert harness.index.match("d1", blocks, time.monotonic()) == PrefixMatch(0, 25)
+    decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
 async def test_a_sent_request_counts_as_load_until_stats_must_include_it(
     harness: Harness,
 ) -> None:
@@ -653,6 +696,36 @@ async def test_what_waited_for_a_slow_client_comes_before_what_is_new(harness: H
     consumer.make_room()
     worker.tokens(leg, 3, [3], finish=FinishReason.STOP)
     assert await consumer.end() == [0, 1, 2, 3]
+
+
+async def test_what_waits_for_a_slow_client_is_not_overtaken(harness: Harness) -> None:
+    """Its client has room for one delta at a time, and for the next just when something comes."""
+    (worker,) = await harness.join("d1")
+    consumer = OneAtATime(harness.dispatcher, request())
+    leg = await worker.received.next(Generate)
+    consumer.fill()
+    for index in range(3):
+        worker.tokens(leg, index, [index])
+    await until(lambda: harness.traces.get("r").num_output_tokens == 3)
+    consumer.make_room()
+    await consumer.received(1)
+    consumer.make_room()
+    last = SequenceTokens(
+        request_id="r", attempt=1, index=3, token_ids=[3], finish=FinishReason.STOP
+    )
+    harness.dispatcher.on_message(harness.fleet.worker("d1"), StepTokens(sequences=[last]))
+    while not consumer.task.done():
+        consumer.make_room()
+        await asyncio.sleep(0)
+    assert await consumer.end() == [0, 1, 2, 3]
+
+
+class OneAtATime(Consumer):
+    """Full with every delta, until there is room again."""
+
+    def take(self, delta: TokenDelta) -> bool:
+        self.fill()
+        return super().take(delta)
 
 
 async def test_a_generation_that_nobody_reads_is_given_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from protocol.messages import (
     Generate,
     HandedOver,
     HandOver,
+    Ping,
     Prefill,
     PrefillDone,
     WorkerState,
@@ -232,6 +233,30 @@ async def test_it_stays_while_no_other_worker_has_the_room(harness: Harness) -> 
     await end(consumer, target, await target.received.next(Generate), 2)
     assert source.received.count(HandOver) == 0
     assert small.received.count(Generate) == short.received.count(Generate) == 0
+
+
+async def test_room_for_one_is_not_given_to_two(harness: Harness) -> None:
+    """101 tokens are 26 blocks."""
+    (source,) = await harness.join("d1")
+    consumers = [Consumer(harness.dispatcher, request(request_id=name)) for name in ("r1", "r2")]
+    legs = [await source.received.next(Generate) for _ in consumers]
+    for leg in legs:
+        source.tokens(leg, 0, [1000])
+    for consumer in consumers:
+        await consumer.received(1)
+    await harness.join("d2", num_blocks=51)
+    drain(harness, source)
+    harness.fleet.worker("d1").link.send(Ping(nonce=-1))
+    await until(lambda: any(each.nonce < 0 for each in pings(source)))
+    assert source.received.count(HandOver) == 1
+    for consumer, leg in zip(consumers, legs, strict=True):
+        await end(consumer, source, leg, 1)
+
+
+def pings(worker: FakeWorker) -> Iterator[Ping]:
+    """Those that came since it was last asked."""
+    while worker.received.count(Ping):
+        yield worker.received.queues[Ping].get_nowait()
 
 
 async def test_room_that_became_free_is_found(harness: Harness) -> None:

@@ -94,6 +94,18 @@ async def test_a_worker_that_dies_over_the_question_does_not_have_it(harness: Ha
     assert await consumer.end() == [9]
 
 
+async def test_a_worker_that_is_connected_later_is_asked_too() -> None:
+    harness = Harness(resume_wait_s=20.0)
+    d1 = harness.make("d1")
+    harness.workers["d1"] = d1
+    harness.refresh()
+    assert not harness.is_usable("d1")
+    consumer = Consumer(harness.dispatcher, IN_ITS_SECOND_LIFE)
+    d1.send(resumed(await d1.received.next(Resume), [4, 5], finish=FinishReason.LENGTH))
+    assert await consumer.end() == [4, 5]
+    await harness.close()
+
+
 async def test_the_same_router_takes_its_own_stream_up(harness: Harness) -> None:
     """The former connection has not ended, as far as the router knows."""
     (d1,) = await harness.join("d1")
