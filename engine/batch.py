@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from engine.sequence import Sequence
-from engine.step_model import StepCost
+from engine.step_model import StepCost, attended_pairs
 from protocol.messages import FinishReason
 
 
@@ -73,12 +73,10 @@ class Batch:
     @property
     def cost(self) -> StepCost:
         """The step as the step model sees it."""
-        cost = StepCost()
-        for sequence in self.decodes:
-            cost = cost.plus(1, sequence.num_launched)
-        for chunk in self.chunks:
-            cost = cost.plus(chunk.num_tokens, chunk.start)
-        return cost
+        num_tokens = len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+        attended = sum(attended_pairs(1, sequence.num_launched) for sequence in self.decodes)
+        attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)
+        return StepCost(num_tokens, attended)
 
 
 @dataclass(frozen=True)

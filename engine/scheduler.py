@@ -214,7 +214,8 @@ class Scheduler:
         to pay is in the step under way, or what has ended in it leaves room soon.
         """
         preempted: list[Sequence] = []
-        for sequence in sorted(self._running.values(), key=_seniority):
+        running = sorted(self._running.values(), key=_seniority)
+        for sequence in running:
             while sequence.state is SequenceState.RUNNING and _lacks_room(sequence):
                 if self.blocks.num_free > 0:
                     sequence.block_table += self.blocks.allocate(1)
@@ -224,8 +225,8 @@ class Scheduler:
                     return None, preempted
                 self._preempt(victim)
                 preempted.append(victim)
-        running = sorted(self._running.values(), key=_seniority)
-        return [sequence for sequence in running if not _is_ending(sequence)], preempted
+        left = [sequence for sequence in running if sequence.state is SequenceState.RUNNING]
+        return [sequence for sequence in left if not _is_ending(sequence)], preempted
 
     def _continue_prefills(self, step: _Step) -> None:
         for sequence in sorted(self._prefilling.values(), key=_seniority):

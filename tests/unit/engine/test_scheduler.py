@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.batch import Batch
+from engine.batch import Batch, Chunk
 from engine.block_manager import BlockManager
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
-from engine.step_model import StepModel
+from engine.step_model import StepCost, StepModel
 from protocol.hashing import chain_root
 from protocol.sampling import SamplingParams
 
@@ -98,6 +98,13 @@ def test_the_budget_is_the_slack_of_the_running_requests() -> None:
     assert [c.num_tokens for c in run_step(scheduler, now=0.007).chunks] == [4]
     # All is gone: the floor holds.
     assert [c.num_tokens for c in run_step(scheduler, now=1.0).chunks] == [BLOCK]
+
+
+def test_a_step_costs_what_all_its_parts_do() -> None:
+    running, prompt = make_sequence("running", [1, 2, 3]), make_sequence("prompt", list(range(20)))
+    running.num_computed = 3
+    batch = Batch(decodes=[running], chunks=[Chunk(prompt, 8, 5, completes=False)])
+    assert batch.cost == StepCost(1 + 5, 4 + (9 + 10 + 11 + 12 + 13))
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
