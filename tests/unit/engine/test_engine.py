@@ -57,9 +57,11 @@ class ScriptedRunner:
         self.failure = NOT_FINITE
         self.is_card = False
         self.launched: list[SlowFence] = []
+        self.was_idle: list[bool] = []  # at each launch
         self._advance = advance
 
     def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
+        self.was_idle.append(all(fence.has_passed for fence in self.launched))
         if not self.is_card:
             self._advance()
             return torch.empty(0), PASSED
@@ -156,6 +158,22 @@ def test_on_a_card_a_step_without_a_token_goes_on_while_the_next_is_prepared() -
     assert rig.engine.computed.is_done()
     assert (result.started, result.ended) == (0.5, 0.75)
     assert taught == [(8, 0.25), (8, 0.25), (2, 0.25)]
+
+
+def test_a_step_that_tells_of_a_prompt_is_launched_once_the_one_under_way_has_ended() -> None:
+    rig = Rig()
+    rig.runner.is_card, rig.engine.runs_ahead = True, True
+    taught = observed(rig)
+    plain = rig.add("plain", 1, 26)
+    rig.engine.run(rig.engine.plan())
+    rig.engine.run(rig.engine.plan())
+    rig.scheduler.finish(plain)
+    scored = rig.add("scored", 5, 11)
+    scored.sampling = msgspec.structs.replace(scored.sampling, prompt_logprobs=1)
+    result = rig.engine.run(rig.engine.plan())
+    assert rig.runner.was_idle == [True, False, True]
+    assert taught == [(8, 0.25), (8, 0.25)]
+    assert result.started == 0.5, "its own time only"
 
 
 def test_a_step_under_way_ends_when_there_is_nothing_else_to_do() -> None:
