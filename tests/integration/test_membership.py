@@ -19,10 +19,11 @@ import redis
 
 from protocol import wire
 from protocol.errors import ServiceError
-from protocol.messages import Role, WorkerInfo, WorkerState
+from protocol.messages import WorkerInfo, WorkerState
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
 from runtime.registry import Registry
+from tests.registration import registration
 
 LEASE_S = 0.9
 STORE_LEASE_S = 3.0
@@ -62,27 +63,6 @@ def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., Worke
     assert threading.active_count() == threads
 
 
-def worker(worker_id: str, incarnation: str = "life-1") -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=worker_id,
-        incarnation=incarnation,
-        role=Role.DECODE,
-        state=WorkerState.READY,
-        host="h",
-        pid=1,
-        control="tcp://127.0.0.1:1",
-        events="tcp://127.0.0.1:2",
-        protocol_version=1,
-        model="m",
-        model_fingerprint="f",
-        layout_fingerprint="l",
-        transport="shm",
-        block_size=16,
-        num_blocks=8,
-        max_context=64,
-    )
-
-
 def until(check: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not check():
@@ -114,9 +94,9 @@ async def change(changes: asyncio.Queue) -> dict[str, WorkerInfo]:
 
 
 def test_a_worker_registers_renews_and_leaves(valkey, cluster, leases) -> None:
-    lease = leases(worker("a"))
+    lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
-    assert read_fleet(valkey.url, cluster) == {"a": worker("a")}
+    assert read_fleet(valkey.url, cluster) == {"a": registration("a")}
     with redis.Redis.from_url(valkey.url) as client:
         key = Registry(cluster).worker_key("a")
         assert 0 < client.pttl(key) <= LEASE_S * 1000
@@ -128,7 +108,7 @@ def test_a_worker_registers_renews_and_leaves(valkey, cluster, leases) -> None:
 
 
 def test_a_registration_ends_by_itself_when_nobody_renews_it(valkey, cluster, leases) -> None:
-    info = worker("a")
+    info = registration("a")
     with redis.Redis.from_url(valkey.url) as client:
         client.eval(*Registry(cluster).renew(info, 0.2, True))
         assert read_fleet(valkey.url, cluster) == {"a": info}
@@ -137,17 +117,17 @@ def test_a_registration_ends_by_itself_when_nobody_renews_it(valkey, cluster, le
 
 
 def test_a_new_state_is_announced(valkey, cluster, leases) -> None:
-    lease = leases(worker("a"), lease_s=30.0)
+    lease = leases(registration("a"), lease_s=30.0)
     assert lease.wait_registered(WAIT_S)
     lease.update(WorkerState.DRAINING)
-    draining = msgspec.structs.replace(worker("a"), state=WorkerState.DRAINING)
+    draining = msgspec.structs.replace(registration("a"), state=WorkerState.DRAINING)
     until(lambda: read_fleet(valkey.url, cluster) == {"a": draining})
 
 
 def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     valkey, cluster, leases
 ) -> None:
-    lease = leases(worker("a"))
+    lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
     assert time.monotonic() < lease.holds_until() <= time.monotonic() + LEASE_S
     with redis.Redis.from_url(valkey.url) as client:
@@ -157,13 +137,13 @@ def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     assert read_fleet(valkey.url, cluster) == {}
     assert lease.holds_until() == held_until, "nothing is renewed meanwhile"
     lease.register_anew("life-2")
-    until(lambda: read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")})
+    until(lambda: read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")})
     assert (lease.lapses, lease.has_lapsed, lease.is_replaced) == (1, False, False)
 
 
 def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> None:
     """The owner's thread may see that it lapsed before the lease's thread has said so."""
-    lease = leases(worker("a"))
+    lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
 
     class Hasty(logging.Handler):
@@ -180,38 +160,38 @@ def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> 
         until(lambda: read_fleet(valkey.url, cluster))
     finally:
         log.removeHandler(handler)
-    assert read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")}
+    assert read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")}
 
 
 def test_a_request_to_drain_reaches_the_incarnation_that_it_was_meant_for(
     valkey, cluster, leases
 ) -> None:
     assert request_drain(valkey.url, cluster, "a") is None
-    former = leases(worker("a"))
+    former = leases(registration("a"))
     assert former.wait_registered(WAIT_S)
-    assert request_drain(valkey.url, cluster, "a") == worker("a")
+    assert request_drain(valkey.url, cluster, "a") == registration("a")
     until(lambda: former.is_asked_to_drain)
     former.close()
-    successor = leases(worker("a", "life-2"))
+    successor = leases(registration("a", "life-2"))
     assert successor.wait_registered(WAIT_S)
     assert not successor.is_asked_to_drain
 
 
 def test_a_newcomer_takes_an_id_over_and_the_former_owner_yields(valkey, cluster, leases) -> None:
-    former = leases(worker("a", "life-1"))
+    former = leases(registration("a", "life-1"))
     assert former.wait_registered(WAIT_S)
-    newcomer = leases(worker("a", "life-2"))
+    newcomer = leases(registration("a", "life-2"))
     assert newcomer.wait_registered(WAIT_S)
     until(lambda: former.is_replaced)
     former.close()
-    assert read_fleet(valkey.url, cluster) == {"a": worker("a", "life-2")}
+    assert read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")}
     assert not newcomer.is_replaced
 
 
 def test_whether_another_worker_is_alive(valkey, cluster, leases) -> None:
-    lease = leases(worker("a"))
+    lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
-    other = leases(worker("b", "life-7"))
+    other = leases(registration("b", "life-7"))
     until(lambda: lease.is_alive("b", "life-7"))
     assert not lease.is_alive("b", "life-6")
     other.close()
@@ -219,7 +199,7 @@ def test_whether_another_worker_is_alive(valkey, cluster, leases) -> None:
 
 
 def test_clusters_do_not_see_each_other(valkey, cluster, leases) -> None:
-    assert leases(worker("a")).wait_registered(WAIT_S)
+    assert leases(registration("a")).wait_registered(WAIT_S)
     assert read_fleet(valkey.url, cluster + "x") == {}
 
 
@@ -228,7 +208,7 @@ def test_nobody_answers() -> None:
         url = gone.url
     with pytest.raises(ServiceError, match=r"cannot read the fleet from redis://127\.0\.0\.1:\d+:"):
         read_fleet(url, "default", 1.0)
-    lease = WorkerLease(url, "default", worker("a"), LEASE_S)
+    lease = WorkerLease(url, "default", registration("a"), LEASE_S)
     lease.start()
     assert not lease.wait_registered(0.3)
     assert lease.is_alive("b", "any"), "nothing shows that somebody is gone"
@@ -240,19 +220,19 @@ def test_nobody_answers() -> None:
 
 async def test_a_watcher_follows_the_fleet(valkey, cluster, leases) -> None:
     async with watching(valkey.url, cluster) as (watcher, changes):
-        first = leases(worker("a"))
-        assert await change(changes) == {"a": worker("a")}
-        leases(worker("b"))
-        assert await change(changes) == {"a": worker("a"), "b": worker("b")}
+        first = leases(registration("a"))
+        assert await change(changes) == {"a": registration("a")}
+        leases(registration("b"))
+        assert await change(changes) == {"a": registration("a"), "b": registration("b")}
         await asyncio.to_thread(first.close)
-        assert await change(changes) == {"b": worker("b")}
-        assert watcher.members == {"b": worker("b")}
+        assert await change(changes) == {"b": registration("b")}
+        assert watcher.members == {"b": registration("b")}
         assert watcher.is_connected
     assert not watcher.is_connected
 
 
 async def test_announcements_come_before_the_next_full_read(valkey, cluster, leases) -> None:
-    lease = leases(worker("a"), lease_s=30.0)
+    lease = leases(registration("a"), lease_s=30.0)
     assert await asyncio.to_thread(lease.wait_registered, WAIT_S)
     changes: asyncio.Queue = asyncio.Queue()
     watcher = FleetWatcher(valkey.url, cluster, changes.put_nowait, poll_s=3600.0)
@@ -266,9 +246,9 @@ async def test_announcements_come_before_the_next_full_read(valkey, cluster, lea
 
 async def test_an_ended_lease_is_noticed(valkey, cluster) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        client.eval(*Registry(cluster).renew(worker("a"), 1.0, True))
+        client.eval(*Registry(cluster).renew(registration("a"), 1.0, True))
         async with watching(valkey.url, cluster) as (_, changes):
-            assert await change(changes) == {"a": worker("a")}
+            assert await change(changes) == {"a": registration("a")}
             assert await change(changes) == {}
 
 
@@ -277,11 +257,11 @@ async def test_registrations_that_cannot_be_read_are_ignored(valkey, cluster, le
         registry = Registry(cluster)
         client.sadd(registry.workers_key, "x", "y", b"\xff\xfe", "gone")
         client.set(registry.worker_key("x"), b"\xffnot json")
-        client.set(registry.worker_key("y"), wire.encode_worker_info(worker("z")))
+        client.set(registry.worker_key("y"), wire.encode_worker_info(registration("z")))
         client.set(registry.worker_key("").encode() + b"\xff\xfe", b"{}")
         async with watching(valkey.url, cluster) as (watcher, changes):
-            leases(worker("a"))
-            assert await change(changes) == {"a": worker("a")}
+            leases(registration("a"))
+            assert await change(changes) == {"a": registration("a")}
             assert watcher.undecodable == 3
 
 
@@ -289,10 +269,10 @@ async def test_registrations_that_cannot_be_read_are_ignored(valkey, cluster, le
 
 
 async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster, leases) -> None:
-    lease = leases(worker("a"), lease_s=STORE_LEASE_S)
+    lease = leases(registration("a"), lease_s=STORE_LEASE_S)
     assert await asyncio.to_thread(lease.wait_registered, WAIT_S)
     async with watching(valkey.url, cluster, settle_s=WAIT_S) as (watcher, changes):
-        assert await change(changes) == {"a": worker("a")}
+        assert await change(changes) == {"a": registration("a")}
         with redis.Redis.from_url(valkey.url) as client:
             client.flushall()
         await _until(lambda: lease.lapses == 1)
@@ -303,17 +283,17 @@ async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster,
 
 async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
     with EmbeddedValkey() as valkey:
-        lease = WorkerLease(valkey.url, cluster, worker("a"), STORE_LEASE_S)
+        lease = WorkerLease(valkey.url, cluster, registration("a"), STORE_LEASE_S)
         lease.start()
         async with watching(valkey.url, cluster, settle_s=WAIT_S) as (watcher, changes):
-            assert await change(changes) == {"a": worker("a")}
+            assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGKILL)
             await _until(lambda: not watcher.is_connected)
-            assert watcher.members == {"a": worker("a")}, "the last known fleet"
+            assert watcher.members == {"a": registration("a")}, "the last known fleet"
             await _until(lambda: lease.is_alive("other", "life"))
             await asyncio.to_thread(valkey.restart)
             await _until(lambda: watcher.is_connected)
-            again = {"a": worker("a")}
+            again = {"a": registration("a")}
             await asyncio.to_thread(until, lambda: read_fleet(valkey.url, cluster) == again)
             assert changes.empty(), "the router never heard of it"
             lease.update(WorkerState.DRAINING)
@@ -324,9 +304,9 @@ async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
 async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> None:
     with EmbeddedValkey() as valkey:
         with redis.Redis.from_url(valkey.url) as client:
-            client.eval(*Registry(cluster).renew(worker("a"), 30.0, True))
+            client.eval(*Registry(cluster).renew(registration("a"), 30.0, True))
         async with watching(valkey.url, cluster, settle_s=0.5) as (watcher, changes):
-            assert await change(changes) == {"a": worker("a")}
+            assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGKILL)
             await _until(lambda: not watcher.is_connected)
             await asyncio.to_thread(valkey.restart)
@@ -336,22 +316,20 @@ async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> N
 async def test_a_stopped_store_blocks_nobody(cluster) -> None:
     """SIGSTOP: connections stand, nothing answers."""
     with EmbeddedValkey() as valkey:
-        lease = WorkerLease(valkey.url, cluster, worker("a"), STORE_LEASE_S)
+        lease = WorkerLease(valkey.url, cluster, registration("a"), STORE_LEASE_S)
         lease.start()
         async with watching(valkey.url, cluster, settle_s=WAIT_S) as (watcher, changes):
-            assert await change(changes) == {"a": worker("a")}
+            assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGSTOP)
             await _until(lambda: not watcher.is_connected)
             await _until(lambda: lease.is_alive("b", "any"))
             os.kill(valkey.pid, signal.SIGCONT)
             await _until(lambda: watcher.is_connected and not lease.is_alive("b", "any"))
-            assert watcher.members == {"a": worker("a")}
+            assert watcher.members == {"a": registration("a")}
             assert changes.empty()
         await asyncio.to_thread(lease.close)
         assert read_fleet(valkey.url, cluster) == {}
 
 
 async def _until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not check():
-            await asyncio.sleep(POLL_S)
+    await asyncio.to_thread(until, check)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +12,7 @@ import zmq
 from protocol.errors import ConfigError
 from runtime.gatekeeper import DOMAIN
 from runtime.network import ClusterKeys, Network
+from tests.integration.fleets import wait_for
 
 SECRET = "the secret of a test's cluster"
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -50,10 +50,7 @@ def networks() -> Iterator[Callable[[str], Network]]:
 
 
 def wait_turned_away(network: Network, count: int) -> None:
-    deadline = time.monotonic() + WAIT_MS / 1000
-    while network.num_turned_away < count:
-        assert time.monotonic() < deadline, f"{network.num_turned_away} were turned away"
-        time.sleep(0)
+    wait_for(f"{count} to be turned away", lambda: network.num_turned_away >= count)
 
 
 def test_members_talk_over_both_planes(networks) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
@@ -31,6 +30,7 @@ from runtime.control import ControlServer, HelloPolicy, Peer
 from runtime.network import Network
 from runtime.sockets import tcp_endpoint
 from runtime.worker_process import Surroundings
+from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
 
 SILENCE_S = 10.0
@@ -106,25 +106,16 @@ def introduce(pair: Pair) -> None:
 
 def member(pair: Pair, **changes: Any) -> WorkerInfo:
     """The prefill worker's registration."""
-    info = WorkerInfo(
-        worker_id="p",
-        incarnation="p-i",
-        role=Role.PREFILL,
-        state=WorkerState.READY,
-        host="h",
-        pid=1,
-        control=pair.endpoint,
-        events="",
-        protocol_version=PROTOCOL_VERSION,
-        model="m",
-        model_fingerprint="m",
-        layout_fingerprint="layout",
-        transport="fake",
-        block_size=4,
-        num_blocks=16,
-        max_context=64,
-    )
-    return msgspec.structs.replace(info, **changes)
+    fields = {
+        "worker_id": "p",
+        "incarnation": "p-i",
+        "role": Role.PREFILL,
+        "control": pair.endpoint,
+        "model_fingerprint": "m",
+        "layout_fingerprint": "layout",
+        "transport": "fake",
+    }
+    return registration(**(fields | changes))
 
 
 def test_a_prefill_worker_that_appears_gets_to_know_our_pool(pair: Pair) -> None:

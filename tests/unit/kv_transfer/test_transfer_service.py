@@ -10,6 +10,7 @@ import pytest
 
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import (
+    NotificationArrived,
     PeerAdded,
     PeerFailed,
     ServiceFailed,
@@ -84,7 +85,7 @@ def test_events_come_in_order_with_times(rig: Rig) -> None:
     rig.service.write(WriteCommand(5, "peer", [0], [0], b""))
     assert rig.wait_for(1) == [PeerAdded("peer")]
     rig.transport.reports.append(Notification("peer", b"note"))
-    rig.wait_for(1)
+    assert rig.wait_for(1) == [NotificationArrived("peer", b"note")]
     rig.transport.finish(1)
     (done,) = rig.wait_for(1)
     assert isinstance(done, WriteFinished)
@@ -103,12 +104,10 @@ def test_removing_a_peer_fails_its_writes(rig: Rig) -> None:
 
 
 def test_data_is_taken_in_whether_or_not_it_is_expected(rig: Rig) -> None:
-    rig.service.expect(True)
-    rig.transport.reports.append(Notification("peer", b"one"))
-    rig.wait_for(1)
-    rig.service.expect(False)
-    rig.transport.reports.append(Notification("peer", b"two"))
-    rig.wait_for(1)
+    for expects, payload in ((True, b"one"), (False, b"two")):
+        rig.service.expect(expects)
+        rig.transport.reports.append(Notification("peer", payload))
+        assert rig.wait_for(1) == [NotificationArrived("peer", payload)]
 
 
 def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:

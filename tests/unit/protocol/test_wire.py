@@ -15,12 +15,10 @@ from protocol.messages import (
     KvGrant,
     KvWritten,
     Ping,
-    Role,
-    WorkerInfo,
-    WorkerState,
     WorkerStats,
 )
 from protocol.sampling import SamplingParams
+from tests.registration import registration
 
 GENERATE = Generate(
     request_id="r",
@@ -30,24 +28,7 @@ GENERATE = Generate(
     sampling=SamplingParams(max_tokens=5, seed=9, logit_bias={3: -1.0}, stop_token_ids=(2,)),
     deadline_ms=1000,
 )
-INFO = WorkerInfo(
-    worker_id="w",
-    incarnation="i",
-    role=Role.DECODE,
-    state=WorkerState.READY,
-    host="h",
-    pid=1,
-    control="tcp://127.0.0.1:1",
-    events="tcp://127.0.0.1:2",
-    protocol_version=1,
-    model="m",
-    model_fingerprint="f",
-    layout_fingerprint="l",
-    transport="shm",
-    block_size=16,
-    num_blocks=8,
-    max_context=128,
-)
+INFO = registration("w")
 
 
 def test_messages_survive_the_wire() -> None:

@@ -8,29 +8,9 @@ import redis
 
 from protocol import wire
 from protocol.errors import ConfigError
-from protocol.messages import Role, WorkerInfo, WorkerState
+from protocol.messages import WorkerInfo
 from runtime.registry import FleetView, client_from_url, redacted
-
-
-def worker(worker_id: str, incarnation: str = "1") -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=worker_id,
-        incarnation=incarnation,
-        role=Role.DECODE,
-        state=WorkerState.READY,
-        host="h",
-        pid=1,
-        control="tcp://127.0.0.1:1",
-        events="tcp://127.0.0.1:2",
-        protocol_version=1,
-        model="m",
-        model_fingerprint="f",
-        layout_fingerprint="l",
-        transport="shm",
-        block_size=16,
-        num_blocks=8,
-        max_context=64,
-    )
+from tests.registration import registration
 
 
 def reply(epoch: str, *workers: WorkerInfo) -> list[bytes]:
@@ -40,7 +20,7 @@ def reply(epoch: str, *workers: WorkerInfo) -> list[bytes]:
     return parts
 
 
-A, B = worker("a"), worker("b")
+A, B = registration("a"), registration("b")
 
 
 def test_members_follow_what_is_read() -> None:
@@ -50,14 +30,14 @@ def test_members_follow_what_is_read() -> None:
     assert not view.take(reply("e", B, A), 1.0)
     assert view.take(reply("e", B), 2.0), "a lease that ended counts at once"
     assert view.members == {"b": B}
-    assert view.take(reply("e", worker("b", "2")), 3.0)
+    assert view.take(reply("e", registration("b", "2")), 3.0)
     assert view.members["b"].incarnation == "2"
 
 
 def test_a_store_without_memory_proves_nobody_gone() -> None:
     view = FleetView(settle_s=3.0)
     view.take(reply("old", A, B), 0.0)
-    again = worker("b", "2")
+    again = registration("b", "2")
     assert view.take(reply("new", again), 10.0)
     assert view.members == {"a": A, "b": again}
     assert not view.take(reply("new", again), 12.9)
