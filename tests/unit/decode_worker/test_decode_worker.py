@@ -161,6 +161,19 @@ def test_what_is_told_of_the_prompt_goes_with_the_first_token_alone(
     assert tokens_of(sent) == continuation(PROMPT, 4)
 
 
+def test_a_message_tells_of_one_prompt_at_most(d: DecodeBench) -> None:
+    """What is told of a long prompt is long, and frames are bounded."""
+    sampling = msgspec.structs.replace(LOCAL.sampling, prompt_logprobs=0)
+    asked = [
+        msgspec.structs.replace(LOCAL, request_id=name, token_ids=[number], sampling=sampling)
+        for number, name in enumerate(("one", "two", "three"))
+    ]
+    sent = say(d, *asked, turns=10)
+    told = [sum(each.prompt_logprobs is not None for each in step.sequences) for step in sent]
+    assert sum(told) == 3
+    assert max(told) == 1
+
+
 def test_a_later_attempt_does_not_tell_of_the_prompt_again(d: DecodeBench) -> None:
     sampling = msgspec.structs.replace(LOCAL.sampling, prompt_logprobs=0)
     tokens = PROMPT + continuation(PROMPT, 1)

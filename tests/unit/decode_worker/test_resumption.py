@@ -135,6 +135,21 @@ def test_a_router_that_comes_back_has_its_stream_elsewhere(
     assert isinstance(answer, NotKept)
 
 
+def test_without_the_log_probabilities_of_earlier_attempts_a_stream_cannot_be_resumed(
+    d: DecodeBench,
+) -> None:
+    sampling = msgspec.structs.replace(ASKED.sampling, logprobs=0)
+    later = msgspec.structs.replace(
+        ASKED, token_ids=PROMPT + TOKENS[:1], num_output=1, sampling=sampling
+    )
+    turn(d, (ROUTER, later), turns=3)
+    ((_, answer),) = [each for each in turn(d, (OTHER, RESUME)) if each[0] == OTHER]
+    assert isinstance(answer, NotKept)
+    d.server.gone = [ROUTER]
+    turn(d)
+    assert d.scheduler.sequences == []
+
+
 def test_finished_streams_are_kept_within_bounds(
     d: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,56 @@ def test_a_decode_worker_that_comes_back_is_answered_over_the_connection_it_has(
     assert [peer for peer, message in p.server.sent if type(message) is KvClosed] == [d.as_peer]
 
 
+def answered(p: PrefillBench) -> list[tuple[Peer, type]]:
+    """Who was told what since the last call, but for routers."""
+    sent = [(peer, type(message)) for peer, message in p.server.sent if peer != ROUTER]
+    p.server.sent.clear()
+    return sent
+
+
+def test_what_a_lost_connection_granted_goes_on_over_the_other(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    former = Peer(b"former", d.name, Role.DECODE)
+    say(p, PREFILL)
+    p.server.inbox += [(former, d.descriptor), (former, grant(d)), (d.as_peer, d.descriptor)]
+    p.server.gone.append(former)
+    say(p)
+    p.server.sent.clear()
+    p.worker.turn()
+    finish_writes(p)
+    p.worker.turn()
+    assert answered(p) == [(d.as_peer, HandoffToken), (d.as_peer, KvClosed)]
+
+
+def test_who_asks_about_what_has_ended_is_answered_whichever_connection_is_newer(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    former = Peer(b"former", d.name, Role.DECODE)
+    p.server.inbox += [(d.as_peer, d.descriptor), (former, d.descriptor)]
+    p.server.inbox += [(d.as_peer, Abort(request_id="r", attempt=1))]
+    p.worker.turn()
+    assert answered(p) == [(d.as_peer, KvClosed)]
+
+
+def test_a_stranger_is_told_of_the_end_of_a_granted_handoff_not_before_its_writes_have_ended(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    """A connection by which no pool was told speaks of what another one granted."""
+    stranger = Peer(b"stranger", d.name, Role.DECODE)
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, grant(d))
+    assert p.transfers.writes
+    p.server.inbox.append((stranger, KvRenew(request_id="r", attempt=1, ttl_ms=3000)))
+    say(p)
+    p.server.sent.clear()
+    p.worker.turn()
+    assert answered(p) == [], "a write may still land"
+    finish_writes(p)
+    p.worker.turn()
+    assert answered(p) == [(stranger, KvClosed)]
+
+
 def test_of_what_has_ended_nothing_is_remembered_but_its_name(
     p: PrefillBench, d: DecodeBench
 ) -> None:
