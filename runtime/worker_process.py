@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 
 from engine.checkpoint import Progress
+from engine.gpu.share import limit_to_share
 from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
 from engine.scheduler import SchedulerConfig
 from kv_transfer.authentication import authenticate_descriptor
@@ -92,12 +93,25 @@ def run_worker(
     try:
         if settings.cores:  # before there are threads, which then keep to them, too
             keep_to_cores(cores_in(settings.cores))
+        _share_card(settings)
         with ExitStack() as stack:
             _serve(settings, role, build, stack)
     except (ConfigError, ModelLoadError) as error:
         print(f"baton {role.value}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _share_card(settings: WorkerSettings) -> None:
+    """Keep to a part of the card, if that is wanted; CUDA must not have started. ConfigError where
+    that cannot be."""
+    if settings.sm_fraction is None:
+        return
+    if settings.device != "cpu":
+        limit_to_share(settings.sm_fraction, os.environ)
+    device = pick_device(settings.device)
+    if device.type != "cuda":
+        raise ConfigError(f"sm_fraction is a part of a CUDA card, and the device is {device}")
 
 
 @dataclass(frozen=True)

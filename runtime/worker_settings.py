@@ -81,6 +81,13 @@ class WorkerSettings:
         minimum=0.01,
         maximum=0.95,
     )
+    sm_fraction: float | None = setting(
+        None,
+        help="part of the card's multiprocessors that this process may use, by CUDA's MPS, whose "
+        "daemon must run; none: all of them",
+        minimum=0.01,
+        maximum=1.0,
+    )
     max_context: int | None = setting(
         None,
         help="longest prompt and output together; none: the model's own limit",

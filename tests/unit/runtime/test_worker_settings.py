@@ -8,6 +8,7 @@ import pytest
 
 from protocol.errors import ConfigError
 from runtime.settings import load_settings
+from runtime.worker_process import _share_card
 from runtime.worker_settings import WorkerSettings, choose_worker_id
 
 SECRETS = {
@@ -34,6 +35,12 @@ def test_defaults_need_a_model_a_redis_and_a_secret() -> None:
         left = {key: value for key, value in SECRETS.items() if key != name}
         with pytest.raises(ConfigError, match=name):
             load(environ=left)
+
+
+def test_a_share_of_a_card_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match="part of a CUDA card"):
+        _share_card(load("--sm-fraction=0.5", "--device=cpu"))
+    _share_card(load("--device=cpu"))
 
 
 def test_secrets_are_in_no_repr() -> None:
