@@ -121,10 +121,21 @@ async def test_a_stream_whose_router_is_killed_goes_on_at_another() -> None:
     assert is_clean(tally, left=0)
 
 
-def test_what_is_left_over_is_not_clean() -> None:
+@pytest.mark.parametrize(
+    ("tally", "left"),
+    [
+        (Tally(finished=0), 0),
+        (Tally(finished=1, mismatches=1), 0),
+        (Tally(finished=1, duplicates=1), 0),
+        (Tally(finished=1, losses=1), 0),
+        (Tally(finished=1, errors=["500"]), 0),
+        (Tally(finished=1), 1),
+        (Tally(finished=1), -1),
+    ],
+)
+def test_whatever_went_wrong_is_not_clean(tally: Tally, left: int) -> None:
     assert is_clean(Tally(finished=1), left=0)
-    assert not is_clean(Tally(finished=1), left=1)
-    assert not is_clean(Tally(finished=0), left=0)
+    assert not is_clean(tally, left)
 
 
 @pytest.mark.parametrize(
