@@ -180,8 +180,9 @@ TURNS = [
 ]
 
 
-def test_truncation_drops_the_oldest_turns_and_no_more(client, api):
-    asked = {"input": [*TURNS, {"role": "user", "content": "Last"}], "max_output_tokens": 20}
+@pytest.mark.parametrize("output", [1, 13, 20, 31, 44])
+def test_truncation_drops_the_oldest_turns_and_no_more(client, api, output):
+    asked = {"input": [*TURNS, {"role": "user", "content": "Last"}], "max_output_tokens": output}
     with pytest.raises(openai.APIStatusError) as caught:
         ask(client, **asked, instructions="Be short")
     assert caught.value.status_code == 413
@@ -195,7 +196,7 @@ def test_truncation_drops_the_oldest_turns_and_no_more(client, api):
         int(number >= first) for number in range(9)
     ]
     turn = len(api.tokenizer.encode("".join(_rendered(each) for each in TURNS[:2]), False))
-    used = answer.usage.input_tokens + 20
+    used = answer.usage.input_tokens + output
     assert used <= MAX_CONTEXT < used + turn, "one more turn would not fit"
 
 

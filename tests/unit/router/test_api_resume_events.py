@@ -110,6 +110,20 @@ def test_a_stop_string_ends_it_at_the_same_place(api: LiveApi, stop: str) -> Non
         assert rest == events[number + 1 :]
 
 
+@pytest.mark.parametrize("ends_apart", [False, True])
+def test_an_end_by_length_is_the_same_whenever_it_is_found(api: LiveApi, ends_apart: bool) -> None:
+    """What was held back, because a stop string may have begun, comes by itself."""
+    body = {"model": MODEL, "stream": True, **BODIES[MESSAGES], "stop_sequences": ["ox"]}
+    says(api, "Hello", 1, FinishReason.LENGTH, ends_apart)
+    ids, events = events_of(api.post(MESSAGES, body))
+    texts = [each["delta"]["text"] for name, each in events if name == "content_block_delta"]
+    assert texts[-1] == "o"
+    for number, last_id in enumerate(ids):
+        says(api, "Hello", 1 + number % 2, FinishReason.LENGTH, not ends_apart)
+        _, rest = events_of(api.post(MESSAGES, body, **{"Last-Event-ID": last_id}))
+        assert rest == events[number + 1 :]
+
+
 def test_a_resumed_stream_may_be_resumed_again(api: LiveApi) -> None:
     body = {"model": MODEL, "stream": True, **BODIES[RESPONSES]}
     says(api, TEXTS["text"], 1, FinishReason.STOP, ends_apart=False)
