@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -44,15 +45,8 @@ def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
     contexts = np.array([segment.context_len for segment in segments], dtype=np.int32)
     counts = -(-contexts // block_size)
     block_starts = _starts(counts)
-    blocks = np.fromiter(
-        (
-            block
-            for segment, count in zip(segments, counts.tolist(), strict=True)
-            for block in segment.block_table[:count]
-        ),
-        dtype=np.int32,
-        count=int(block_starts[-1]),
-    )
+    tables = (s.block_table[:count] for s, count in zip(segments, counts.tolist(), strict=True))
+    blocks = np.fromiter(chain.from_iterable(tables), dtype=np.int32, count=int(block_starts[-1]))
     query_starts = _starts(queries)
     owner = np.repeat(np.arange(len(segments)), queries)
     in_segment = np.arange(query_starts[-1]) - query_starts[owner]
