@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import platform
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Mapping
@@ -272,7 +273,8 @@ def _plot(
 
 
 def main() -> int:
-    """The command line."""
+    """The command line. Told to end, it first ends whom it has put to sleep."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _parse()
     if options.threads:
         torch.set_num_threads(options.threads)
