@@ -245,6 +245,7 @@ class FakeServer:
         self.sent: list[tuple[Peer, Message]] = []
         self.gone: list[Peer] = []
         self.peers: list[Peer] = []  # who is connected, as far as a worker asks for that
+        self.incarnations: list[str] = []  # after the first
 
     def receive(self) -> list[tuple[Peer, Any]]:
         inbox, self.inbox = self.inbox, []
@@ -257,6 +258,21 @@ class FakeServer:
     def lost(self, now: float) -> list[Peer]:
         gone, self.gone = self.gone, []
         return gone
+
+    def reincarnate(self, incarnation: str) -> None:
+        self.incarnations.append(incarnation)
+
+
+@dataclass
+class Lapsed:
+    """A place in the fleet that was lost; `register_anew` takes it again."""
+
+    has_lapsed: bool = True
+    is_replaced: bool = False
+    is_asked_to_drain: bool = False
+
+    def register_anew(self, incarnation: str) -> None:
+        self.has_lapsed = False
 
 
 @dataclass

@@ -35,6 +35,7 @@ from tests.unit.worker_harness import (
     TTL_S,
     Clock,
     DecodeBench,
+    Lapsed,
     Write,
     continuation,
     finish,
@@ -329,6 +330,23 @@ def test_when_the_grace_is_over_the_router_hears_that_it_failed(pair: Handover) 
     (failed,) = pair.ends_of_d()
     assert isinstance(failed, AttemptFailed)
     pair.d.server.inbox.append((ROUTER, Abort(request_id="r", attempt=2)))
+
+
+def test_after_a_lapse_it_comes_back_when_no_blocks_of_before_move(pair: Handover) -> None:
+    pair.run_to(5)
+    pair.leave()
+    pair.go_on()
+    start_moving(pair)
+    pair.d.host.join(Lapsed())
+    pair.turn("d")
+    assert pair.d.server.incarnations == [], "a write may still land"
+    while pair.d.transfers.writes:
+        pair.write_lands()
+        pair.write_finishes()
+    pair.turn("d")
+    pair.turn("d")
+    assert len(pair.d.server.incarnations) == 1
+    assert pair.d.worker.num_jobs == 0
 
 
 def test_the_first_token_comes_before_the_end_of_an_empty_handoff(pair: Handover) -> None:

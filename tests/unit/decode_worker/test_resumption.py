@@ -22,7 +22,15 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from runtime.counters import Count
-from tests.unit.worker_harness import GRACE_S, ROUTER, Clock, DecodeBench, continuation, greedy
+from tests.unit.worker_harness import (
+    GRACE_S,
+    ROUTER,
+    Clock,
+    DecodeBench,
+    Lapsed,
+    continuation,
+    greedy,
+)
 
 OTHER = Peer(b"other", "other", Role.ROUTER)
 PROMPT = list(range(10))
@@ -160,6 +168,18 @@ def test_finished_streams_are_kept_within_bounds(
     asked = [msgspec.structs.replace(RESUME, request_id=n) for n in ("first", "second", "third")]
     answers = turn(d, *[(OTHER, each) for each in asked])
     assert [type(answer) for _, answer in answers] == [NotKept, Resumed, Resumed]
+
+
+def test_after_a_lapse_nothing_of_before_is_kept(d: DecodeBench) -> None:
+    turn(d, (ROUTER, ASKED), turns=30)
+    turn(d, (ROUTER, msgspec.structs.replace(ASKED, request_id="running")), turns=3)
+    d.host.join(Lapsed())
+    turn(d)
+    assert len(d.server.incarnations) == 1
+    for name in ("r", "running"):
+        asked = msgspec.structs.replace(RESUME, request_id=name)
+        ((_, answer),) = turn(d, (OTHER, asked))
+        assert isinstance(answer, NotKept)
 
 
 def test_a_worker_that_drains_waits_for_nobody(d: DecodeBench) -> None:

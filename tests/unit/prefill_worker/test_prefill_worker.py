@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.runner import RowFailure
 from kv_transfer.transfer_loop import PeerFailed
 from protocol.messages import (
     Abort,
@@ -24,10 +25,12 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from runtime.counters import Count
+from tests.unit import worker_harness
 from tests.unit.worker_harness import (
     ROUTER,
     Clock,
     DecodeBench,
+    Lapsed,
     PrefillBench,
     continuation,
     finish,
@@ -381,6 +384,47 @@ def test_nobody_waits_long_for_the_blocks_of_a_complete_output(p: PrefillBench) 
     assert say(p) == []
     p.clock.now += 0.2
     assert types(say(p)) == [AttemptFailed]
+
+
+@pytest.mark.parametrize("is_resumable", [False, True])
+def test_what_a_decode_worker_waits_for_outlives_its_router_if_it_may(
+    p: PrefillBench, d: DecodeBench, is_resumable: bool
+) -> None:
+    say(p, msgspec.structs.replace(PREFILL, is_resumable=is_resumable))
+    say_of_d(p, d, d.descriptor, grant(d))
+    p.server.gone.append(ROUTER)
+    sent = say(p, turns=2)
+    finish_writes(p)
+    sent += say(p)
+    (closed,) = [message for message in sent if isinstance(message, KvClosed)]
+    assert (closed.error, HandoffToken in types(sent)) == (
+        ("", True) if is_resumable else ("aborted", False)
+    )
+
+
+def test_a_failure_that_no_other_worker_would_mend_is_final(
+    p: PrefillBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_harness, "NOT_FINITE", RowFailure("nothing may follow", False))
+    p.model.broken = {"r"}
+    (failed,) = say(p, PREFILL, turns=3)
+    assert (failed.reason, failed.retryable) == ("nothing may follow", False)
+
+
+def test_after_a_lapse_it_comes_back_when_nothing_of_before_is_left(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, grant(d))
+    p.host.join(Lapsed())
+    (refused,) = say(p, msgspec.structs.replace(PREFILL, request_id="new"))
+    assert (refused.request_id, refused.retryable) == ("new", True)
+    assert p.server.incarnations == [], "a write may still land"
+    finish_writes(p)
+    say(p, turns=2)
+    assert len(p.server.incarnations) == 1
+    assert types(say(p, msgspec.structs.replace(PREFILL, attempt=2), turns=3)) == [FirstToken]
+    say(p, Abort(request_id="r", attempt=2))
 
 
 def test_a_stopping_worker_takes_nothing_new(p: PrefillBench, d: DecodeBench) -> None:
