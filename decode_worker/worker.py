@@ -174,7 +174,7 @@ class DecodeWorker:
             return
         for other in others:
             self._end(self._tasks[other])
-        if self._host.is_draining:
+        if self._host.is_draining or self._host.has_lapsed:
             self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
         try:

@@ -338,7 +338,11 @@ def test_after_a_lapse_it_comes_back_when_no_blocks_of_before_move(pair: Handove
     pair.go_on()
     start_moving(pair)
     pair.d.host.join(Lapsed())
+    pair.d.server.inbox.append((ROUTER, pair.generate(3, 0)))
     pair.turn("d")
+    (refused,) = pair.ends_of_d()
+    assert isinstance(refused, AttemptFailed)
+    assert (refused.attempt, refused.retryable) == (3, True)
     assert pair.d.server.incarnations == [], "a write may still land"
     while pair.d.transfers.writes:
         pair.write_lands()
