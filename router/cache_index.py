@@ -9,6 +9,7 @@ as expected, not as held, so that a burst of equal prompts goes where the first 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,13 +28,17 @@ class PrefixMatch:
 
 @dataclass
 class _WorkerBlocks:
-    """One worker's blocks. `seq` is None while a dump is awaited; events then wait in `buffer`."""
+    """One worker's blocks. `seq` is None while a dump is awaited; events then wait in `buffer`.
+
+    `pending` tells until when a block is expected, `routed` the same by prompt, oldest first.
+    """
 
     incarnation: str
     hashes: set[bytes] = field(default_factory=set)
     seq: int | None = None
     buffer: list[CacheEvents] = field(default_factory=list)
     pending: dict[bytes, float] = field(default_factory=dict)
+    routed: deque[tuple[float, list[bytes]]] = field(default_factory=deque)
 
     def apply(self, events: CacheEvents) -> None:
         self.hashes.difference_update(events.removed)
@@ -95,13 +100,16 @@ class CacheIndex:
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        pending = worker.pending  # in the order of expiry: what is noted anew goes to the end
-        while pending and pending[oldest := next(iter(pending))] <= now:
-            del pending[oldest]
-        for digest in hashes:
-            if digest not in worker.hashes:
-                pending.pop(digest, None)
-                pending[digest] = now + self._pending_ttl_s
+        pending, routed = worker.pending, worker.routed
+        while routed and routed[0][0] <= now:
+            for digest in routed.popleft()[1]:
+                if pending.get(digest, now) <= now:
+                    pending.pop(digest, None)
+        expiry = now + self._pending_ttl_s
+        new = [digest for digest in hashes if digest not in worker.hashes]
+        pending.update(dict.fromkeys(new, expiry))
+        if new:
+            routed.append((expiry, new))
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
         """How many leading blocks of a prompt a worker holds, and will soon hold."""

@@ -129,6 +129,17 @@ def test_expectations_that_expired_leave_no_memory() -> None:
     for number in range(100):
         index.expect("w", [digest(number)], now=float(number))
     assert len(index._workers["w"].pending) <= 6
+    assert len(index._workers["w"].routed) <= 6
+
+
+def test_a_prompt_that_is_routed_again_is_expected_as_long_again() -> None:
+    index = synced(TruthfulWorker())
+    index.expect("w", CHAIN[:2], now=0.0)
+    index.expect("w", CHAIN[:1], now=4.0)
+    index.expect("w", [digest(99)], now=6.0)
+    assert index.match("w", CHAIN, 6.0) == PrefixMatch(held=0, expected=1)
+    index.expect("w", [digest(98)], now=9.0)
+    assert index.match("w", CHAIN, 8.0) == PrefixMatch(held=0, expected=0)
 
 
 changes = st.lists(
