@@ -128,18 +128,7 @@ def load_engine(
         card.ops() if card else None,
     )
     parts = _Parts(config, model_config, model, layout, kernels, card)
-    num_blocks = config.num_blocks or parts.pool_size(context)
-    buffer = allocate(num_blocks * layout.block_bytes)
-    pool = KvPool(layout, num_blocks, device, buffer)
-    limits = EngineLimits(model_config.vocab_size, min(context, num_blocks * layout.block_size))
-    vocab_size = model_config.vocab_size
-    grammars = Grammars(config.folder / "tokenizer.json", vocab_size, model_config.eos_token_ids)
-    sampler = Sampler(vocab_size)
-    graphs = parts.graphs(pool, limits.max_context)
-    runner = ModelRunner(model, parts.attention(pool), sampler, grammars, graphs)
-    scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
-    engine = Engine(scheduler, runner, layout, limits, clock)
-    return LoadedEngine(engine, pool, model_config, grammars)
+    return parts.assembled(context, clock, allocate)
 
 
 def _context(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -254,6 +243,24 @@ class _Parts:
     layout: KvLayout
     kernels: ctypes.CDLL | None
     card: CardBackend | None
+
+    def assembled(
+        self, context: int, clock: Callable[[], float], allocate: Allocate
+    ) -> LoadedEngine:
+        """The engine, for up to `context` tokens. Raises ConfigError if no block has room."""
+        config, layout = self.config, self.layout
+        num_blocks = config.num_blocks or self.pool_size(context)
+        buffer = allocate(num_blocks * layout.block_bytes)
+        pool = KvPool(layout, num_blocks, self.model.device, buffer)
+        vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
+        limits = EngineLimits(vocab_size, min(context, num_blocks * layout.block_size))
+        grammars = Grammars(config.folder / "tokenizer.json", vocab_size, end_ids)
+        graphs = self.graphs(pool, limits.max_context)
+        sampler, attention = Sampler(vocab_size), self.attention(pool)
+        runner = ModelRunner(self.model, attention, sampler, grammars, graphs)
+        scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
+        engine = Engine(scheduler, runner, layout, limits, clock)
+        return LoadedEngine(engine, pool, self.model_config, grammars)
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """The backend for any batch over `pool`."""
