@@ -41,14 +41,15 @@ def test_the_text_conforms_to_its_schema_and_is_the_same_on_every_path(
     fleet: tuple[Fleet, str],
 ) -> None:
     running, path = fleet
-    streams_even = path == "apart"
 
-    def run(number: int) -> str:
-        return ask(running.url, SCHEMAS[number], number, stream=(number % 2 == 0) == streams_even)
+    def run(number: int, stream: bool) -> str:
+        return ask(running.url, SCHEMAS[number], number, stream)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        texts = list(pool.map(run, range(len(SCHEMAS))))
-    compare(path, texts)
+        streamed = pool.map(run, range(len(SCHEMAS)), [True] * len(SCHEMAS))
+        whole = pool.map(run, range(len(SCHEMAS)), [False] * len(SCHEMAS))
+    compare(path, list(streamed))
+    compare(path, list(whole))
     handoffs = counters(running, "decode-1")["handoffs"]
     assert (handoffs > len(SCHEMAS) // 2) == (path == "apart")
 
@@ -69,19 +70,24 @@ def test_only_allowed_tokens_come_and_no_bad_word(fleet: tuple[Fleet, str]) -> N
 
 def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFleet) -> None:
     """A decode worker dies in each half of the schemas, under whatever it then generates."""
-    texts: list[str] = []
+    texts: dict[bool, list[str]] = {True: [], False: []}
     half = len(SCHEMAS) // 2
     for start in (0, half):
         mortal_fleet.revive()
         mortal_fleet.arm(mortal_fleet.names(Role.DECODE), "decode", 20)
-        with ThreadPoolExecutor(half) as pool:
-            asked = [
-                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, number % 2 == 0)
-                for number in range(start, start + half)
-            ]
+        with ThreadPoolExecutor(2 * half) as pool:
+            asked = {
+                stream: [
+                    pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream)
+                    for number in range(start, start + half)
+                ]
+                for stream in texts
+            }
             mortal_fleet.kill(mortal_fleet.held("decode"))
-            texts += [each.result() for each in asked]
-    compare("retried", texts)
+            for stream, answers in asked.items():
+                texts[stream] += [each.result() for each in answers]
+    compare("retried, streamed", texts[True])
+    compare("retried, whole", texts[False])
     metrics = httpx.get(f"{mortal_fleet.url}/metrics").raise_for_status().text
     (retries,) = re.findall(r"^baton_router_retries_total (\S+)", metrics, re.MULTILINE)
     assert float(retries) > 20
