@@ -173,6 +173,17 @@ def test_a_choice_that_has_ended_is_not_run_again(api):
     )
 
 
+def test_tokens_that_its_client_has_are_not_counted_again(api):
+    body = body_of(COMPLETIONS)
+    says(api, TEXT, size=1)
+    at_first = api.metric("baton_output_tokens_total")
+    events = sent(api.post(COMPLETIONS, body))
+    before = api.metric("baton_output_tokens_total")
+    known = int(events[4].id.rpartition(":")[2])
+    sent(api.post(COMPLETIONS, body, **{"Last-Event-ID": events[4].id}))
+    assert api.metric("baton_output_tokens_total") - before == before - at_first - known
+
+
 def test_its_timing_comes_last_although_a_choice_had_ended_before(api):
     body = body_of(COMPLETIONS, n=2)
     events = sent(api.post(COMPLETIONS, body))

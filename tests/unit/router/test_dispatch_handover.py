@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -228,6 +228,8 @@ async def test_it_stays_while_no_other_worker_has_the_room(harness: Harness) -> 
     (small,) = await harness.join("d2", num_blocks=25)
     (short,) = await harness.join("d3", max_context=199)
     drain(harness, source)
+    await all_sent(harness, source)
+    assert source.received.count(HandOver) == 0
     (target,) = await harness.join("d4", num_blocks=26)
     hand_over(source, await source.received.next(HandOver), num_output=3)
     await end(consumer, target, await target.received.next(Generate), 2)
@@ -246,17 +248,17 @@ async def test_room_for_one_is_not_given_to_two(harness: Harness) -> None:
         await consumer.received(1)
     await harness.join("d2", num_blocks=51)
     drain(harness, source)
-    harness.fleet.worker("d1").link.send(Ping(nonce=-1))
-    await until(lambda: any(each.nonce < 0 for each in pings(source)))
+    await all_sent(harness, source)
     assert source.received.count(HandOver) == 1
     for consumer, leg in zip(consumers, legs, strict=True):
         await end(consumer, source, leg, 1)
 
 
-def pings(worker: FakeWorker) -> Iterator[Ping]:
-    """Those that came since it was last asked."""
-    while worker.received.count(Ping):
-        yield worker.received.queues[Ping].get_nowait()
+async def all_sent(harness: Harness, worker: FakeWorker) -> None:
+    """Wait until what the router has sent to a worker is there."""
+    harness.fleet.worker(worker.info.worker_id).link.send(Ping(nonce=-1))
+    while (await worker.received.next(Ping)).nonce >= 0:
+        pass
 
 
 async def test_room_that_became_free_is_found(harness: Harness) -> None:

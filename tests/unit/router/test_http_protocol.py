@@ -183,7 +183,12 @@ async def test_a_client_that_reads_on_in_time_loses_nothing(serve) -> None:
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
-async def test_an_answer_that_is_whole_but_not_read_does_not_stay(serve, keep_alive) -> None:
+@pytest.mark.parametrize("write_buffer", [WRITE_BUFFER_BYTES, 10**7])
+async def test_an_answer_that_is_whole_but_not_read_does_not_stay(
+    serve, monkeypatch: pytest.MonkeyPatch, keep_alive: bool, write_buffer: int
+) -> None:
+    """Whether or not what is left of it fills the buffer."""
+    monkeypatch.setattr("router.http_protocol.WRITE_BUFFER_BYTES", write_buffer)
     served = await serve(stall_timeout_s=SOON_S)
     large = TokenDelta([70] * 100_000, finish=FinishReason.LENGTH)
     served.generator.script = lambda request: [large]
