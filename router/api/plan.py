@@ -158,7 +158,8 @@ class ChoicePlanner:
                 priority=-(self.fields.priority or 0),  # theirs: lower is earlier
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
-                is_resumable=bool(self.fields.stream),
+                # what is told of a prompt is not kept with the tokens
+                is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
             ),
             output=OutputText(detokenizer, stop_rules(self.fields, sampling)),

@@ -147,6 +147,7 @@ def test_an_echo_streams_its_logprobs_before_the_output_s(api: LiveApi, max_toke
 def test_a_resumed_stream_tells_them_to_those_who_have_not_heard(api: LiveApi) -> None:
     asked = {"n": 2, "prompt_logprobs": 0, "stream": True, "model": MODEL, "prompt": "Hello"}
     answer = api.post("/v1/completions", asked)
+    assert [each.is_resumable for each in api.generator.requests] == [False, False]
     ids = [line[4:] for line in answer.text.split("\n") if line.startswith("id: ")]
     events = events_of(answer.text)
     for number, last_id in enumerate(ids):
