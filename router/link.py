@@ -1,6 +1,6 @@
 """The router's connection to one worker: control (DEALER) and events (SUB).
 
-Owns both sockets and the one task that serves them. Says hello first and is ready once the
+Owns both sockets and the one task that makes them anew. Says hello first and is ready once the
 worker accepted it; a refusal is final for this incarnation. A session that broke, or that the
 worker forgot, is reported at once, then made anew with fresh sockets: what was queued belongs to
 it. Frames that cannot be taken are counted and dropped. Knows nothing of requests.
@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from protocol.errors import ProtocolError
@@ -34,15 +32,16 @@ from protocol.messages import (
 )
 from protocol.wire import decode_control, decode_event, encode
 from router.fleet_metrics import FleetMetrics
+from router.frame_socket import FrameSocket
 from runtime.control import NO_HELLO
 from runtime.gatekeeper import HANDSHAKE_FAILURES
 from runtime.network import Network
+from runtime.sockets import QUEUE_FRAMES
 
 log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
-MAX_AT_ONCE = 64
 
 
 class LinkCallbacks(Protocol):
@@ -92,10 +91,11 @@ class WorkerLink:
         self._callbacks = callbacks
         self._times = times
         self._metrics = metrics
-        self._control: zmq.asyncio.Socket | None = None
+        self._control: FrameSocket | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._pinging: asyncio.TimerHandle | None = None
         self._is_ready = False
         self._is_closed = False
-        self._is_forgotten = False
         self._said_that_keys_differ = False
         self._last_heard = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(
@@ -145,52 +145,62 @@ class WorkerLink:
             await asyncio.sleep(RECONNECT_S)
 
     async def _session(self) -> None:
-        """One connection from hello to its end."""
-        self._is_forgotten = False
-        control = cast("zmq.asyncio.Socket", self._network.connecting(zmq.DEALER))
-        events = cast("zmq.asyncio.Socket", self._network.connecting(zmq.SUB))
-        monitor = control.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
+        """One connection from hello to its end. Raises what a message, or a socket, failed with."""
+        self._ended = asyncio.get_running_loop().create_future()
+        connection: zmq.Socket[bytes] = self._network.connecting(zmq.DEALER)
+        published: zmq.Socket[bytes] = self._network.connecting(zmq.SUB)
+        watched = connection.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
+        control = self._serve(connection, self._reader(decode_control, self._take_control))
+        events = self._serve(published, self._reader(decode_event, self._take_event))
+        monitor = self._serve(watched, self._on_monitor)
         try:
-            events.subscribe(b"")
-            events.connect(self._info.events)
-            control.connect(self._info.control)
+            published.subscribe(b"")
+            published.connect(self._info.events)
+            connection.connect(self._info.control)
             self._control = control
             self._post(self._hello)
-            await _until_first(
-                self._read(control, decode_control, self._take_control),
-                self._read(events, decode_event, self._take_event),
-                self._ping(),
-                self._until_disconnected(monitor),
-            )
+            self._ping_later(1)
+            await self._ended
         finally:
             self._control = None
-            control.disable_monitor()
-            monitor.close(linger=0)
-            events.close(linger=0)
-            control.close(linger=CLOSE_LINGER_MS)
+            self._stop_pinging()
+            connection.disable_monitor()
+            monitor.close()
+            events.close()
+            control.close(CLOSE_LINGER_MS)
 
-    async def _read(
-        self,
-        socket: zmq.asyncio.Socket,
-        decode: Callable[[bytes], Any],
-        take: Callable[[Any], None],
-    ) -> None:
-        """Takes what comes; what has come already is taken in one turn of the loop, so that
-        the tokens of several steps leave together where we are behind."""
-        at_once = cast("zmq.Socket[bytes]", zmq.Socket.shadow(socket))
-        waiting: deque[list[bytes]] = deque()
-        while self._listens:
-            if not waiting:
-                waiting.append(await socket.recv_multipart())
-                self._last_heard = time.monotonic()
-                _drain(at_once, waiting)
-            message = self._decoded(waiting.popleft(), decode)
+    def _serve(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> FrameSocket:
+        """`take` gets what comes, until the session ends; what it raises ends that."""
+        return FrameSocket(socket, take, self._end_session, QUEUE_FRAMES)
+
+    def _end_session(self, error: Exception | None = None) -> None:
+        """The connection is made anew, if it is wanted."""
+        if self._ended is None or self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    @property
+    def _lasts(self) -> bool:
+        """Whether there is a session, and nothing ended it yet."""
+        return self._ended is not None and not self._ended.done()
+
+    def _reader(
+        self, decode: Callable[[bytes], Any], take: Callable[[Any], None]
+    ) -> Callable[[list[bytes]], None]:
+        """What becomes of frames, as long as the session lasts."""
+
+        def read(frames: list[bytes]) -> None:
+            if not self._lasts:
+                return
+            self._last_heard = time.monotonic()
+            message = self._decoded(frames, decode)
             if message is not None:
                 take(message)
 
-    @property
-    def _listens(self) -> bool:
-        return self.refused is None and not self._is_forgotten
+        return read
 
     def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
         """The message, or None, and counted, for frames that are none."""
@@ -204,17 +214,28 @@ class WorkerLink:
             log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
             return None
 
-    async def _ping(self) -> None:
-        nonce = 0
-        while True:
-            await asyncio.sleep(self._times.ping_interval_s)
-            nonce += 1
-            self.send(Ping(nonce=nonce))
+    def _ping_later(self, nonce: int) -> None:
+        self._pinging = asyncio.get_running_loop().call_later(
+            self._times.ping_interval_s, self._ping, nonce
+        )
 
-    async def _until_disconnected(self, monitor: zmq.asyncio.Socket) -> None:
-        """Returns when the control connection ended, or its keys did not match."""
-        event = parse_monitor_message(await monitor.recv_multipart())
-        if event["event"] == zmq.EVENT_DISCONNECTED:
+    def _ping(self, nonce: int) -> None:
+        self.send(Ping(nonce=nonce))
+        self._ping_later(nonce + 1)
+
+    def _stop_pinging(self) -> None:
+        if self._pinging is not None:
+            self._pinging.cancel()
+            self._pinging = None
+
+    def _on_monitor(self, frames: list[bytes]) -> None:
+        """The control connection ended, or its keys did not match."""
+        if not self._lasts:
+            return
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            if self._control is not None:
+                self._control.take_all()  # its last words came before
+            self._end_session()
             return
         self._metrics.refused.labels("handshake").inc()
         if not self._said_that_keys_differ:
@@ -223,18 +244,18 @@ class WorkerLink:
                 "the handshake with %s failed: is its BATON_CLUSTER_SECRET ours?",
                 self._info.worker_id,
             )
+        self._end_session()
 
     def _post(self, message: Message) -> bool:
         if self._control is None or self._is_closed:
             return False
-        sent = cast("asyncio.Future[Any]", self._control.send(encode(message), zmq.DONTWAIT))
-        return sent.done() and sent.exception() is None
+        return self._control.send(encode(message))
 
     def _take_control(self, message: ControlMessage) -> None:
         if isinstance(message, HelloAccepted):
             self._accepted(message)
         elif message == NO_HELLO:
-            self._is_forgotten = True
+            self._end_session()
         elif isinstance(message, HelloRefused):
             self._refuse(message)
         elif not self._is_ready:
@@ -255,6 +276,7 @@ class WorkerLink:
     def _refuse(self, refused: HelloRefused) -> None:
         self.refused = refused
         self._is_ready = False
+        self._end_session()
         log.error(
             "%s refused the connection and is not used: %s is %s here and %s there",
             self._info.worker_id, refused.what, refused.theirs, refused.ours,
@@ -263,25 +285,3 @@ class WorkerLink:
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:
             self._callbacks.on_event(self._info.worker_id, message)
-
-
-def _drain(socket: zmq.Socket[bytes], waiting: deque[list[bytes]]) -> None:
-    """Adds what can be received without waiting, within bounds."""
-    for _ in range(MAX_AT_ONCE):
-        try:
-            waiting.append(socket.recv_multipart(zmq.NOBLOCK))
-        except zmq.Again:
-            return
-
-
-async def _until_first(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all until the first ends, then end the others; raises what the first one raised."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

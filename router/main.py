@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.errors import ConfigError, ModelLoadError
@@ -148,7 +147,7 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     """Fleet, traces and dispatcher, joined; the fleet's links are closed with the stack."""
     registry = process_registry()
     metrics = FleetMetrics(registry)
-    network = Network(settings.cluster_secret, zmq.asyncio.Context())
+    network = Network(settings.cluster_secret)
     stack.callback(network.close)
     name = f"router-{uuid.uuid4().hex[:6]}"
     times = LinkTimes(settings.ping_interval_s, settings.silence_s)

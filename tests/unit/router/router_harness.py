@@ -38,7 +38,8 @@ class Harness:
         self.settings = RouterSettings(**(known | settings))
         self.registry = CollectorRegistry()
         self.metrics = FleetMetrics(self.registry)
-        self.network = Network(SECRET, zmq.asyncio.Context())
+        self.network = Network(SECRET)
+        self.workers_network = Network(SECRET, zmq.asyncio.Context())
         self.index = CacheIndex(10.0)
         self.fleet = Fleet(self._connect, self.index, self.metrics)
         clock = itertools.count(1_000_000, 1000)
@@ -64,7 +65,7 @@ class Harness:
     def make(self, worker_id: str, **info) -> FakeWorker:
         """A worker that is not a member yet; its id starts with its role's letter."""
         role = Role.PREFILL if worker_id.startswith("p") else Role.DECODE
-        worker = FakeWorker(self.network, worker_id, role, **info)
+        worker = FakeWorker(self.workers_network, worker_id, role, **info)
         self.ever.append(worker)
         return worker
 
@@ -98,6 +99,7 @@ class Harness:
         for worker in self.ever:
             await worker.close()
         self.network.close()
+        self.workers_network.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
