@@ -1,7 +1,7 @@
 """From a conversation to the choices that answer it, for every endpoint that chats.
 
-Rendering and encoding happen off the event loop. What the checkpoint's template has no place for
-is refused by name: it would change nothing.
+Rendering and encoding happen off the event loop, unless they are quick. What the checkpoint's
+template has no place for is refused by name: it would change nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from router.tokenizer import Tokenizer
 
 _THINKING = "enable_thinking"
 MAX_INLINE_MESSAGES = 8
+MAX_INLINE_CHARS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +84,30 @@ async def encode_conversation(
     """
     tokenizer = context.tokenizer
 
-    def encode() -> tuple[str, list[int]]:
+    def render() -> str:
         template = _template_of(tokenizer)
         _check(context, template, conversation)
-        text = render_conversation(template, conversation)
+        return render_conversation(template, conversation)
+
+    def encode() -> tuple[str, list[int]]:
+        text = render()
         return text, tokenizer.encode(text, add_special_tokens)
 
     if not _is_plain(conversation):
         return await tokenizer.in_thread(encode)
-    num_chars = sum(len(message.content) for message in conversation.messages)
-    return await tokenizer.off_loop(encode, num_chars)
+    text = render()
+    return text, await tokenizer.encode_async(text, add_special_tokens)
 
 
 def _is_plain(conversation: Conversation) -> bool:
-    """Whether it is rendered in no time: a few messages and nothing else."""
+    """Whether it is rendered in no time: a few messages, not too long, and nothing else."""
+    messages = conversation.messages
     return (
-        len(conversation.messages) <= MAX_INLINE_MESSAGES
+        len(messages) <= MAX_INLINE_MESSAGES
         and not conversation.tools
         and not conversation.documents
         and not conversation.template_variables
+        and sum(len(message.content) for message in messages) <= MAX_INLINE_CHARS
     )
 
 
