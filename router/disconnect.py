@@ -7,7 +7,7 @@ more for each request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Scope
@@ -43,6 +43,15 @@ class ClientConnection(Protocol):
 
     def write_chunk(self, data: bytes) -> None:
         """A piece of an answer's body that has begun, and has no content-length. Never waits."""
+        ...
+
+    def try_body(self, scope: Scope) -> bytes | None:
+        """The body of this scope's request, once, if all of it has come."""
+        ...
+
+    def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Answer this scope's request with 200, headers that hold no line breaks, and a body;
+        False if it takes ASGI's `send`, because it must wait, or something was sent."""
         ...
 
 

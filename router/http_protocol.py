@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from protocol.errors import RequestError
@@ -25,6 +26,7 @@ from router.http_errors import HttpError
 log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024
+_OK = b"HTTP/1.1 200 OK\r\n"
 _REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
@@ -212,6 +214,38 @@ class BoundedProtocol(HttpToolsProtocol):
         """One chunk of the answer's body."""
         if not self._is_lost:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def try_body(self, scope: Scope) -> bytes | None:
+        """What uvicorn's `receive` would give, if that is all."""
+        cycle = self._cycle_of(scope)
+        if cycle is None or cycle.more_body or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        self.flow.resume_reading()
+        return body
+
+    def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """What uvicorn's `send` does with a start and a whole body."""
+        cycle = self._cycle_of(scope)
+        if cycle is None or cycle.response_started or self.flow.write_paused:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        lines = [b"%b: %b\r\n" % each for each in (*self.server_state.default_headers, *headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self.transport.write(
+            b"%bcontent-length: %d\r\n%b\r\n%b" % (_OK, len(body), b"".join(lines), body)
+        )
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
+    def _cycle_of(self, scope: Scope) -> RequestResponseCycle | None:
+        """Uvicorn's object for this request, if it is being answered and its client is there."""
+        running = self._running
+        return running if running is not None and running.scope is scope else None
 
     # -- time to receive --------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from router.api.anthropic.errors import error_response, is_anthropics
 from router.api_metrics import CLIENT_GONE_STATUS, ApiMetrics
 from router.disconnect import ClientGone
 from router.http_errors import describe
-from runtime.trace_context import CURRENT_TRACE, read_traceparent
+from runtime.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
 
 MAX_CLIENT_ID_CHARS = 128
 _KEY = "baton.request"
@@ -37,13 +37,37 @@ _ENDPOINTS = frozenset(
 class RequestRecord:
     """One HTTP request: its own id, when it arrived (seconds), and how its answer went.
 
+    `headers` holds the first of each name; `trace` is the client's own, if it sent one;
     `body_digest` is that of its body, once that was read.
     """
 
     arrived: float
+    path: str
+    headers: dict[bytes, bytes]
+    trace: TraceContext | None = None
     request_id: str = field(default_factory=lambda: new_id("req-"))
     status: int | None = None
     body_digest: bytes = b""
+
+    def header(self, name: bytes) -> str | None:
+        """What the client sent under a name, in lower case."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def names(self) -> list[tuple[bytes, bytes]]:
+        """The headers by which the answer names the request."""
+        own = self.request_id.encode("latin-1")
+        client_id = self.header(b"x-request-id")
+        is_shown = client_id is not None and is_sane_id(client_id)
+        names = [
+            (b"x-request-id", self.headers[b"x-request-id"] if is_shown else own),
+            (b"x-baton-request-id", own),
+        ]
+        if is_anthropics(self.path):
+            names.append((b"request-id", own))
+        if self.trace is not None:
+            names.append((b"traceparent", self.trace.traceparent.encode("latin-1")))
+        return names
 
 
 def new_id(prefix: str) -> str:
@@ -88,7 +112,8 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope[_KEY] = RequestRecord(self._metrics.clock())
+        headers = dict(reversed(scope["headers"]))
+        record = scope[_KEY] = RequestRecord(self._metrics.clock(), scope["path"], headers)
         endpoint = scope["path"] if scope["path"] in _ENDPOINTS else _OTHER
         shown = self._shown.get(endpoint)
         if shown is None:
@@ -104,7 +129,10 @@ class RequestScope:
     async def _answer(
         self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        named_send = _naming(record, scope, send)
+        traceparent = record.header(b"traceparent")
+        record.trace = None if traceparent is None else read_traceparent(traceparent)
+        CURRENT_TRACE.set(record.trace)
+        named_send = _naming(record, send)
         try:
             await self._app(scope, receive, named_send)
         except ClientGone:
@@ -118,39 +146,16 @@ class RequestScope:
             await response(scope, receive, named_send)
 
 
-def _naming(record: RequestRecord, scope: Scope, send: Send) -> Send:
+def _naming(record: RequestRecord, send: Send) -> Send:
     """`send` that adds the id headers and notes the status."""
-    client_id = _first(scope, b"x-request-id")
-    traceparent = _first(scope, b"traceparent")
-    trace = None if traceparent is None else read_traceparent(traceparent)
-    CURRENT_TRACE.set(trace)
 
     async def named_send(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            sane = client_id is not None and is_sane_id(client_id)
-            shown = client_id if sane and client_id else record.request_id
-            names = [
-                (b"x-request-id", shown.encode("latin-1")),
-                (b"x-baton-request-id", record.request_id.encode("latin-1")),
-            ]
-            if is_anthropics(scope["path"]):
-                names.append((b"request-id", record.request_id.encode("latin-1")))
-            if trace is not None:
-                names.append((b"traceparent", trace.traceparent.encode("latin-1")))
-            message["headers"] = [*message.get("headers", ()), *names]
+            message["headers"] = [*message.get("headers", ()), *record.names()]
         await send(message)
 
     return named_send
-
-
-def _first(scope: Scope, name: bytes) -> str | None:
-    """The first header of this name."""
-    for each, value in scope["headers"]:
-        if each == name:
-            text: str = value.decode("latin-1")
-            return text
-    return None
 
 
 def is_sane_id(client_id: str) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
-from starlette.datastructures import Headers
 
 from protocol.errors import InvalidRequest
 from router.api.responses import Usage
@@ -31,12 +30,12 @@ class AnswerFormat(Protocol):
         ...
 
 
-def wants_timing(headers: Headers) -> bool:
-    """Whether the client asks for it. Raises InvalidRequest for what is neither yes nor no."""
-    value = headers.get(TIMING_HEADER, "0")
-    if value not in ("0", "1"):
+def wants_timing(header: str | None) -> bool:
+    """Whether the client asks for it, if it sent the header. Raises InvalidRequest for what is
+    neither yes nor no."""
+    if header not in (None, "0", "1"):
         raise InvalidRequest(f"the header '{TIMING_HEADER}' must be 0 or 1", TIMING_HEADER)
-    return value == "1"
+    return header == "1"
 
 
 class CountingFormat:

@@ -12,6 +12,7 @@ from router.api.request_fields import GenerationFields
 from router.event_ids import HEADER, StreamIdentity, resumed_identity
 from router.request_scope import record_of
 
+_LAST_EVENT_ID = HEADER.lower().encode()
 _NUM_DIGITS = 32
 
 
@@ -24,7 +25,7 @@ def identify(
     of the same endpoint and body.
     """
     record = record_of(request.scope)
-    last_id = request.headers.get(HEADER)
+    last_id = record.header(_LAST_EVENT_ID)
     if last_id is None:
         created = int(time.time())
         return StreamIdentity(record.request_id, created, numbers_events=numbers_events)

@@ -27,7 +27,11 @@ from router.http_errors import describe
 from router.output import OutputToken, TextDelta
 from router.request_scope import RequestRecord, record_of
 from router.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
+from router.timing import TIMING_HEADER
 from router.tokenizer import Tokenizer
+from router.whole_answer import WholeAnswer
+
+_TIMING = TIMING_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ async def reply(
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
     if not plan.identity.life:
         context.metrics.prompt_tokens.inc(sum(_prompt_lengths(choices).values()))
-    if wants_timing(request.headers):
+    if wants_timing(record.header(_TIMING)):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
 
     async def run(sink: TextSink) -> None:
@@ -71,7 +75,7 @@ async def reply(
         document = await context.tokenizer.off_loop(
             lambda: answer.whole(answer_format), answer.num_prompt_logprobs
         )
-        return Response(document, media_type="application/json")
+        return WholeAnswer(document)
 
     async def produce(writer: EventWriter) -> None:
         bookmark = plan.bookmark(context.ids_key, record.body_digest)

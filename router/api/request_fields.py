@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
 from router.api.structured import ResponseFormat, StructuredOutputs
-from router.disconnect import ClientGone
+from router.disconnect import ClientGone, connection_of
 from router.event_ids import body_digest
 from router.http_errors import invalid_request
 from router.request_scope import record_of
@@ -32,6 +32,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_STRINGS = 128
 _INT32_MAX = 2**31 - 1
+_JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -188,21 +189,37 @@ async def read_fields(request: Request, schema: type[Fields], max_body_bytes: in
 
     Raises InvalidRequest, HTTPException 413 and 415, ClientGone if it breaks off.
     """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
+    record = record_of(request.scope)
+    content_type = record.header(b"content-type")
+    media_type = _JSON if content_type is None else content_type.partition(";")[0]
+    if media_type != _JSON and media_type.strip().lower() != _JSON:
         raise HTTPException(415, f"the content type must be application/json, not {media_type}")
-    body = bytearray()
+    body = await _body(request, max_body_bytes)
+    record.body_digest = body_digest(body)
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > max_body_bytes:
-                raise HTTPException(413, f"the body exceeds {max_body_bytes} bytes")
-    except ClientDisconnect as error:
-        raise ClientGone from error
-    record_of(request.scope).body_digest = body_digest(bytes(body))
-    try:
-        fields = schema.model_validate_json(bytes(body))
+        fields = schema.model_validate_json(body)
     except PydanticValidationError as error:
         raise invalid_request(error) from error
     fields.check_together()
     return fields
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """All of it, from the connection where that has it already."""
+    whole = connection_of(request.scope).try_body(request.scope)
+    if whole is not None:
+        _check_length(whole, max_bytes)
+        return whole
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            _check_length(body, max_bytes)
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return bytes(body)
+
+
+def _check_length(body: bytes | bytearray, max_bytes: int) -> None:
+    if len(body) > max_bytes:
+        raise HTTPException(413, f"the body exceeds {max_bytes} bytes")
