@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 HASH_BYTES = 16
 DEFAULT_SEED = "baton"
 
 
+@lru_cache(maxsize=1024)
 def chain_root(model_fingerprint: str, salt: str = "", seed: str = DEFAULT_SEED) -> bytes:
     """The parent of a sequence's first block: whatever changes the KV besides its tokens."""
     digest = blake2b(digest_size=HASH_BYTES)

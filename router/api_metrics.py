@@ -51,11 +51,11 @@ class ApiMetrics:
             buckets=_REQUEST_S,
             registry=registry,
         )
-        self.first_token = Histogram(
+        self.first_token = TokenHistogram(
             "baton_time_to_first_token_seconds",
             "Time from a request's arrival to the first token of each choice",
-            buckets=_FIRST_TOKEN_S,
-            registry=registry,
+            _FIRST_TOKEN_S,
+            registry,
         )
         self.between_tokens = TokenHistogram(
             "baton_inter_token_seconds",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.messages import Abort, WorkerState
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
+from router.mailbox import Mailbox
 from router.placement import Mode, Placement
 from router.token_stream import TokenStream
 from router.trace import AttemptTrace, RequestTrace
@@ -105,7 +106,7 @@ class Generation:
     deadline: float
     trace: RequestTrace
     stream: TokenStream = field(init=False)
-    events: asyncio.Queue[TokenDelta | Failure | End] = field(default_factory=asyncio.Queue)
+    events: Mailbox[TokenDelta | Failure | End] = field(default_factory=Mailbox)
     attempt: Attempt | None = None
     num_attempts: int = 0
     num_failures: int = 0
@@ -165,7 +166,7 @@ class Generation:
         """Give a new delta to the sink, or keep it until the sink has caught up."""
         if self.is_behind or self.sink.is_full:
             self.is_behind = True
-            self.events.put_nowait(delta)
+            self.events.put(delta)
         else:
             self.hand_over(delta)
 
@@ -178,14 +179,14 @@ class Generation:
             self.outcome = "finished"
         if delta.finish is not None or not wants_more:
             self.is_ended = True
-            self.events.put_nowait(End())
+            self.events.put(End())
 
     async def catch_up(self, delta: TokenDelta) -> None:
         """Give a delta that was kept to the sink, as soon as that has room."""
         while self.sink.is_full and not self.is_ended:
             await self.sink.wait_room()
         self.hand_over(delta)
-        self.is_behind = not self.events.empty()
+        self.is_behind = bool(self.events)
 
     def got_on(self) -> None:
         """A new token came: nothing that failed before counts any more."""

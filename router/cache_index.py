@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.messages import CacheDump, CacheEvents
 
 MAX_BUFFERED_EVENTS = 4096
 
 
-@dataclass(frozen=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Leading blocks of a prompt: `held` now, and `expected` once routed prompts are computed."""
 
     held: int

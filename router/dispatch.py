@@ -98,7 +98,7 @@ class Dispatcher:
         """End every generation with an error, and begin no other."""
         self._is_stopping = True
         for generation in self._generations.values():
-            generation.events.put_nowait(Failure("the router stops", retryable=False))
+            generation.events.put(Failure("the router stops", retryable=False))
 
     # -- the steps of a generation, in order ------------------------------------------------
 
@@ -126,7 +126,7 @@ class Dispatcher:
         if generation.request.life:
             await self._search(generation)
         while True:
-            if generation.attempt is None and generation.events.empty():
+            if generation.attempt is None and not generation.events:
                 self._launch(generation)
             event = await generation.events.get()
             if isinstance(event, End):
@@ -155,10 +155,10 @@ class Dispatcher:
             if generation.num_attempts == 1:
                 raise
             can_wait = isinstance(error, Overloaded)
-            generation.events.put_nowait(Failure(str(error), retryable=can_wait))
+            generation.events.put(Failure(str(error), retryable=can_wait))
             return
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts.labels(attempt.placement.mode.value).inc()
+        self._metrics.attempts[attempt.placement.mode.value].inc()
         if generation.num_attempts > 1 and source is None:
             self._metrics.retries.inc()
         for worker, message in legs(generation, attempt):
@@ -194,15 +194,16 @@ class Dispatcher:
         if self._generations.get(name) is generation:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
-        self._metrics.outcomes.labels(outcome).inc()
-        self._metrics.duplicates.inc(generation.stream.duplicates)
+        self._metrics.outcomes[outcome].inc()
+        if generation.stream.duplicates:
+            self._metrics.duplicates.inc(generation.stream.duplicates)
         self._metrics.inflight.set(self.inflight)
 
     def _end_life(self, generation: Generation) -> None:
         """Its client goes on over another connection, even if the former one still stands; so does
         the attempt, where it runs."""
         generation.drop_attempt()
-        generation.events.put_nowait(Failure("the stream was resumed elsewhere", retryable=False))
+        generation.events.put(Failure("the stream was resumed elsewhere", retryable=False))
 
     # -- what workers say -------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ class Dispatcher:
         placement = placement_of(worker)
         attempt = Attempt(message.attempt, 0, placement, worker, None, [], decode_runs=True)
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts.labels(placement.mode.value).inc()
+        self._metrics.attempts[placement.mode.value].inc()
         if message.trace is not None:
             self._traces.attach_decode(message.request_id, message.attempt, message.trace)
         generation.note_cached(message.cached_tokens)
@@ -335,7 +336,7 @@ class Dispatcher:
         if generation.stream.finish is not None:
             generation.drop_attempt()
             return
-        if generation.events.qsize() > self._settings.max_unread_deltas:
+        if len(generation.events) > self._settings.max_unread_deltas:
             self._give_up(generation, "its client does not read")
             return
         if len(generation.stream.token_ids) > attempt.first_index + 1:
@@ -367,12 +368,12 @@ class Dispatcher:
         """End the current attempt by the fault of one of its workers."""
         attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
         generation.blame(attempt, worker, loss)
-        generation.events.put_nowait(Failure(reason, retryable))
+        generation.events.put(Failure(reason, retryable))
 
     def _give_up(self, generation: Generation, reason: str) -> None:
         """End the current attempt, through no fault of its workers, and start no other."""
         self._end_attempt(generation, reason, reason)
-        generation.events.put_nowait(Failure(reason, retryable=False))
+        generation.events.put(Failure(reason, retryable=False))
 
     @staticmethod
     def _end_attempt(

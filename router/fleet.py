@@ -151,8 +151,12 @@ class Fleet:
         while others do.
         """
         usable = [
-            each for each in self._workers.values() if each.role is role and each.takes_requests
+            each
+            for each in self._workers.values()
+            if each.info.role is role and each.takes_requests
         ]
+        if len(usable) < 2:
+            return usable
         now = self._clock()
         return [each for each in usable if each.link.is_responsive(now)] or usable
 

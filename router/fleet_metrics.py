@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from router.token_metrics import CountersByLabel, TokenHistogram
 
 _SECONDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -31,9 +33,9 @@ class FleetMetrics:
             "baton_router_inflight", "Generations that have not ended", registry=registry
         )
         self.workers = Gauge("baton_router_workers", "Usable workers", ("role",), registry=registry)
-        self.attempts = counter("attempts", "Attempts started", "mode")
+        self.attempts = CountersByLabel(counter("attempts", "Attempts started", "mode"))
         self.retries = counter("retries", "Attempts after a generation's first one")
-        self.outcomes = counter("generations", "Generations that ended", "outcome")
+        self.outcomes = CountersByLabel(counter("generations", "Generations that ended", "outcome"))
         self.duplicates = counter("duplicate_tokens", "Tokens that came again and were dropped")
         self.stale = counter("stale_messages", "Messages of attempts that had ended")
         self.refused = counter("refused_frames", "Frames from workers that were dropped", "reason")
@@ -42,7 +44,7 @@ class FleetMetrics:
         self.blocks_moved = counter("blocks_moved", "KV blocks moved between workers")
         self.bytes_moved = counter("bytes_moved", "Bytes of KV moved between workers")
         self._phases = {
-            key: Histogram(name, text, buckets=_SECONDS, registry=registry)
+            key: TokenHistogram(name, text, _SECONDS, registry)
             for key, (name, text) in _PHASES.items()
         }
 

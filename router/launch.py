@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from protocol.errors import Overloaded, PromptTooLong
 from protocol.hashing import block_hashes, chain_root
@@ -116,36 +117,24 @@ class Launcher:
 def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
     """The messages that start an attempt, and whom they go to."""
     request = generation.request
-    tokens = request.token_ids + generation.stream.token_ids[: attempt.first_index]
-    prefill = Prefill(
-        request_id=request.request_id,
-        attempt=attempt.number,
-        token_ids=tokens,
-        num_output=attempt.first_index,
-        sampling=request.sampling,
-        priority=request.priority,
-        deadline_ms=max(1, round((generation.deadline - time.monotonic()) * 1000)),
-        cache_salt=request.cache_salt,
-        is_resumable=request.is_resumable,
+    common: dict[str, Any] = {
+        "request_id": request.request_id,
+        "attempt": attempt.number,
+        "token_ids": request.token_ids + generation.stream.token_ids[: attempt.first_index],
+        "num_output": attempt.first_index,
+        "sampling": request.sampling,
+        "priority": request.priority,
+        "deadline_ms": max(1, round((generation.deadline - time.monotonic()) * 1000)),
+        "cache_salt": request.cache_salt,
+        "is_resumable": request.is_resumable,
+    }
+    if attempt.prefill is None:
+        return [(attempt.decode, Generate(**common))]
+    source = attempt.prefill.info
+    peer = PrefillPeer(
+        worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
     )
-    peer = None
-    if attempt.prefill is not None:
-        source = attempt.prefill.info
-        peer = PrefillPeer(
-            worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
-        )
-    generate = Generate(
-        request_id=prefill.request_id,
-        attempt=prefill.attempt,
-        token_ids=tokens,
-        num_output=prefill.num_output,
-        sampling=prefill.sampling,
-        priority=prefill.priority,
-        deadline_ms=prefill.deadline_ms,
-        cache_salt=prefill.cache_salt,
-        is_resumable=prefill.is_resumable,
-        prefill=peer,
-    )
-    if attempt.prefill is None or attempt.placement.mode is Mode.HANDOVER:
+    generate = Generate(prefill=peer, **common)
+    if attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
-    return [(attempt.decode, generate), (attempt.prefill, prefill)]
+    return [(attempt.decode, generate), (attempt.prefill, Prefill(**common))]

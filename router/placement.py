@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from protocol.errors import Overloaded, PromptTooLong
 
@@ -36,8 +37,7 @@ class Mode(StrEnum):
     RESUME = "resume"
 
 
-@dataclass(frozen=True)
-class WorkerLoad:
+class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     """One worker as a placement sees it.
 
     `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
@@ -56,8 +56,7 @@ class WorkerLoad:
     max_context: int
 
 
-@dataclass(frozen=True)
-class PlacementQuery:
+class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
     """What is to be placed: `num_tokens` that are known, `max_tokens` with all output to come.
 
     `exclude` failed this request before; `prefer_decode` holds a part.
@@ -70,8 +69,7 @@ class PlacementQuery:
     prefer_decode: str | None = None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A worker that was weighed, in tokens; the lowest cost wins.
 
     `missing_tokens` are not in its cache now; `recompute_tokens` will not be there either when
@@ -86,8 +84,7 @@ class Candidate:
     shortage_tokens: int
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """The decision, and everything that was weighed for it."""
 
     mode: Mode
@@ -118,20 +115,18 @@ def place(
         if _fits(query, each) and each.worker_id not in query.exclude
     ]
     decoders = _decode_loads(query, decode)
-    near = [
-        each for each in decoders if _missing(query, each.held_blocks) <= local_threshold_tokens
-    ]
-    if near or not prefillers:
-        mode, loads, weight = Mode.LOCAL, near or decoders, RECOMPUTE_WEIGHT
-    else:
-        mode, loads, weight = Mode.REMOTE, decoders, TRANSFER_WEIGHT
-    chosen = _pick(query, [_weigh(query, each, weight) for each in loads], rng)
+    is_near = any(_missing(query, each.held_blocks) <= local_threshold_tokens for each in decoders)
+    mode = Mode.LOCAL if is_near or not prefillers else Mode.REMOTE
+    weight = RECOMPUTE_WEIGHT if mode is Mode.LOCAL else TRANSFER_WEIGHT
+    candidates = tuple([_weigh(query, each, weight) for each in decoders])
+    near = [each for each in candidates if each.missing_tokens <= local_threshold_tokens]
+    chosen = _pick(query, near or candidates, rng)
     return Placement(
         mode=mode,
         decode=chosen,
         prefill=_pick(query, prefillers, rng) if mode is Mode.REMOTE else None,
-        reason=_reason(mode, chosen, bool(prefill), bool(near), local_threshold_tokens),
-        decode_candidates=tuple(_weigh(query, each, weight) for each in decoders),
+        reason=_reason(mode, chosen, bool(prefill), is_near, local_threshold_tokens),
+        decode_candidates=candidates,
         prefill_candidates=tuple(prefillers),
         excluded=tuple(sorted(query.exclude)),
     )

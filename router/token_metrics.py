@@ -1,4 +1,5 @@
-"""Metrics that every token updates, on one thread: plain numbers, shown as Prometheus expects.
+"""Metrics that every token or request updates, on one thread: plain numbers, shown as Prometheus
+expects.
 
 The library's own cost a lock and several calls each, a sixth of what a streamed token costs.
 """
@@ -9,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -27,6 +28,19 @@ class TokenCounter(Collector):
     def collect(self) -> Iterable[Metric]:
         """See the library's `Collector`."""
         yield CounterMetricFamily(self._name, self._text, value=self.value)
+
+
+class CountersByLabel(dict[str, Counter]):
+    """The library's counters for each value of one label: to look one up there costs more than to
+    count."""
+
+    def __init__(self, parent: Counter) -> None:
+        super().__init__()
+        self._parent = parent
+
+    def __missing__(self, label: str) -> Counter:
+        child = self[label] = self._parent.labels(label)
+        return child
 
 
 class TokenHistogram(Collector):

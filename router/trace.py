@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -213,8 +213,7 @@ def _span_ms(start_us: int, end_us: int) -> float | None:
 def _placement_json(placement: Placement) -> dict[str, Any]:
     """Names in front, then every candidate with its numbers."""
     return {
-        **asdict(placement),
-        "mode": placement.mode.value,
+        **msgspec.to_builtins(placement),
         "decode": placement.decode.worker_id,
         "prefill": placement.prefill.worker_id if placement.prefill else None,
     }
