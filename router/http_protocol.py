@@ -79,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._message_bytes = 0
         self._is_head_too_large = False
+        self._is_receiving = False
         self._receive_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], object] | None = None
@@ -91,6 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begins to wait for a request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._is_receiving = True
         self._start_receiving()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,14 +113,17 @@ class BoundedProtocol(HttpToolsProtocol):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parses, within bounds. What began in these very bytes is counted from the next on."""
+        """Parses, within bounds. What began in these very bytes is counted from the next on, and
+        timed if it did not end in them."""
         was_in_head = self._in_head
-        if self._receive_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_receiving()  # bytes that begin nothing end the keep-alive time, too
+        if self.cycle is None or self.cycle.response_complete:
+            self._is_receiving = True  # bytes that begin nothing end the keep-alive time, too
         self._message_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self._is_receiving and self._receive_timer is None:
+            self._start_receiving()
         if was_in_head and self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes:
@@ -131,11 +136,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
-        self._in_head = True
+        self._in_head = self._is_receiving = True
         self._head_bytes = 0
         self._message_bytes = 0
-        if self._receive_timer is None:
-            self._start_receiving()
         super().on_message_begin()
         offer_connection(self.scope, self)
 
@@ -159,6 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The whole request is here."""
+        self._is_receiving = False
         self._stop_receiving()
         super().on_message_complete()
 
