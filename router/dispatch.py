@@ -37,6 +37,7 @@ from protocol.messages import (
     StepTokens,
 )
 from router.attempt import Attempt, End, Failure, Generation
+from router.deadlines import Deadlines
 from router.fleet import Fleet
 from router.fleet_metrics import FleetMetrics
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
@@ -68,6 +69,7 @@ class Dispatcher:
         self._launcher = Launcher(settings, fleet, rng)
         self._retries = Retries(settings, rng)
         self._searches = Searches(settings.resume_wait_s)
+        self._deadlines = Deadlines()
         self._generations: dict[str, Generation] = {}
         self._is_stopping = False
 
@@ -80,7 +82,7 @@ class Dispatcher:
         """See `Generator.generate`."""
         generation = self._admit(request, sink)
         try:
-            async with asyncio.timeout(generation.deadline - time.monotonic()):
+            with self._deadlines.until(generation.deadline):
                 await self._follow(generation)
         except TimeoutError:
             generation.outcome = "failed"
@@ -154,8 +156,7 @@ class Dispatcher:
         except (Overloaded, PromptTooLong) as error:
             if generation.num_attempts == 1:
                 raise
-            can_wait = isinstance(error, Overloaded)
-            generation.events.put(Failure(str(error), retryable=can_wait))
+            generation.events.put(Failure(str(error), isinstance(error, Overloaded)))
             return
         generation.begin(attempt, self._traces.wall_us())
         self._metrics.attempts[attempt.placement.mode.value].inc()
@@ -195,8 +196,7 @@ class Dispatcher:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
         self._metrics.outcomes[outcome].inc()
-        if generation.stream.duplicates:
-            self._metrics.duplicates.inc(generation.stream.duplicates)
+        self._metrics.duplicates.inc(generation.stream.duplicates)
         self._metrics.inflight.set(self.inflight)
 
     def _end_life(self, generation: Generation) -> None:
@@ -221,9 +221,7 @@ class Dispatcher:
         elif isinstance(message, Resumed):
             self._on_resumed(worker, message)
         elif isinstance(message, NotKept):
-            search = self._searches.try_find(message)
-            if search is not None:
-                search.rule_out(worker)
+            self._searches.not_kept(worker, message)
         elif isinstance(message, AttemptFailed):
             generation = self._current(worker, message.request_id, message.attempt)
             if generation is not None:

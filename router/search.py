@@ -76,6 +76,12 @@ class Searches:
         is_ours = search is not None and search.question.attempt == answer.attempt
         return search if is_ours else None
 
+    def not_kept(self, worker: Worker, answer: NotKept) -> None:
+        """This worker does not have the stream."""
+        search = self.try_find(answer)
+        if search is not None:
+            search.rule_out(worker)
+
     def ask(self) -> None:
         """Ask those that could not be reached before."""
         for search in self._searches.values():
