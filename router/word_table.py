@@ -1,16 +1,18 @@
-"""Token ids of ASCII text, put together from those of its words: what most prompts need.
+"""Token ids of a text, put together from those of its words: what most prompts need.
 
 A byte-level BPE cuts a text at its added tokens, then into words by a pattern, and encodes each
 word by itself, so that a word's ids are the same in every text. They are learnt from the tokenizer,
-and looked up from then on, at a third of the cost. Only what is certain is done here: the patterns
-below are the known ones, written for Python, and mean the same for ASCII; any other tokenizer has
-no table, and any other text is left to the tokenizer. Holds a bounded number of words.
+and looked up from then on, at a quarter of the cost. Only what is certain is done here: the
+patterns below are the known ones, written for Python, and mean the same for characters that all
+versions of Unicode class alike; a tokenizer that works otherwise has no table, and any other text
+is left to the tokenizer. Holds a bounded number of words.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -20,9 +22,11 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 
+from router.character_classes import SPACES, character_classes
+
 MAX_TEXT_CHARS = 8192
-MAX_WORD_CHARS = 64
-MAX_WORDS = 1 << 16
+MAX_WORD_CHARS = 128
+MAX_WORDS = 1 << 15
 MAX_NEW_WORDS = 16
 """So many words of a text are asked for one by one; with more, the whole text is encoded anew."""
 
@@ -48,13 +52,20 @@ class WordTable:
     def __init__(self, tokenizer: HfTokenizer, pattern: str) -> None:
         """`pattern` is one of `PATTERNS`."""
         self._tokenizer = tokenizer
-        self._find = re.compile(_for_python(pattern), re.ASCII).findall
+        self._find = re.compile(_for_python(pattern)).findall
+        self._find_uncertain = re.compile(f"[^{character_classes().certain}]").search
+        self._must_be_nfc = tokenizer.normalizer is not None
         self._cut = _cutter(tokenizer)
         self._ids: dict[str, _Ids] = {}
 
     def takes(self, text: str) -> bool:
         """Whether it is for such texts."""
-        return len(text) <= MAX_TEXT_CHARS and text.isascii()
+        if len(text) > MAX_TEXT_CHARS:
+            return False
+        return text.isascii() or (
+            self._find_uncertain(text) is None
+            and (not self._must_be_nfc or unicodedata.is_normalized("NFC", text))
+        )
 
     def try_encode(self, text: str) -> list[int] | None:
         """The text's token ids, without any around them, or None where the tokenizer is needed."""
@@ -115,7 +126,7 @@ def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
 
 def _is_word_wise(tokenizer: HfTokenizer) -> bool:
     """Whether nothing but the pattern and plain added tokens decides what a word is, and nothing
-    but the word its ids. (NFC leaves ASCII as it is.)"""
+    but the word its ids."""
     model = tokenizer.model
     added = list(tokenizer.get_added_tokens_decoder().values())
     return (
@@ -151,9 +162,18 @@ def _pattern_of_split(step: dict[str, Any]) -> str | None:
 
 
 def _for_python(pattern: str) -> str:
-    """The same for ASCII. Classes stand within brackets where they are negated, else alone."""
-    pattern = re.sub(r"\[\^([^\]]*)\\p\{L\}\\p\{N\}\]", r"[^\1A-Za-z0-9]", pattern)
-    return pattern.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
+    """The same with all classes written out."""
+    classes = character_classes()
+    for kind, content in (
+        (r"[^\s\p{L}\p{N}]", f"[^{SPACES}{classes.letters}{classes.numbers}]"),
+        (r"[^\r\n\p{L}\p{N}]", f"[^\r\n{classes.letters}{classes.numbers}]"),
+        (r"\p{L}", f"[{classes.letters}]"),
+        (r"\p{N}", f"[{classes.numbers}]"),
+        (r"\s", f"[{SPACES}]"),
+        (r"\S", f"[^{SPACES}]"),
+    ):
+        pattern = pattern.replace(kind, content)
+    return pattern
 
 
 def _cutter(tokenizer: HfTokenizer) -> Callable[[str], list[Any]] | None:

@@ -1,0 +1,76 @@
+"""Letters, numbers and spaces of Unicode, written out as sets for regular expressions.
+
+Engines know different versions of Unicode, and Python's another than a tokenizer's. A character is
+certain if it has been a letter, or a number, since Unicode 3.2, or is known as neither: engines
+class alike what they do not know and what is neither. All others are left out.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from unicodedata import ucd_3_2_0
+
+SPACES = r"\t-\r \u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""White space by Unicode's own property."""
+
+_UNCERTAIN = frozenset("\u017f\u180e")  # folds into "s"; was a space once
+_PLANE = range(0x10000)
+_PICTURES = range(0x1F000, 0x1FB00)
+
+
+@dataclass(frozen=True)
+class CharacterClasses:
+    """Contents of sets, without brackets: letters, numbers, and all characters that are certain."""
+
+    letters: str
+    numbers: str
+    certain: str
+
+
+@cache
+def character_classes() -> CharacterClasses:
+    """The classes, found anew (in some hundredths of a second) once a process."""
+    found: dict[str, list[int]] = {"L": [], "N": [], "": []}
+    for code in (*_PLANE, *_PICTURES):
+        kind = _kind(chr(code))
+        if kind is not None:
+            found[kind].append(code)
+    letters, numbers, others = found["L"], found["N"], found[""]
+    return CharacterClasses(
+        _ranges(letters), _ranges(numbers), _ranges(sorted((*letters, *numbers, *others)))
+    )
+
+
+def _kind(character: str) -> str | None:
+    """ "L" or "N", "" for what is neither; None for what is not certain."""
+    now, before = unicodedata.category(character), ucd_3_2_0.category(character)
+    if now in ("Cn", "Cs", "Co") or character in _UNCERTAIN:
+        return None
+    if now[0] in "LN" or before[0] in "LN":
+        return now[0] if now[0] == before[0] else None
+    return ""
+
+
+def _ranges(codes: Iterable[int]) -> str:
+    """As the content of a set; `codes` are in order."""
+    return "".join(
+        f"\\U{first:08x}-\\U{last:08x}" if first < last else f"\\U{first:08x}"
+        for first, last in _runs(codes)
+    )
+
+
+def _runs(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Codes that follow each other, as the first and the last."""
+    first = last = -1
+    for code in codes:
+        if code == last + 1 and first >= 0:
+            last = code
+            continue
+        if first >= 0:
+            yield first, last
+        first = last = code
+    if first >= 0:
+        yield first, last
