@@ -200,7 +200,8 @@ def report(sums: dict[Kind, Sums]) -> Table:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("demo_model"))
+    default = Path(__file__).parents[1] / "demo_model"
+    parser.add_argument("--model", type=Path, default=default, help="a checkpoint's folder")
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
     parser.add_argument(

@@ -122,7 +122,8 @@ def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], lis
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
-    parser.add_argument("--model", default="demo_model", help="M1, M2 or a checkpoint's folder")
+    default = str(Path(__file__).parents[1] / "demo_model")
+    parser.add_argument("--model", default=default, help="M1, M2 or a checkpoint's folder")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
