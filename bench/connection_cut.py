@@ -51,7 +51,7 @@ def connections_of(pid: int, others: Container[int]) -> list[Connection]:
     except psutil.NoSuchProcess:
         return []
     return [
-        ((each.laddr.ip, each.laddr.port), (each.raddr.ip, each.raddr.port))
+        ((_plain(each.laddr.ip), each.laddr.port), (_plain(each.raddr.ip), each.raddr.port))
         for each in found
         if each.status == psutil.CONN_ESTABLISHED and each.raddr and each.raddr.port in others
     ]
@@ -64,3 +64,8 @@ def listening_ports(pid: int) -> set[int]:
     except psutil.NoSuchProcess:
         return set()
     return {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address as such where an IPv6 socket has it, as ZeroMQ's: `ss` finds no other."""
+    return address.removeprefix("::ffff:")
