@@ -25,12 +25,13 @@ SEED = 7
 
 @pytest.fixture(
     scope="module",
-    params=[("nixl", True), ("shm", False)],
-    ids=["nixl-checksum", "shm"],
+    params=[("nixl", True, "off"), ("shm", False, "on")],
+    ids=["nixl-checksum", "shm-one-step-ahead"],
 )
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    transport, kv_checksum = request.param
+    transport, kv_checksum, one_step_ahead = request.param
     with running_fleet(
+        environment={"BATON_ONE_STEP_AHEAD": one_step_ahead},
         prefill=2,
         decode=2,
         transport=transport,
