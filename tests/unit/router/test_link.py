@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -178,6 +180,41 @@ class Eavesdropper:
 
     def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
         self._heard.append("lost")
+
+    def on_fleet(self) -> None:
+        pass
+
+
+async def test_a_worker_that_is_far_ahead_leaves_others_their_turns(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    listener = TurnCounter()
+    harness.fleet.listen(listener)
+    counting = asyncio.create_task(listener.count_turns())
+    word = AttemptFailed(request_id="r", attempt=1, worker_id="d1", reason="", retryable=True)
+    for _ in range(3000):
+        worker.send(word)
+    await until(lambda: listener.taken.total() == 3000)
+    counting.cancel()
+    assert max(listener.taken.values()) < 1000
+
+
+class TurnCounter:
+    """Notes how many messages are taken in each turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[int] = Counter()
+        self._turn = 0
+
+    async def count_turns(self) -> None:
+        while True:
+            self._turn += 1
+            await asyncio.sleep(0)
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        self.taken[self._turn] += 1
+
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+        pass
 
     def on_fleet(self) -> None:
         pass
