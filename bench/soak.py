@@ -3,10 +3,11 @@
     python -m bench.soak --minutes 30 [--seed 1] [--clients 6] [--warm-up 8]
 
 Two routers, two prefill and two decode workers as real processes. The warm-up is over after
-`--warm-up` minutes and once every router has answered more requests than it keeps traces of, so
-that every bounded store is full; the tokenizers' memory of words is filled at the start. Growth is
-that of the median resident memory between the first and the last tenth of what follows. Exits with
-1 unless each process grew by less than 2 % and no request failed.
+`--warm-up` minutes and once every router has answered four times as many requests as it keeps
+traces of: then every bounded store is full, and the allocator has found room for what comes and
+goes in them. The routers' memory of words is filled at the start. Growth is that of the median
+resident memory between the first and the last tenth of what follows. Exits with 1 unless each
+process grew by less than 2 % and no request failed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.soak_load import SoakLoad
 
 MAX_GROWTH = 0.02
 TRACE_HISTORY = 1000  # the router's default
+TURNOVERS = 4
 NUM_BLOCKS = 512
 _PERIOD_S = 2.0
 _COLUMNS = 6
@@ -73,7 +75,7 @@ async def watch(
     urls = [fleet.url(name) for name in fleet.names("router")]
     while (passed := time.monotonic() - started) < 60 * arguments.minutes:
         memory.take(fleet.pids, passed)
-        is_full = all(load.answered[url] > arguments.traces for url in urls)
+        is_full = all(load.answered[url] > TURNOVERS * arguments.traces for url in urls)
         if memory.warm_at is None and passed >= 60 * arguments.warm_up and is_full:
             memory.warm_at = len(memory.seconds) - 1
         if passed // 60 > shown // 60:
@@ -126,9 +128,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=8.0, help="minutes that do not count")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument(
-        "--traces", type=int, default=TRACE_HISTORY, help="answers of each router to be warm"
-    )
+    parser.add_argument("--traces", type=int, default=TRACE_HISTORY, help="that each router keeps")
     return parser.parse_args(argv)
 
 

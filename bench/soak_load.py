@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx
 
+from router.word_table import MAX_WORDS
+
 PROMPT_CHARACTERS = (30, 200, 800, 3000, 6000)
 MAX_TOKENS = (1, 8, 24, 48, 96)
 TURNS = 4
-WORD_CACHE = 10_000  # words that Hugging Face's BPE tokenizer remembers
+WORD_CACHES = MAX_WORDS  # words that a router remembers; the tokenizer behind it fewer
 WORDS_AT_ONCE = 1000
 _TIMEOUT_S = 120.0
 
@@ -45,13 +47,13 @@ class SoakLoad:
             await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
 
     async def fill_word_caches(self) -> None:
-        """Have every router tokenise more different words than its tokenizer remembers.
+        """Have every router tokenise more different words than it remembers.
 
         Under load alone that bounded store (some MiB) fills for an hour, and looks like a leak.
         Raises httpx.HTTPError.
         """
         rng = random.Random(1)
-        number = WORD_CACHE + WORDS_AT_ONCE
+        number = WORD_CACHES + WORDS_AT_ONCE
         words = ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(number)]
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             for url in self._urls:
