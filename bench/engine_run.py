@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench.engine_work import (
@@ -39,14 +41,17 @@ class BatonRun:
         self._vocab = loaded.config.vocab_size
         self._count = 0
         self.bookkeeping: Bookkeeping = {}
+        self.timed: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered around what is timed."""
 
     def measure(self, work: Work, rng: random.Random) -> float:
         """Tokens per second."""
         if work.kind == "prefill":
             self._add(work.length, 1, rng)
-            started = time.perf_counter()
-            self._drain()
-            return work.length / (time.perf_counter() - started)
+            with self.timed():
+                started = time.perf_counter()
+                self._drain()
+                return work.length / (time.perf_counter() - started)
         for _ in range(work.batch):
             self._add(work.length, DECODE_STEPS + 2, rng)
         while True:
@@ -55,13 +60,14 @@ class BatonRun:
                 break
             self._engine.run(batch)
         self._engine.run(batch)
-        started = time.perf_counter()
         steps, computing = 0, 0.0
-        while self._engine.scheduler.num_running == work.batch:
-            result = self._engine.run(self._engine.plan())
-            computing += result.ended - result.started
-            steps += 1
-        elapsed = time.perf_counter() - started
+        with self.timed():
+            started = time.perf_counter()
+            while self._engine.scheduler.num_running == work.batch:
+                result = self._engine.run(self._engine.plan())
+                computing += result.ended - result.started
+                steps += 1
+            elapsed = time.perf_counter() - started
         self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
         self._drain()
         return work.batch * steps / elapsed
