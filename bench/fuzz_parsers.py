@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -33,6 +33,7 @@ from router.api.openai_responses.request import ResponsesRequest
 from router.api.request_fields import RequestBody, read_fields
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
 from router.api_metrics import ApiMetrics
+from router.disconnect import ClientConnection, offer_connection
 from router.http_protocol import BoundedProtocol, BoundedProtocols, ConnectionLimits
 from router.request_scope import RequestScope
 from runtime.registry import FleetView
@@ -75,6 +76,17 @@ def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
     ]
 
 
+class _BodyConnection:
+    """What reading a body asks of a client's connection: every other one comes in one piece."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def try_body(self, scope: Scope) -> bytes | None:
+        """See ClientConnection."""
+        return self._body if len(self._body) % 2 else None
+
+
 def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
     """Within the router's own frame of a request, up to the answer that a client would get."""
     raised: list[Exception] = []
@@ -97,6 +109,7 @@ def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
 
         raised.clear()
         scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        offer_connection(scope, cast(ClientConnection, _BodyConnection(body)))
         try:
             app(scope, receive, answer).send(None)
         except StopIteration:

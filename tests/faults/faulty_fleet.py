@@ -97,6 +97,20 @@ class FaultyFleet:
                 armed.unlink()
         return name
 
+    def move_on(self, name: str, point: str, passes: int) -> None:
+        """Let a held worker go on to the `passes`th time that it passes the point since it was
+        armed, where it is held again."""
+        self.arm([name], point, passes)
+        reached = self._folder / f"{name}.{point}.reached"
+
+        def is_there() -> bool:
+            try:
+                return reached.read_text() == str(passes)
+            except FileNotFoundError:
+                return False
+
+        wait_for(f"{name} to reach {point} for the {passes}th time", is_there)
+
     def release(self, name: str, point: str) -> None:
         """Let a held worker, which must be able to run, go on; it may be armed anew after that."""
         (self._folder / f"{name}.{point}").unlink()

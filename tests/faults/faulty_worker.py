@@ -53,18 +53,19 @@ class FaultPoints:
     def reach(self, point: str) -> None:
         """Pass a point, or stand there until the test lets go."""
         armed = self._folder / f"{self._worker_id}.{point}"
-        if not self._is_due(armed, point):
+        wanted = self._wanted(armed, point)
+        if not self._is_due(point, wanted):
             return
         reached = self._folder / f"{self._worker_id}.{point}.reached"
-        reached.touch()
-        while armed.exists():
+        reached.write_text(str(wanted))
+        while self._wanted(armed, point) == wanted:
             time.sleep(0.001)
         reached.unlink(missing_ok=True)
 
     def strikes(self, spoil: str) -> bool:
         """Whether this is what is to be spoilt; once in all workers of the role."""
         armed = self._folder / f"{self._worker_id.partition('-')[0]}.{spoil}"
-        if not self._is_due(armed, spoil):
+        if not self._is_due(spoil, self._wanted(armed, spoil)):
             return False
         try:
             armed.rename(self._folder / f"{self._worker_id}.{spoil}.reached")
@@ -72,11 +73,16 @@ class FaultPoints:
             return False  # another worker was faster
         return True
 
-    def _is_due(self, armed: Path, point: str) -> bool:
+    def _wanted(self, armed: Path, point: str) -> int | None:
+        """The pass that is armed; passes are counted from when one was."""
         try:
-            wanted = int(armed.read_text())
+            return int(armed.read_text())
         except FileNotFoundError:
             self._passes.pop(point, None)
+            return None
+
+    def _is_due(self, point: str, wanted: int | None) -> bool:
+        if wanted is None:
             return False
         self._passes[point] = self._passes.get(point, 0) + 1
         return self._passes[point] == wanted

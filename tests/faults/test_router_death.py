@@ -230,7 +230,7 @@ def test_the_decode_worker_dies_too(
 def test_while_a_prompt_is_prefilled(
     fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
 ) -> None:
-    """Of two prompts one has no token yet, and the prefill worker has its first chunks."""
+    """Of two prompts one has a few tokens; the other has none yet, and its prefill has begun."""
     url = connected(victim.start(), fleet)
     both = long_prompts[3:5]
     assert all(512 <= len(each.prompt) <= 513 for each in both), "chunks 8 or 9 give the token"
@@ -240,9 +240,9 @@ def test_while_a_prompt_is_prefilled(
     stream = Stream(url, prompts, NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
     wait_for("both prompts' grants", lambda: num_granted(fleet) == 2)
-    fleet.release("prefill-1", "chunk")
-    fleet.arm(["prefill-1"], "chunk", 11)
-    assert fleet.held("chunk") == "prefill-1"
+    fleet.arm(fleet.names(Role.DECODE), "decode", 4)
+    fleet.move_on("prefill-1", "chunk", 11)
+    decoding = fleet.held("decode")
     stream.wait_tokens(1)
     victim.kill()
     stream.wait()
@@ -251,6 +251,7 @@ def test_while_a_prompt_is_prefilled(
     rest = Stream(fleet.url, prompts, NUM_TOKENS, last_id=stream.last_id)
     name = f"{stream.request_id}-{untold}"
     wait_for("the untold prompt to be found", lambda: modes(fleet, name) == ["resume"])
+    fleet.release(decoding, "decode")
     fleet.release("prefill-1", "chunk")
     rest.wait()
     assert rest.error is None
