@@ -34,7 +34,7 @@ def plot_side_by_side(title: str, figures: Measured, path: Path) -> None:
     axes.set_xticks(range(len(figures)), list(figures))
     axes.set_ylabel(f"tokens per second over {names[0]}'s")
     axes.set_title(title)
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(names), frameon=False)
     axes.grid(axis="y", alpha=0.3)
     figure.tight_layout()
     figure.savefig(path)
