@@ -150,6 +150,7 @@ def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
     table.add_column("count", justify="right")
     rows: list[tuple[str, Any]] = [
         ("requests", tally.requests),
+        ("of them a talk's second turn", tally.turns),
         ("  finished / aborted by the client", f"{tally.finished} / {tally.aborted}"),
         ("faults", chaos.faults.total()),
         *((f"  {kind}", count) for kind, count in sorted(chaos.faults.items())),

@@ -13,7 +13,7 @@ import pydoc_data.topics
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,28 @@ ABORTED = 0.3
 """Part of the requests whose client goes away."""
 UNCACHED = 0.7
 """Part of the requests of which nothing is cached anywhere, so that their blocks must move."""
+TURNS = 2
+TURN_TOKENS = 40
+"""What a client says to an answer."""
 _TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """A prompt and the tokens that follow it greedily."""
+    """A prompt and the tokens that follow it greedily; perhaps the next turn of the same talk."""
 
     prompt: list[int]
     output: list[int]
+    next_turn: Known | None = None
 
 
 @dataclass
 class Tally:
-    """What the clients saw. Pauses are the longest gap between two events of each stream, ms."""
+    """What the clients saw. Of the requests, `turns` went on with an answer. Pauses are the longest
+    gap between two events of each stream, ms."""
 
     requests: int = 0
+    turns: int = 0
     finished: int = 0
     aborted: int = 0
     cut: int = 0
@@ -53,12 +59,13 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     pauses_ms: list[float] = field(default_factory=list)
 
-    def judge(self, known: Known, tokens: list[int]) -> None:
-        """Compare a finished stream with the answer that it should be."""
+    def judge(self, known: Known, tokens: list[int]) -> bool:
+        """Compare a finished stream with the answer that it should be: whether it is."""
         self.finished += 1
         self.losses += max(0, len(known.output) - len(tokens))
         self.duplicates += max(0, len(tokens) - len(known.output))
         self.mismatches += tokens != known.output
+        return tokens == known.output
 
 
 class Load:
@@ -73,19 +80,13 @@ class Load:
         self._routers = routers
         self._rng = random.Random(seed)
         self._known: list[Known] = []
+        self._corpus = _corpus(model)
 
     async def learn(self, lengths: list[int], num_tokens: int) -> None:
         """Ask for the answers while nothing is wrong; raises if an undisturbed request fails."""
-        tokens = _corpus(self._model)
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             for length in lengths:
-                found = None
-                while found is None:
-                    start = self._rng.randrange(len(tokens) - length)
-                    found = await self._try_learn(
-                        client, tokens[start : start + length], num_tokens
-                    )
-                self._known.append(found)
+                self._known.append(await self._learn_turns(client, [], length, num_tokens, TURNS))
 
     async def run(self, num_clients: int, until: Callable[[], bool]) -> None:
         """Keep so many clients busy; returns when the last of their streams has ended."""
@@ -94,19 +95,23 @@ class Load:
 
     async def _client(self, client: httpx.AsyncClient, until: Callable[[], bool]) -> None:
         while not until():
-            known = self._rng.choice(self._known)
-            if self._rng.random() < ABORTED:
-                await self._ask(client, known, abort_after=self._rng.randrange(1, 20))
-            else:
-                await self._ask(client, known)
+            turn: Known | None = self._rng.choice(self._known)
+            salt = f"{self._rng.getrandbits(64):x}" if self._rng.random() < UNCACHED else None
+            leaves = self._rng.random() < ABORTED
+            while turn is not None:
+                abort_after = self._rng.randrange(1, 20) if leaves else None
+                is_right = await self._ask(client, turn, salt, abort_after)
+                turn = turn.next_turn if is_right else None
+                self.tally.turns += turn is not None
 
     async def _ask(
-        self, client: httpx.AsyncClient, known: Known, abort_after: int | None = None
-    ) -> None:
-        """One request to its end; on another router, if its own is killed."""
+        self, client: httpx.AsyncClient, known: Known, salt: str | None, abort_after: int | None
+    ) -> bool:
+        """One request to its end, on another router if its own is killed: whether it got all of
+        its answer."""
         self.tally.requests += 1
         tokens: list[int] = []
-        body, last_id = self._new_body(known), ""
+        body, last_id = self._new_body(known, salt), ""
         while True:
             name, url = self._rng.choice(list(self._routers().items()))
             self.tally.resumed += bool(last_id)
@@ -116,21 +121,20 @@ class Load:
                     last_id = event_id
                     if abort_after is not None and len(tokens) >= abort_after:
                         self.tally.aborted += 1
-                        return
+                        return False
             except (httpx.HTTPError, OSError) as error:
                 if name not in self.doomed:
                     self.tally.errors.append(f"{name}: {error!r}")
-                    return
+                    return False
                 self.tally.cut += 1
                 await asyncio.sleep(0.05)
                 continue
             except _Refused as error:
                 if name not in self.doomed:
                     self.tally.errors.append(f"{name}: {error}")
-                    return
+                    return False
                 continue
-            self.tally.judge(known, tokens)
-            return
+            return self.tally.judge(known, tokens)
 
     async def _events(
         self, client: httpx.AsyncClient, url: str, body: dict[str, Any], last_id: str
@@ -166,11 +170,25 @@ class Load:
                 raise httpx.ReadError("the stream ended without [DONE]")
         self.tally.pauses_ms.append(longest * 1e3)
 
-    def _new_body(self, known: Known) -> dict[str, Any]:
+    def _new_body(self, known: Known, salt: str | None) -> dict[str, Any]:
+        """With a salt that is new, nothing is cached but the turns before."""
         body = self._body(known.prompt, len(known.output)) | {"stream": True}
-        if self._rng.random() < UNCACHED:
-            body["cache_salt"] = f"{self._rng.getrandbits(64):x}"
-        return body
+        return body if salt is None else body | {"cache_salt": salt}
+
+    async def _learn_turns(
+        self, client: httpx.AsyncClient, said: list[int], length: int, num_tokens: int, turns: int
+    ) -> Known:
+        """What follows `length` more tokens after what was said, for so many turns."""
+        known = None
+        while known is None:
+            start = self._rng.randrange(len(self._corpus) - length)
+            prompt = said + self._corpus[start : start + length]
+            known = await self._try_learn(client, prompt, num_tokens)
+        if turns == 1:
+            return known
+        said = known.prompt + known.output
+        later = await self._learn_turns(client, said, TURN_TOKENS, num_tokens, turns - 1)
+        return replace(known, next_turn=later)
 
     async def _try_learn(
         self, client: httpx.AsyncClient, prompt: list[int], num_tokens: int

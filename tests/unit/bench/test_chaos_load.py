@@ -71,6 +71,7 @@ LEARNT = {
 @pytest.fixture(autouse=True)
 def nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos_load, "ABORTED", 0.0)
+    monkeypatch.setattr(chaos_load, "TURNS", 1)
 
 
 async def tally_of(routers: Callable[[Load], dict[str, str]]) -> Tally:
@@ -103,6 +104,21 @@ async def test_a_stream_is_compared_with_the_learnt_answer(
     assert counts == dict.fromkeys(counts, 0) | seen
     assert tally.requests == 1
     assert is_clean(tally, left=0) is not bool(seen)
+
+
+async def test_a_talk_goes_on_with_what_was_said_and_with_its_cached_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chaos_load, "TURNS", 2)
+    monkeypatch.setattr(chaos_load, "UNCACHED", 1.0)
+    async with Router(stream_of(*ANSWER)) as router:
+        tally = await tally_of(lambda load: {"router-1": router.url})
+    learnt, asked = router.bodies[:2], router.bodies[2:]
+    assert [body["prompt"] for body in asked] == [body["prompt"] for body in learnt]
+    assert asked[1]["prompt"][:7] == asked[0]["prompt"] + ANSWER
+    assert len(asked[1]["prompt"]) == 7 + chaos_load.TURN_TOKENS
+    assert asked[0]["cache_salt"] == asked[1]["cache_salt"]
+    assert (tally.requests, tally.turns, tally.finished) == (2, 1, 2)
 
 
 async def test_a_stream_whose_router_is_killed_goes_on_at_another() -> None:
