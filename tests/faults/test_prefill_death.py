@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,7 @@ def test_another_prefill_worker_sends_only_what_is_missing(
     fleet: FaultyFleet, long_prompts: list[Reference], moment: str
 ) -> None:
     fleet.revive()
+    acquaint(fleet)
     point, passes = MOMENTS[moment]
     reference = long_prompts[list(MOMENTS).index(moment)]
     num_tokens = len(reference.prompt) + (point in _AFTER_FIRST_TOKEN)  # of the retry's prompt
@@ -71,6 +73,21 @@ def test_without_another_prefill_worker_the_decode_worker_prefills(
     assert trace_of(fleet.fleet, stream.request_id)["attempts"][-1]["mode"] == "local"
     computed = counters(fleet.fleet, "decode-1")["prefill_tokens"] - before["prefill_tokens"]
     assert computed == len(reference.prompt) - arrived * BLOCK
+
+
+def acquaint(fleet: FaultyFleet) -> None:
+    """Until each prefill worker has written to the decode worker: of the first writes over a new
+    connection a later one may land before an earlier, and what is kept begins with the first."""
+
+    def have_written() -> bool:
+        streams = [Stream(fleet.url, [randrange(3, 500) for _ in range(90)], 1) for _ in range(2)]
+        for stream in streams:
+            assert stream.wait().error is None
+        names = fleet.names(Role.PREFILL)
+        return all(counters(fleet.fleet, name)["blocks_sent"] for name in names)
+
+    randrange = random.Random(1).randrange
+    wait_for("every prefill worker to have written", have_written, 60)
 
 
 def received_when_settled(fleet: FaultyFleet) -> int:
