@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from tokenizers import Encoding
@@ -110,8 +110,12 @@ class WordTable:
         return words
 
     def _bound(self) -> None:
+        """The oldest words go, an eighth at once, so that a full table stays nearly full: one that
+        began anew would have its process grow and shrink for hours."""
         if len(self._ids) > MAX_WORDS:
-            self._ids = {}
+            words = self._ids.copy()  # to which no other thread adds
+            num_gone = len(words) - MAX_WORDS * 7 // 8
+            self._ids = dict(islice(words.items(), num_gone, None))
 
 
 def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
