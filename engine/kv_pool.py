@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from engine import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
@@ -40,7 +41,9 @@ class KvPool:
         shape = (num_blocks, *layout.block_shape)
         dtype = kv_torch_dtype(layout.dtype)
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        if buffer is None:
+        if buffer is None and self.device.type == "cpu":
+            self.tensor = huge_pages.zeros(shape, dtype)
+        elif buffer is None:
             self.tensor = torch.zeros(shape, dtype=dtype, device=self.device)
         else:
             self.tensor = _tensor_over(buffer, shape, dtype, num_blocks * self.block_bytes)
