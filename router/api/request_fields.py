@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
 from router.api.structured import ResponseFormat, StructuredOutputs
+from router.api.unknown_nulls import without_unknown_nulls
 from router.disconnect import ClientGone, connection_of
 from router.event_ids import body_digest
 from router.http_errors import invalid_request
@@ -196,12 +197,24 @@ async def read_fields(request: Request, schema: type[Fields], max_body_bytes: in
         raise HTTPException(415, f"the content type must be application/json, not {media_type}")
     body = await _body(request, max_body_bytes)
     record.body_digest = body_digest(body)
-    try:
-        fields = schema.model_validate_json(body)
-    except PydanticValidationError as error:
-        raise invalid_request(error) from error
+    fields = _checked(schema, body)
     fields.check_together()
     return fields
+
+
+def _checked(schema: type[Fields], body: bytes) -> Fields:
+    """The body as the schema has it; unknown fields that are null are absent, too: clients repeat
+    answers with whatever fields their own types have. Raises InvalidRequest."""
+    try:
+        return schema.model_validate_json(body)
+    except PydanticValidationError as error:
+        rest = without_unknown_nulls(body, error)
+        if rest is None:
+            raise invalid_request(error) from error
+    try:
+        return schema.model_validate_json(rest)
+    except PydanticValidationError as error:
+        raise invalid_request(error) from error
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:

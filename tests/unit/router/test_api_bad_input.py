@@ -22,6 +22,8 @@ NOT_NUMBERS = ("hot", True, [0.5], {}, HUGE, -HUGE)
 NOT_BOOLEANS = (1, 0, "true", [], {})
 NOT_STRINGS = (1, True, [], {}, 0.5)
 
+TEXT_PART = {"type": "text", "text": "Hi"}
+
 SHARED: dict[str, tuple[object, ...]] = {
     "model": NOT_STRINGS,
     "prompt_logprobs": (*NOT_INTEGERS, -1, 21),
@@ -224,10 +226,42 @@ def test_every_field_is_in_the_table(path):
 @pytest.mark.parametrize("path", VALID)
 def test_null_means_absent(api, path):
     optional = {**SHARED, **OWN[path]}.keys() - set(REQUIRED[path])
-    known = {"guided_json", "unknown"} | ({"messages", "tools"} if path == COMPLETIONS else set())
-    known |= {"prompt", "echo"} if path == CHAT else set()
-    fields = dict.fromkeys(optional - known)
-    assert api.post(path, {**VALID[path], **fields}).status_code == 200
+    assert api.post(path, {**VALID[path], **dict.fromkeys(optional)}).status_code == 200
+
+
+NULLS = {"mood": None, "text": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"} | NULLS]}),
+        (CHAT, {"messages": [{"role": "user", "content": [TEXT_PART | {"mood": None}]}]}),
+        (CHAT, {"response_format": {"type": "text", "json_schema": None}}),
+        (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True, **NULLS}}),
+    ],
+)
+def test_unknown_nulls_are_absent_wherever_they_are(api, path, fields):
+    """As clients have them that dump all that an answer may have."""
+    asked = {**VALID[path], **fields}
+    assert api.post(path, asked).status_code == 200
+    check_error(api.post(path, asked | {"mood": "good"}), 400, "mood")
+    check_error(api.post(path, asked | {"n": 0}), 400, "n")
+
+
+def test_a_null_that_says_something_stays(api):
+    """What is dropped is what no schema of ours knows."""
+    schema = {"enum": [None], "default": None}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert api.chat(response_format=wanted, mood=None).status_code == 200
+    [request] = api.generator.requests
+    assert '"default": null' in request.sampling.grammar
+
+
+def test_a_number_beside_an_unknown_null_may_have_any_number_of_digits(api):
+    body = b'{"model": "tiny", "prompt": "x", "mood": null, "seed": ' + b"9" * 5000 + b"}"
+    headers = {"content-type": "application/json"}
+    assert api.http.post(COMPLETIONS, content=body, headers=headers).status_code == 400
 
 
 @pytest.mark.parametrize(
