@@ -61,6 +61,13 @@ def regex_grammar(regex: str) -> str:
     return str(LLMatcher.grammar_from_regex(regex))
 
 
+def only_rule(grammar: str) -> str | None:
+    """The right side of a grammar that is one rule, as those of JSON and of choices are, for who
+    composes a grammar of several parts; None for any other."""
+    head, _, rule = grammar.partition(" ")
+    return rule if head == "start:" and "\n" not in rule else None
+
+
 def lark_grammar(source: str, param: str) -> str:
     """Lark as it is; GBNF, which `::=` shows, rewritten. Raises InvalidRequest naming `param`."""
     if "::=" not in source:

@@ -17,6 +17,7 @@ from router.chat.message_parser import MessageParser
 from router.chat_template import RESERVED_NAMES, ChatTemplate
 from router.choices import Choice
 from router.event_ids import StreamIdentity
+from router.grammar import only_rule
 from router.tokenizer import Tokenizer
 
 _THINKING = "enable_thinking"
@@ -45,8 +46,8 @@ async def plan_conversation(
     """
     text, token_ids = await encode_conversation(context, conversation)
     prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
-    reasons = wish.grammar is None
-    grammar = await _tool_grammar(context, conversation, text, wish)
+    grammar = await _tool_grammar(context, conversation, text, wish.grammar)
+    reasons = wish.grammar is None or grammar is not None
     if grammar is not None:
         wish = replace(wish, grammar=grammar)
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
@@ -58,20 +59,21 @@ async def plan_conversation(
 
 
 async def _tool_grammar(
-    context: ApiContext, conversation: Conversation, prompt: str, wish: OutputWish
+    context: ApiContext, conversation: Conversation, prompt: str, wished: str | None
 ) -> str | None:
-    """The grammar of the whole answer: what its tools need, or else what was wished."""
-    grammar = context.markup.grammar(conversation, prompt)
+    """The grammar of an answer with calls in it, or with those or else what is `wished`; None
+    where the tools need none. Raises InvalidRequest."""
+    form = None if wished is None else only_rule(wished)
     is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
-    if wish.grammar is not None and is_free_to_call:
+    if wished is not None and form is None and is_free_to_call:
         raise InvalidRequest(
-            "structured output beside 'tools' needs a 'tool_choice' that leaves nothing open: "
+            "a 'regex' or 'grammar' beside 'tools' needs a 'tool_choice' that leaves nothing open: "
             "no call, at least one, or one by name",
             "tool_choice",
         )
-    if grammar is None:
-        return wish.grammar
-    await context.grammars.check(grammar, "tools")
+    grammar = context.markup.grammar(conversation, prompt, form)
+    if grammar is not None:
+        await context.grammars.check(grammar, "tools")
     return grammar
 
 

@@ -87,12 +87,15 @@ class ChatMarkup:
         tool_ids = self.tool_ids.values() if conversation.may_call_tools else ()
         return frozenset((*self.reasoning_ids.values(), *tool_ids))
 
-    def grammar(self, conversation: Conversation, prompt: str) -> str | None:
-        """What holds an answer to the tools that were asked for. Raises InvalidRequest."""
+    def grammar(
+        self, conversation: Conversation, prompt: str, form_without_calls: str | None = None
+    ) -> str | None:
+        """What holds an answer to the tools that were asked for, and one that is free to call and
+        does not to the form that it has then. Raises InvalidRequest."""
         if self.tools is None or not conversation.may_call_tools:
             return None
         grammar = self.tools.grammar({**self.tool_ids, **self.reasoning_ids})
-        return grammar.of(conversation, self.reasoning, prompt)
+        return grammar.of(conversation, self.reasoning, prompt, form_without_calls)
 
     def parser(
         self, conversation: Conversation, prompt: str, seed: str, reasons: bool = True

@@ -1,7 +1,8 @@
 """Grammars that hold an answer to tool calls: the caller's choice, and schemas of strict tools.
 
 Where a call must come, the whole answer is calls (behind the reasoning of a model that has tokens
-for it). Where it may come, only what follows a call's first marker is held to the tools.
+for it). Where it may come, only what follows a call's first marker is held to the tools, unless an
+answer without calls has a form of its own: then the whole is either that or calls.
 """
 
 from __future__ import annotations
@@ -47,30 +48,44 @@ class ToolGrammar:
     ids: Mapping[str, int]
 
     def of(
-        self, conversation: Conversation, reasoning: ReasoningMarkers | None, prompt: str
+        self,
+        conversation: Conversation,
+        reasoning: ReasoningMarkers | None,
+        prompt: str,
+        form_without_calls: str | None = None,
     ) -> str | None:
-        """The grammar of an answer; None where any text may come. Raises InvalidRequest."""
-        mode = conversation.tool_choice.mode
+        """The grammar of an answer; None where any text may come. Raises InvalidRequest.
+
+        `form_without_calls` is the right side of a rule, for an answer that is free to call.
+        """
+        mode, tools = conversation.tool_choice.mode, conversation.tools
         if mode is ToolMode.NAMED:
-            chosen = [t for t in conversation.tools if t.name == conversation.tool_choice.name]
-            return self._must_call(chosen, False, reasoning, prompt)
+            chosen = [each for each in tools if each.name == conversation.tool_choice.name]
+            return self._whole(self._calls(False), chosen, self._thought(reasoning, prompt))
+        calls = self._calls(conversation.parallel_tool_calls)
         if mode is ToolMode.REQUIRED:
-            many = conversation.parallel_tool_calls
-            return self._must_call(conversation.tools, many, reasoning, prompt)
-        if mode is ToolMode.AUTO and any(tool.strict for tool in conversation.tools):
+            return self._whole(calls, tools, self._thought(reasoning, prompt))
+        if mode is ToolMode.AUTO and form_without_calls is not None:
+            thought, rules = self._thought(reasoning, prompt)
+            rules = [*rules, f"answer: {form_without_calls}"]
+            return self._whole(f"({calls} | answer)", tools, (thought, rules))
+        if mode is ToolMode.AUTO and any(tool.strict for tool in tools):
             return self._may_call(conversation)
         return None
 
-    def _must_call(
-        self, tools: Sequence[Tool], many: bool, reasoning: ReasoningMarkers | None, prompt: str
-    ) -> str:
-        thought, rules = self._thought(reasoning, prompt)
+    def _calls(self, many: bool) -> str:
+        """One call, or where `many` may come one or more."""
         form = self.form
         calls = "call"
         if many and form.separator is not None:
             calls = f"call ({self._parts(form.separator)} call)*"
-        start = f"{thought} {self._parts(form.opening)} {calls} {self._parts(form.closing)}"
-        return "\n".join([f"start: {start}", *rules, *self._call_rules(tools, strict_only=False)])
+        return f"{self._parts(form.opening)} {calls} {self._parts(form.closing)}"
+
+    def _whole(self, answer: str, tools: Sequence[Tool], thought: tuple[str, list[str]]) -> str:
+        """All that comes: what stands before, with its rules, and the answer."""
+        before, rules = thought
+        calls = self._call_rules(tools, strict_only=False)
+        return "\n".join([f"start: {before} {answer}", *rules, *calls])
 
     def _thought(self, reasoning: ReasoningMarkers | None, prompt: str) -> tuple[str, list[str]]:
         """What may stand before the calls, and the rules for it."""

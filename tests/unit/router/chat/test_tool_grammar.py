@@ -14,6 +14,7 @@ from protocol.messages import FinishReason
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.chat.events import joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from router.grammar import choice_grammar, json_schema_grammar, only_rule, regex_grammar
 from router.output import TextDelta
 
 DEMO = Path(__file__).parents[4] / "demo_model" / "tokenizer.json"
@@ -139,6 +140,53 @@ def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
 def test_a_family_without_a_marker_cannot_be_strict_of_itself(family, vocabulary):
     with pytest.raises(InvalidRequest, match="'strict' needs 'tool_choice'"):
         markup(family, vocabulary).grammar(asked("auto"), "")
+
+
+ANSWER = json_schema_grammar({"enum": [{"city": "Oslo"}]})
+
+
+@pytest.mark.parametrize("family", sorted(TOOL_MARKUPS))
+def test_an_answer_is_of_its_form_or_calls(family, vocabulary):
+    form = markup(family, vocabulary)
+    free = asked("auto")
+    grammar = form.grammar(free, "", only_rule(ANSWER))
+    several = [[NOW, WEATHER]] if family != "llama3" else []
+    for calls in ([WEATHER], [NOW], *several):
+        assert vocabulary.admits(grammar, written(family, vocabulary, *calls))
+    assert vocabulary.admits(grammar, '{"city":"Oslo"}')
+    message = form.parser(free, "", "seed").push(
+        TextDelta('{"city":"Oslo"}', [], finish=FinishReason.STOP)
+    )
+    assert (message.content, message.finish) == ('{"city":"Oslo"}', "stop")
+    call = written(family, vocabulary, NOW)
+    wrong = written(family, vocabulary, ("weather", '{"city":"Paris"}'))
+    for text in ("Hello", "", '{"city":"Rome"}', wrong, '{"city":"Oslo"}' + call):
+        assert not vocabulary.admits(grammar, text), text
+    choices = form.grammar(free, "", only_rule(choice_grammar(["yes", "no"])))
+    assert vocabulary.admits(choices, "no")
+    assert vocabulary.admits(choices, call)
+
+
+def test_thoughts_may_come_before_either(vocabulary):
+    form = markup("hermes", vocabulary, reasons=True)
+    grammar = form.grammar(asked("auto"), "...<think>\n", only_rule(ANSWER))
+    for text in ('{"city":"Oslo"}', written("hermes", vocabulary, NOW)):
+        assert vocabulary.admits(grammar, f"So.\n</think>\n\n{text}")
+        assert not vocabulary.admits(grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        (json_schema_grammar(True), "%json true"),
+        (choice_grammar(["a", "b"]), '"a" | "b"'),
+        (regex_grammar("a+"), None),
+        ('start: x\nx: "a"', None),
+        ('%ignore " "', None),
+    ],
+)
+def test_of_grammars_with_one_rule_others_are_made(grammar, rule):
+    assert only_rule(grammar) == rule
 
 
 def test_reasoning_may_come_first(vocabulary):
