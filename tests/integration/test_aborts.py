@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +13,14 @@ import httpx
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import assert_idle, complete, counters, running_fleet
+from tests.integration.fleets import (
+    assert_idle,
+    complete,
+    counters,
+    running_fleet,
+    wait_for,
+    workers,
+)
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
 NUM_REQUESTS = 200
@@ -47,6 +56,51 @@ def test_200_aborts_leave_every_counter_at_zero(fleet: Fleet, references: list[R
         answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
         assert answer["choices"][0]["token_ids"] == list(reference.output)
     assert counters(fleet, "decode-1")["decode_tokens"] > 0
+
+
+MESSAGES = [{"role": "user", "content": "What is a lambda?"}]
+LONG = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 2000}},
+    "required": ["a"],
+}
+TOOL = {"name": "f", "input_schema": LONG}
+ENDPOINTS = {
+    "/v1/completions": {"prompt": "A class is ", "max_tokens": 3900, "ignore_eos": True},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3900, "ignore_eos": True},
+    "/v1/responses": {
+        "input": "What is a lambda?",
+        "text": {"format": {"type": "json_schema", "name": "long", "schema": LONG}},
+    },
+    "/v1/messages": {
+        "messages": MESSAGES,
+        "max_tokens": 3700,
+        "tools": [TOOL],
+        "tool_choice": {"type": "any"},
+    },
+}
+"""What each is asked so that it goes on for thousands of tokens."""
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_client_that_leaves_any_endpoint_frees_the_workers(
+    fleet: Fleet, path: str, stream: bool
+) -> None:
+    before = counters(fleet, "decode-1")["decode_tokens"]
+    url = httpx.URL(fleet.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
+    body = {"model": DEMO_MODEL.name, "stream": stream, **ENDPOINTS[path]}
+    headers = {"content-type": "application/json"}
+    connection.request("POST", path, json.dumps(body), headers)
+    wait_for("a running sequence", lambda: workers(fleet)["decode-1"]["num_running"])
+    if stream:
+        answer = connection.getresponse()
+        assert answer.status == 200
+        answer.close()
+    connection.close()
+    assert_idle(fleet)
+    assert counters(fleet, "decode-1")["decode_tokens"] - before < 3000, "it did not go on"
 
 
 def abort(fleet: Fleet, prompt: tuple[int, ...], how: str, after_s: float, events: int) -> str:
