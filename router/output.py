@@ -45,10 +45,14 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When text ends: stop strings are looked for once `min_tokens` tokens were generated."""
+    """When text ends: stop strings are looked for once `min_tokens` tokens were generated.
+
+    Of `token_ids` those that are `named` were asked for, and are told where they end it.
+    """
 
     strings: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
+    named: frozenset[int] = frozenset()
     min_tokens: int = 0
     include_in_output: bool = False
 
@@ -64,11 +68,17 @@ class OutputText:
         self._decoded = 0
         self._emitted = 0
         self._unreported: deque[OutputToken] = deque()
+        self._ended_by: int | None = None
 
     @property
     def matched_stop(self) -> str | None:
         """The stop string that ended the text, if one did."""
         return self._matcher.matched
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or the named token that ended the text, if one did."""
+        return self._ended_by if self._matcher.matched is None else self._matcher.matched
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` settles; `finish` also when a stop string matched."""
@@ -85,6 +95,9 @@ class OutputText:
             if self._matcher.matched:
                 break
         finish = FinishReason.STOP if self._matcher.matched else delta.finish
+        if delta.finish is FinishReason.STOP and delta.token_ids:
+            last = delta.token_ids[-1]
+            self._ended_by = last if last in self._stop.named else None
         if finish and not self._matcher.matched:
             pieces.append(self._match(self._detokenizer.flush()))
             pieces.append(self._matcher.flush())

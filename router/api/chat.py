@@ -115,6 +115,7 @@ class ChatFormat:
             delta=_delta(message, is_first),
             logprobs=self._logprobs(delta),
             finish_reason=message.finish,
+            stop_reason=choice.output.stop_reason if message.finish else UNSET,
             token_ids=delta.token_ids if self.fields.return_token_ids else UNSET,
         )
         with_prompt = self.fields.return_token_ids and is_first and choice.index == 0
@@ -178,6 +179,7 @@ class ChatFormat:
             message=_body(message),
             logprobs=self._logprobs(text),
             finish_reason=message.finish,
+            stop_reason=choice.output.stop_reason,
             token_ids=text.token_ids if self.fields.return_token_ids else UNSET,
         )
 

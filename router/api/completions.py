@@ -150,6 +150,7 @@ class CompletionFormat:
             text=choice.echo + delta.text if is_first else delta.text,
             logprobs=self._logprobs(choice, delta),
             finish_reason=delta.finish.value if delta.finish else None,
+            stop_reason=choice.output.stop_reason if delta.finish else UNSET,
             token_ids=delta.token_ids if with_ids else UNSET,
             prompt_token_ids=choice.request.token_ids if with_ids and is_first else UNSET,
             prompt_logprobs=self._prompt_logprobs(choice, delta),

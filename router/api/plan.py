@@ -22,7 +22,7 @@ from router.api.sampling import (
 from router.choices import Choice
 from router.event_ids import HEADER, StreamIdentity, check_positions
 from router.generation import GenerationRequest
-from router.output import OutputText
+from router.output import OutputText, StopRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,15 @@ class ChoicePlanner:
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
             ),
-            output=OutputText(detokenizer, stop_rules(self.fields, sampling)),
+            output=OutputText(detokenizer, self._stop_rules(sampling)),
             echo=prompt.echo,
             is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
             by_token=bool(self.fields.stream) and self.identity.numbers_events,
         )
+
+    def _stop_rules(self, sampling: SamplingParams) -> StopRules:
+        return stop_rules(self.fields, sampling, self.context.defaults)
 
     def _deadline_ms(self) -> int:
         """What is left for the request. Raises InvalidRequest for a stream whose time is over."""

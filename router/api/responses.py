@@ -50,12 +50,16 @@ PromptTokenLogprobs = list[dict[str, PromptTokenLogprob] | None]
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One text, or a piece of it in a stream."""
+    """One text, or a piece of it in a stream, of which the last one says why it ended.
+
+    `stop_reason` is the stop string or token that ended it, null where none of those did.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptTokenLogprobs | UnsetType = UNSET
@@ -132,12 +136,13 @@ class ChatDelta(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """One message of an answer."""
+    """One message of an answer. `stop_reason` is the stop string or token that ended it."""
 
     index: int
     message: ChatMessageBody
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -148,6 +153,7 @@ class ChatChunkChoice(Struct, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 

@@ -57,11 +57,16 @@ def build_sampling(
     )
 
 
-def stop_rules(fields: GenerationFields, sampling: SamplingParams) -> StopRules:
-    """How the router cuts the text of a sequence that is sampled so."""
+def stop_rules(
+    fields: GenerationFields, sampling: SamplingParams, defaults: SamplingDefaults
+) -> StopRules:
+    """How the router cuts the text of a sequence that is sampled so. The model's own end of text
+    is no stop that somebody named."""
+    ends = () if fields.ignore_eos else defaults.end_token_ids
     return StopRules(
         strings=fields.stop_strings,
         token_ids=frozenset(sampling.stop_token_ids),
+        named=frozenset(fields.stop_token_ids or ()).difference(ends),
         min_tokens=sampling.min_tokens,
         include_in_output=bool(fields.include_stop_str_in_output),
     )

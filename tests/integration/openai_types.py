@@ -15,6 +15,8 @@ DOCUMENTED = frozenset(
         "token_ids",
         "prompt_token_ids",
         "reasoning_content",
+        "reasoning",
+        "stop_reason",
         "prompt_logprobs",
         "baton",
     }

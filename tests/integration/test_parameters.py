@@ -162,6 +162,11 @@ def stop_strings(api: Api) -> None:
     assert api.text(stop=word) == before
     assert api.text(stop=["no such text", word]) == before
     assert api.text(stop=word, include_stop_str_in_output=True) == before + word
+    told = [api.complete(stop=word), api.stream(COMPLETIONS, stop=word)[-1]]
+    word_of_chat = api.message()["content"].split()[3]
+    told += [api.chat(stop=word_of_chat), api.stream(CHAT, stop=word_of_chat)[-1]]
+    reasons = [each["choices"][0]["stop_reason"] for each in told]
+    assert reasons == [word, word, word_of_chat, word_of_chat]
 
 
 @shows("stop_token_ids")
@@ -169,6 +174,9 @@ def stop_tokens(api: Api) -> None:
     ids = api.ids()
     cut = ids.index(ids[4])
     assert api.ids(stop_token_ids=[ids[4]]) == ids[: cut + 1]
+    [choice] = api.complete(stop_token_ids=[ids[4]])["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[4])
+    assert api.complete()["choices"][0]["stop_reason"] is None
 
 
 @shows("ignore_eos", "min_tokens", "skip_special_tokens")

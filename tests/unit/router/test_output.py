@@ -52,6 +52,28 @@ def test_a_stop_string_across_tokens_ends_text_and_tokens(tokenizer, chunk):
     assert "e tw" not in tokenizer.decode(ids[: counted - 1])
 
 
+@pytest.mark.parametrize(
+    ("stop", "finish", "reason"),
+    [
+        (StopRules(strings=("tw", "zz")), LENGTH, "tw"),
+        (StopRules(token_ids=frozenset([END, 5]), named=frozenset([END])), STOP, END),
+        (StopRules(token_ids=frozenset([END, 5]), named=frozenset([5])), STOP, None),
+        (StopRules(named=frozenset([END])), LENGTH, None),
+        (StopRules(("tw",), frozenset([END]), frozenset([END])), STOP, "tw"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_what_ended_a_text_is_known_if_somebody_named_it(tokenizer, stop, finish, reason, chunk):
+    ids = [*tokenizer.encode("one two", add_special_tokens=False), END]
+    output = OutputText(tokenizer.detokenizer(), stop)
+    parts = [ids[start : start + chunk] for start in range(0, len(ids), chunk)]
+    for place, part in enumerate(parts, 1):
+        assert output.stop_reason is None
+        if output.push(TokenDelta(part, None, finish if place == len(parts) else None)).finish:
+            break
+    assert output.stop_reason == reason
+
+
 @given(data=st.data(), text=st.text(max_size=30), chunk=st.integers(1, 4))
 def test_reported_tokens_cover_the_text_exactly(tokenizer, data, text, chunk):
     """Without a stop every token is reported once, in order, never before its text is out."""
