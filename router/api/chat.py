@@ -15,7 +15,7 @@ from router.api.chat_request import ChatRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
 from router.api.identity import identify
-from router.api.logprobs import chat_logprobs, prompt_logprobs
+from router.api.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
@@ -96,7 +96,7 @@ class ChatFormat:
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat. The first chunk of a choice names the role, whatever its text."""
-        message = self.parsers[choice.index].push(delta)
+        message = self._parsed(choice, delta)
         text = None if is_first else message.only_content
         if text is None or self.fields.logprobs or self.fields.return_token_ids:
             return self._chunk(choice, delta, is_first, message)
@@ -106,6 +106,11 @@ class ChatFormat:
                 lambda hole: self._chunk(choice, delta, False, MessageDelta([ContentText(hole)]))
             )
         return frame.fill(text)
+
+    def _parsed(self, choice: Choice, delta: TextDelta) -> MessageDelta:
+        """What a delta says, without the reasoning if that is not wanted."""
+        message = self.parsers[choice.index].push(delta)
+        return message.answer_alone if self.fields.include_reasoning is False else message
 
     def _chunk(
         self, choice: Choice, delta: TextDelta, is_first: bool, message: MessageDelta
@@ -173,7 +178,7 @@ class ChatFormat:
         return "default" if self.fields.service_tier else UNSET
 
     def _choice(self, choice: Choice, text: TextDelta) -> ChatChoice:
-        message = self.parsers[choice.index].push(text)
+        message = self._parsed(choice, text)
         return ChatChoice(
             index=choice.index,
             message=_body(message),
@@ -186,7 +191,8 @@ class ChatFormat:
     def _logprobs(self, delta: TextDelta) -> ChatLogprobs | None:
         if not self.fields.logprobs:
             return None
-        return chat_logprobs(delta.tokens, self.tokenizer)
+        names = TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
+        return chat_logprobs(delta.tokens, names)
 
 
 def _delta(message: MessageDelta, is_first: bool) -> ChatDelta:

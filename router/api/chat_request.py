@@ -30,6 +30,9 @@ NO_TEMPLATES = (
 )
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class TextPart(StrictModel):
     """A piece of a message's content; text is the only kind supported."""
 
@@ -92,7 +95,8 @@ class ChatRequest(GenerationFields):
         | None
     ) = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -117,6 +121,7 @@ class ChatRequest(GenerationFields):
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Unsupported = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 

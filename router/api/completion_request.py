@@ -81,6 +81,10 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequest("'best_of' greater than 'n' needs 'stream' to be false", "best_of")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise InvalidRequest("'suffix' needs one text as 'prompt', and no 'echo'", "suffix")
+        if self.suffix and self.add_special_tokens:
+            raise InvalidRequest(
+                "'suffix' and 'add_special_tokens' exclude each other", "add_special_tokens"
+            )
         if self.echo and self.truncate_prompt_tokens is not None:
             raise InvalidRequest(
                 "'echo' and 'truncate_prompt_tokens' exclude each other", "truncate_prompt_tokens"

@@ -16,6 +16,7 @@ from router.api.identity import identify
 from router.api.logprobs import (
     LOWEST,
     EchoedPrompt,
+    TokenNames,
     completion_logprobs,
     echoed_logprobs,
     joined_logprobs,
@@ -89,7 +90,8 @@ async def _encode(tokenizer: Tokenizer, fields: CompletionRequest, prompt: Promp
         )
         return EncodedPrompt(token_ids)
     if isinstance(prompt, str):
-        token_ids = await tokenizer.encode_async(prompt, add_special_tokens=True)
+        with_special = fields.add_special_tokens is not False
+        token_ids = await tokenizer.encode_async(prompt, with_special)
         return EncodedPrompt(token_ids, prompt if fields.echo else "")
     if not fields.echo:
         return EncodedPrompt(prompt)
@@ -161,12 +163,13 @@ class CompletionFormat:
         count, told = self.fields.logprobs, delta.prompt_logprobs
         if count is None:
             return None
-        output = completion_logprobs(delta.tokens, self.tokenizer, len(choice.echo))
+        names = TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
+        output = completion_logprobs(delta.tokens, names, len(choice.echo))
         if told is None or not self.fields.echo:
             return output
         skips_special = self.fields.skip_special_tokens is not False
         prompt = EchoedPrompt(choice.request.token_ids, choice.echo, skips_special)
-        return joined_logprobs(echoed_logprobs(prompt, told, count, self.tokenizer), output)
+        return joined_logprobs(echoed_logprobs(prompt, told, count, names), output)
 
     def _prompt_logprobs(self, choice: Choice, delta: TextDelta) -> PromptTokenLogprobs | UnsetType:
         count, told = self.fields.prompt_logprobs, delta.prompt_logprobs

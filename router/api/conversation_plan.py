@@ -44,7 +44,8 @@ async def plan_conversation(
 
     Raises InvalidRequest for what the model's template or parsers cannot do, PromptTooLong.
     """
-    text, token_ids = await encode_conversation(context, conversation)
+    with_special = fields.add_special_tokens is True
+    text, token_ids = await encode_conversation(context, conversation, with_special)
     prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
     grammar = await _tool_grammar(context, conversation, text, wish.grammar)
     reasons = wish.grammar is None or grammar is not None

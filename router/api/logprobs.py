@@ -1,6 +1,7 @@
 """Log-probabilities of reported tokens in the two shapes of OpenAI's API, and in vLLM's of prompts.
 
-A token that is not whole characters by itself is written `bytes:\\xe2\\x80`, as OpenAI does.
+A token that is not whole characters by itself is written `bytes:\\xe2\\x80`, as OpenAI does; where
+ids are wanted instead of text, every token is written `token_id:7`, as vLLM does.
 JSON has no infinity: what a filter made impossible is reported as -9999.
 """
 
@@ -25,6 +26,20 @@ LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
+class TokenNames:
+    """How tokens are written: as their text, or `by_id`."""
+
+    tokenizer: Tokenizer
+    by_id: bool = False
+
+    def of(self, token_id: int) -> str:
+        """The name of one."""
+        if self.by_id:
+            return f"token_id:{token_id}"
+        return _token_text(self.tokenizer.token_bytes(token_id))
+
+
+@dataclass(frozen=True, slots=True)
 class EchoedPrompt:
     """A prompt as token ids and as the text that the answer repeats."""
 
@@ -34,32 +49,32 @@ class EchoedPrompt:
 
 
 def completion_logprobs(
-    tokens: list[OutputToken], tokenizer: Tokenizer, echoed_chars: int = 0
+    tokens: list[OutputToken], names: TokenNames, echoed_chars: int = 0
 ) -> CompletionLogprobs:
     """Lists by position; the alternatives always include the chosen token.
 
     `echoed_chars` of the prompt stand before the output.
     """
     return CompletionLogprobs(
-        tokens=[_token_text(tokenizer.token_bytes(token.token_id)) for token in tokens],
+        tokens=[names.of(token.token_id) for token in tokens],
         token_logprobs=[max(LOWEST, token.logprobs.logprob) for token in tokens],
-        top_logprobs=[_alternatives(token, tokenizer) for token in tokens],
+        top_logprobs=[_alternatives(token, names) for token in tokens],
         text_offset=[echoed_chars + token.start for token in tokens],
     )
 
 
 def echoed_logprobs(
-    prompt: EchoedPrompt, told: PromptLogprobs, count: int, tokenizer: Tokenizer
+    prompt: EchoedPrompt, told: PromptLogprobs, count: int, names: TokenNames
 ) -> CompletionLogprobs:
     """The same of the prompt itself, with `count` alternatives; its first token has none."""
-    listed = CompletionLogprobs([], [], [], _offsets(prompt, tokenizer))
-    listed.tokens.extend(_token_text(tokenizer.token_bytes(each)) for each in prompt.token_ids)
+    listed = CompletionLogprobs([], [], [], _offsets(prompt, names.tokenizer))
+    listed.tokens.extend(names.of(each) for each in prompt.token_ids)
     listed.token_logprobs.append(None)
     listed.top_logprobs.append(None)
     for token_id, entry in zip(prompt.token_ids[1:], told.entries(), strict=True):
         pairs = (*entry.top[:count], (token_id, entry.logprob))
         listed.token_logprobs.append(max(LOWEST, entry.logprob))
-        listed.top_logprobs.append(_by_text(pairs, tokenizer))
+        listed.top_logprobs.append(_by_name(pairs, names))
     return listed
 
 
@@ -89,28 +104,28 @@ def prompt_logprobs(
     return listed
 
 
-def chat_logprobs(tokens: list[OutputToken], tokenizer: Tokenizer) -> ChatLogprobs:
+def chat_logprobs(tokens: list[OutputToken], names: TokenNames) -> ChatLogprobs:
     """One entry a token, each with as many alternatives as were asked for."""
     entries: list[ChatTokenLogprob] = []
     for token in tokens:
-        chosen = _top_logprob(token.token_id, token.logprobs.logprob, tokenizer)
-        top = [_top_logprob(each, value, tokenizer) for each, value in token.logprobs.top]
+        chosen = _top_logprob(token.token_id, token.logprobs.logprob, names)
+        top = [_top_logprob(each, value, names) for each, value in token.logprobs.top]
         entries.append(ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
     return ChatLogprobs(entries)
 
 
-def _alternatives(token: OutputToken, tokenizer: Tokenizer) -> dict[str, float]:
+def _alternatives(token: OutputToken, names: TokenNames) -> dict[str, float]:
     pairs = (*token.logprobs.top, (token.token_id, token.logprobs.logprob))
-    return _by_text(pairs, tokenizer)
+    return _by_name(pairs, names)
 
 
-def _by_text(pairs: Iterable[tuple[int, float]], tokenizer: Tokenizer) -> dict[str, float]:
-    return {_token_text(tokenizer.token_bytes(each)): max(LOWEST, value) for each, value in pairs}
+def _by_name(pairs: Iterable[tuple[int, float]], names: TokenNames) -> dict[str, float]:
+    return {names.of(each): max(LOWEST, value) for each, value in pairs}
 
 
-def _top_logprob(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
-    data = tokenizer.token_bytes(token_id)
-    return TopLogprob(_token_text(data), max(LOWEST, logprob), list(data))
+def _top_logprob(token_id: int, logprob: float, names: TokenNames) -> TopLogprob:
+    data = names.tokenizer.token_bytes(token_id)
+    return TopLogprob(names.of(token_id), max(LOWEST, logprob), list(data))
 
 
 def _token_text(data: bytes) -> str:

@@ -112,13 +112,15 @@ class ChoicePlanner:
         return number == 0
 
     def _truncated(self, prompt: EncodedPrompt) -> EncodedPrompt:
-        """The prompt's end, where the caller wants no more than so many tokens of it."""
+        """The prompt's end or beginning, where the caller wants no more than so many tokens."""
         kept = self.fields.truncate_prompt_tokens
         if kept is None:
             return prompt
         if kept == -1:
             output = 1 if self.wish.generated_tokens is None else self.wish.generated_tokens
             kept = max(1, self.context.model.max_context - output)
+        if self.fields.truncation_side == "right":
+            return replace(prompt, token_ids=prompt.token_ids[:kept])
         return replace(prompt, token_ids=prompt.token_ids[-kept:])
 
     def _sampling(self, prompt: EncodedPrompt, name: str) -> SamplingParams:

@@ -7,7 +7,7 @@ not support is refused by name unless its value means "off". Null means absent e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, LiteralString, TypeVar
+from typing import Annotated, Any, Literal, LiteralString, TypeVar
 
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -32,6 +32,7 @@ MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_STRINGS = 128
+GUIDED = "newer vLLM and Baton say this in 'structured_outputs'"
 _INT32_MAX = 2**31 - 1
 _JSON = "application/json"
 
@@ -133,17 +134,26 @@ class GenerationFields(RequestBody):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: LogprobsCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[Any, only(why=GUIDED)] = None
+    guided_regex: Annotated[Any, only(why=GUIDED)] = None
+    guided_choice: Annotated[Any, only(why=GUIDED)] = None
+    guided_grammar: Annotated[Any, only(why=GUIDED)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1, 1.0)] = None
 
     def check_together(self) -> None:
         """See the base."""
@@ -157,6 +167,10 @@ class GenerationFields(RequestBody):
             raise InvalidRequest(
                 "'truncate_prompt_tokens' must be at least 1, or -1 for what fits",
                 "truncate_prompt_tokens",
+            )
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise InvalidRequest(
+                "'truncation_side' needs 'truncate_prompt_tokens'", "truncation_side"
             )
 
     @property

@@ -61,6 +61,14 @@ class MessageDelta:
         return None
 
     @property
+    def answer_alone(self) -> MessageDelta:
+        """The same without reasoning."""
+        kept: list[MessageEvent] = [
+            each for each in self.events if not isinstance(each, ReasoningText)
+        ]
+        return MessageDelta(kept, self.finish)
+
+    @property
     def content(self) -> str:
         """The content among the events."""
         return "".join(each.text for each in self.events if isinstance(each, ContentText))

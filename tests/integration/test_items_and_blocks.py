@@ -183,7 +183,7 @@ def truncation(api: Api) -> None:
 
 @shows(
     RESPONSES,
-    *("metadata", "user", "safety_identifier", "prompt_cache_key"),
+    *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("store", "background", "service_tier"),
 )
 def labels(api: Api) -> None:
@@ -192,7 +192,10 @@ def labels(api: Api) -> None:
     assert answer.output_text == api.respond().output_text
     assert (answer.metadata, answer.store, answer.service_tier) == ({"a": "b"}, False, "default")
     assert {name: getattr(answer, name) for name in named} == named
+    kept = api.respond(prompt_cache_retention="in_memory")
+    assert kept.output_text == answer.output_text
     api.refuses(RESPONSES, store=True, background=True, service_tier="flex")
+    api.refuses(RESPONSES, prompt_cache_retention="24h")
 
 
 @shows(RESPONSES, "previous_response_id", "conversation", "prompt", "max_tool_calls")

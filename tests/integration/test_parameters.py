@@ -211,6 +211,16 @@ def logprobs(api: Api) -> None:
     assert "".join(listed["tokens"]) == api.text()
 
 
+@shows("return_tokens_as_token_ids")
+def logprobs_by_id(api: Api) -> None:
+    [choice] = api.complete(logprobs=0, return_token_ids=True, return_tokens_as_token_ids=True)[
+        "choices"
+    ]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{each}" for each in choice["token_ids"]]
+    told = api.chat(logprobs=True, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert all(each["token"].startswith("token_id:") for each in told["content"])
+
+
 @shows("prompt_logprobs")
 def prompt_logprobs(api: Api) -> None:
     answer = api.chat(prompt_logprobs=1, return_token_ids=True)
@@ -250,12 +260,16 @@ def streams(api: Api) -> None:
         assert 0 < counts[0] < counts[-1] == 24
 
 
-@shows("truncate_prompt_tokens")
+@shows("truncate_prompt_tokens", "truncation_side")
 def truncation(api: Api) -> None:
     assert api.prompt_tokens(truncate_prompt_tokens=7) == 7
     ids = [*range(300, 330)]
     cut = api.complete(prompt=ids, truncate_prompt_tokens=9, return_token_ids=True)
     assert cut["choices"][0]["prompt_token_ids"] == ids[-9:]
+    cut = api.complete(
+        prompt=ids, truncate_prompt_tokens=9, truncation_side="right", return_token_ids=True
+    )
+    assert cut["choices"][0]["prompt_token_ids"] == ids[:9]
     assert api.complete(prompt=ids * 200, truncate_prompt_tokens=-1)["usage"]["total_tokens"] == (
         4096
     )
@@ -263,7 +277,7 @@ def truncation(api: Api) -> None:
 
 @shows(
     *("request_id", "service_tier", "user", "metadata", "store"),
-    *("prompt_cache_key", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
 )
 def bookkeeping(api: Api) -> None:
     assert api.chat(request_id="mine")["id"] == "chatcmpl-mine"
@@ -272,7 +286,7 @@ def bookkeeping(api: Api) -> None:
     plain = api.message()
     for silent in (
         {"user": "me", "prompt_cache_key": "mine", "safety_identifier": "me"},
-        {"metadata": {"a": "b"}, "store": False},
+        {"metadata": {"a": "b"}, "store": False, "prompt_cache_retention": "in_memory"},
     ):
         assert api.message(**silent) == plain
     assert api.refusal(CHAT, store=True) == "store"
@@ -453,12 +467,17 @@ def legacy_functions(api: Api) -> None:
 
 REFUSED = {
     "audio": {},
+    **{f"guided_{name}": "x" for name in ("json", "regex", "choice", "grammar")},
+    "length_penalty": 2,
     "chat_template": "x",
     "modalities": ["audio"],
     "prediction": {},
+    "use_beam_search": True,
     "verbosity": "low",
     "web_search_options": {},
 }
+NOT_OF_THIS_MODEL = {"add_special_tokens", "include_reasoning"}
+"""It does not think, and its tokenizer adds nothing: unit tests show the effect of these two."""
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(SHOWN.values()), ids=lambda each: each.__name__)
@@ -468,7 +487,7 @@ def test_a_parameter_has_its_effect(api: Api, check: Check) -> None:
 
 def test_every_field_is_shown(api: Api) -> None:
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    missing = fields - SHOWN.keys() - REFUSED.keys()
+    missing = fields - SHOWN.keys() - REFUSED.keys() - NOT_OF_THIS_MODEL
     assert not missing, f"show the effect of {missing} here"
     for name, value in REFUSED.items():
         path = CHAT if name in ChatRequest.model_fields else COMPLETIONS

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
+from router.api.chat_request import Effort
 from router.api.request_fields import (
     GenerationFields,
     LogprobsCount,
@@ -146,7 +147,7 @@ def _choice_shape(value: Any) -> str:
 class ReasoningConfig(StrictModel):
     """How much to think. There are no summaries: reasoning is shown as it is."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: Annotated[Any, only("auto")] = None
     generate_summary: Unsupported = None
 
@@ -208,6 +209,7 @@ class ResponsesRequest(RequestBody):
     user: _Label | None = None
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
+    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
     truncation: Literal["auto", "disabled"] | None = None
     store: Annotated[Any, only(False)] = None
     background: Annotated[Any, only(False)] = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.api.logprobs import chat_logprobs
+from router.api.logprobs import TokenNames, chat_logprobs
 from router.api.openai_responses import answer as api
 from router.api.responses import ChatTokenLogprob, Usage
 from router.chat.content_tokens import ContentTokens
@@ -174,7 +174,7 @@ class ResponseFormat:
         """Of an event's tokens, where they are wanted."""
         if self._tokens is None:
             return []
-        return chat_logprobs(self._tokens.of(event), self._tokenizer).content
+        return chat_logprobs(self._tokens.of(event), TokenNames(self._tokenizer)).content
 
     def _response(self, usage: Usage) -> api.Response:
         """The response with its whole output."""

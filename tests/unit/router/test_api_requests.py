@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import processors
 
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams, TokenLogprobs
 from router.api.sampling import choice_seed
 from router.generation import GenerationRequest, TokenDelta
-from tests.unit.router.api_harness import MAX_CONTEXT, MODEL
+from router.tokenizer import Tokenizer
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi
 
 END = 1
 CONFIGURED_END = 0
@@ -98,6 +105,63 @@ def test_the_output_limit_of_a_chat(api, fields, limit):
     api.chat(**fields)
     request = only_request(api)
     assert request.sampling.max_tokens == (limit or MAX_CONTEXT - len(request.token_ids))
+
+
+def test_which_end_of_a_prompt_is_kept(api):
+    ids = [*range(40, 60)]
+    for side, kept in ((None, ids[-5:]), ("left", ids[-5:]), ("right", ids[:5])):
+        api.complete(prompt=ids, truncate_prompt_tokens=5, truncation_side=side)
+        assert api.generator.requests[-1].token_ids == kept
+
+
+@pytest.fixture(scope="module")
+def beginning_api(checkpoint, tmp_path_factory) -> Iterator[LiveApi]:
+    """A model whose texts begin with a special token."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path_factory.mktemp("beginning") / "model"))
+    raw = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.post_processor = processors.TemplateProcessing("<|start|> $A", None, [("<|start|>", 0)])
+    raw.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    with LiveApi(folder, tokenizer) as live:
+        yield live
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("wish", "of_text", "of_chat"), [(None, 1, 0), (True, 1, 1), (False, 0, 0)]
+)
+def test_special_tokens_before_a_prompt(beginning_api, wish, of_text, of_chat):
+    beginning_api.reset()
+    usual = beginning_api.tokenizer.encode("<|start|>user\nHi<|end|>\n<|start|>assistant\n", False)
+    beginning_api.complete("Hi", add_special_tokens=wish)
+    beginning_api.chat("Hi", add_special_tokens=wish)
+    text, chat = [each.token_ids for each in beginning_api.generator.requests]
+    assert text == [0] * of_text + beginning_api.tokenizer.encode("Hi", False)
+    assert chat == [0] * of_chat + usual
+    for asked, sent in (
+        ({"prompt": "Hi"}, text),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, chat),
+    ):
+        answer = beginning_api.post("/tokenize", asked | {"add_special_tokens": wish})
+        assert answer.json()["tokens"] == sent
+
+
+def test_tokens_by_their_ids(api):
+    by_id = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = api.chat(logprobs=True, top_logprobs=1, **by_id).json()["choices"][0]
+    told, ids = choice["logprobs"]["content"], choice["token_ids"]
+    names = [f"token_id:{each}" for each in ids][: len(told)]
+    assert [each["token"] for each in told] == names
+    assert [each["top_logprobs"][0]["token"] for each in told] == names
+    assert b"".join(bytes(each["bytes"]) for each in told) == b"Hello"
+    echoed = {"prompt": [65, 66], "echo": True, "logprobs": 1}
+    choice = api.complete(**echoed, **by_id).json()["choices"][0]
+    told = choice["logprobs"]
+    assert told["tokens"] == [f"token_id:{each}" for each in [65, 66, *ids]][: len(told["tokens"])]
+    assert all(
+        name in top for name, top in zip(told["tokens"], told["top_logprobs"], strict=True) if top
+    )
+    assert choice["text"].endswith("Hello")
 
 
 def test_the_default_limit_of_a_completion_is_cut_to_the_context(api):

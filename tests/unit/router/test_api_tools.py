@@ -96,6 +96,47 @@ def test_a_streamed_message_adds_up_to_the_whole(client):
     ]
 
 
+def test_thoughts_that_are_not_wanted_are_left_out(tools_api):
+    plain = tools_api.chat(include_reasoning=True).json()["choices"][0]["message"]
+    assert plain["reasoning_content"] == "Hm."
+    tools_api.says(SAID)
+    message = tools_api.chat(include_reasoning=False).json()["choices"][0]["message"]
+    assert message == {
+        name: value for name, value in plain.items() if not name.startswith("reasoning")
+    }
+    events = events_of(tools_api.chat(include_reasoning=False, stream=True).text)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert not {"reasoning", "reasoning_content"} & {name for delta in deltas for name in delta}
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "admits_calls"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, True),
+        ({"response_format": {"type": "json_object"}, "tool_choice": "none"}, False),
+    ],
+)
+def test_an_answer_of_some_form_may_be_calls_instead(tools_api, fields, admits_calls):
+    answer = tools_api.chat(tools=[TOOL], **fields)
+    assert answer.status_code == 200, answer.text
+    grammar = tools_api.generator.requests[-1].sampling.grammar
+    assert ("call_0" in grammar) is admits_calls
+    if admits_calls:
+        choice = answer.json()["choices"][0]
+        assert choice["message"]["reasoning_content"] == "Hm.", "the grammar lets it think"
+        assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_thoughts_before_calls_stay_apart_whatever_the_form_of_a_text(tools_api, choice):
+    wanted = {"response_format": {"type": "json_object"}, "tool_choice": choice}
+    message = tools_api.chat(tools=[TOOL], **wanted).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert "<think>" not in str(message["content"])
+
+
 def test_arguments_come_in_pieces(tools_api):
     events = events_of(tools_api.chat(tools=[TOOL], stream=True).text)
     deltas = [event["choices"][0]["delta"] for event in events]
@@ -184,6 +225,8 @@ def test_earlier_calls_and_results_reach_the_template(tools_api):
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "tool_choice"),
+        ({"tools": [TOOL], "structured_outputs": {"grammar": "start: x\nx: /a/"}}, "tool_choice"),
         ({"documents": [{}]}, "documents"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         (
