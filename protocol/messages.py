@@ -12,10 +12,9 @@ from enum import StrEnum
 
 import msgspec
 
-from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 3
 
 
 class Role(StrEnum):
@@ -356,8 +355,7 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
 class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Decode to prefill worker, after Hello: how to reach my pool by this transport.
 
-    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b). `layout` is that
-    of a rank of a sharded pool: it says which heads are written there.
+    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b).
     """
 
     transport: str
@@ -365,7 +363,6 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     descriptor: bytes
     digest: bytes
     num_blocks: int
-    layout: KvLayout | None = None
 
 
 class KvGrant(Message, frozen=True, kw_only=True):
@@ -420,8 +417,7 @@ class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
     `first_block` and `num_blocks` are block indices within the prompt. `digests` is empty
-    unless `kv_checksum` is on: then it holds one digest per block. Of a sharded pool it speaks for
-    the heads that rank `tp_rank` of the writer shares with the reader.
+    unless `kv_checksum` is on: then it holds one digest per block.
     """
 
     request_id: str
@@ -429,7 +425,6 @@ class KvWritten(Message, frozen=True, kw_only=True):
     first_block: int
     num_blocks: int
     digests: list[bytes] = []
-    tp_rank: int = 0
 
 
 # -- published by workers ---------------------------------------------------------------------

@@ -7,6 +7,7 @@ belong to the loop's thread.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import uuid
@@ -16,11 +17,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 import zmq
 
 from engine.batch import Batch
 from engine.engine import Engine
-from engine.kv_pool import KvPool, block_digest
+from engine.kv_pool import KvPool
 from engine.sequence import Sequence
 from engine.step_result import StepResult
 from kv_transfer.authentication import verify_descriptor
@@ -48,6 +50,7 @@ from runtime.worker_settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 20
+_DIGEST_BYTES = 16
 
 
 class Membership(Protocol):
@@ -264,8 +267,6 @@ class WorkerHost:
                     f"transport differs: ours is {self.transfers.transport_name}, "
                     f"the peer's is {message.transport}"
                 )
-            if message.layout is not None:
-                raise ProtocolError("its pool is sharded over ranks, ours is not")
             verify_descriptor(
                 secret, message.agent, message.descriptor, message.num_blocks, message.digest
             )
@@ -298,4 +299,9 @@ class WorkerHost:
         """A digest per pool block with `kv_checksum` on, else nothing."""
         if not self.settings.kv_checksum:
             return []
-        return [block_digest(self._pool.tensor[block]) for block in blocks]
+        return [_digest(self._pool, block) for block in blocks]
+
+
+def _digest(pool: KvPool, block: int) -> bytes:
+    data = pool.tensor[block].view(torch.uint8).cpu().numpy().tobytes()
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

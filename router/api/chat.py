@@ -202,6 +202,7 @@ def _delta(message: MessageDelta, is_first: bool) -> ChatDelta:
         role="assistant" if is_first else UNSET,
         content=content if content or is_first else UNSET,
         reasoning_content=reasoning or UNSET,
+        reasoning=reasoning or UNSET,
         tool_calls=[_call_delta(call) for call in calls] or UNSET,
     )
 
@@ -224,5 +225,6 @@ def _body(message: MessageDelta) -> ChatMessageBody:
     return ChatMessageBody(
         content=message.content or (None if calls else ""),
         reasoning_content=message.reasoning or UNSET,
+        reasoning=message.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )

@@ -51,7 +51,11 @@ _Content = Annotated[
 
 
 class ChatMessage(StrictModel):
-    """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`."""
+    """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`.
+
+    `reasoning` is vLLM's name for that. `parsed` is what OpenAI's client made of the content of an
+    answer, and goes with it when that is sent back: it says nothing new.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
@@ -59,6 +63,8 @@ class ChatMessage(StrictModel):
     tool_call_id: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    parsed: Any = None
     refusal: Unsupported = None
     audio: Unsupported = None
     annotations: Annotated[Any, only([])] = None
@@ -75,7 +81,8 @@ class ChatMessage(StrictModel):
         text = self.content or ""
         if not isinstance(text, str):
             text = "\n".join(part.text for part in text)
-        return Message(self.role, text, self.name, self.reasoning_content, calls, self.tool_call_id)
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        return Message(self.role, text, self.name, thoughts, calls, self.tool_call_id)
 
 
 class ChatRequest(GenerationFields):

@@ -117,10 +117,14 @@ class ChatToolCall(Struct, frozen=True):
 
 
 class ChatMessageBody(Struct, frozen=True):
-    """The assistant's message; null for content says that there are tool calls alone."""
+    """The assistant's message; null for content says that there are tool calls alone.
+
+    Reasoning has two names, its older one and the one that vLLM has now.
+    """
 
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -132,6 +136,7 @@ class ChatDelta(Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
@@ -142,18 +147,18 @@ class ChatChoice(Struct, frozen=True):
     message: ChatMessageBody
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: int | str | UnsetType | None = UNSET
+    stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """A piece of one message."""
+    """A piece of one message; the last one says why it ended."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 

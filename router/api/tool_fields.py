@@ -49,10 +49,14 @@ class NamedToolChoice(StrictModel):
 
 
 class CalledFunction(StrictModel):
-    """A function and the JSON text of its arguments."""
+    """A function and the JSON text of its arguments.
+
+    `parsed_arguments` is what OpenAI's client made of that text, and says nothing new.
+    """
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class MessageToolCall(StrictModel):

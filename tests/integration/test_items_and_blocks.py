@@ -277,14 +277,14 @@ def thinking_and_form(api: Api) -> None:
 @shows(
     MESSAGES,
     *("metadata", "service_tier", "speed"),
-    *("container", "inference_geo", "mcp_servers", "context_management"),
+    *("container", "inference_geo", "mcp_servers", "context_management", "thread"),
 )
 def labels_and_services(api: Api) -> None:
     plain = api.message().content
     assert api.message(metadata={"user_id": "me"}, service_tier="auto").content == plain
     assert api.message(speed="standard", mcp_servers=[]).content == plain
     api.refuses(MESSAGES, container="c", inference_geo="eu", speed="fast", mcp_servers=[{}])
-    api.refuses(MESSAGES, context_management={}, service_tier="flex")
+    api.refuses(MESSAGES, context_management={}, service_tier="flex", thread={"type": "create"})
 
 
 CHECKS = dict.fromkeys([*SHOWN[RESPONSES].values(), *SHOWN[MESSAGES].values()])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Literal
 
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from cli.fleet import Fleet
 from tests.integration.fleets import running_fleet
@@ -19,6 +22,15 @@ PROMPT = "The with statement is used to wrap the execution of a block with metho
 ANSWER = (
     "Lambda expressions (sometimes called lambda forms) are used to create anonymous functions."
 )
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    city: Literal["Rome", "Oslo"]
+    days: Literal[1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +190,66 @@ def test_anthropics_client_whole_and_streamed(fleet: Fleet, client: openai.OpenA
     assert whole.stop_reason == final.stop_reason == "end_turn"
     assert whole.usage.output_tokens == final.usage.output_tokens == chat.usage.completion_tokens
     assert counted.input_tokens == chat.usage.prompt_tokens
+
+
+def test_an_agent_asks_a_tool_turn_after_turn(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "temperature": 0,
+        "tools": [openai.pydantic_function_tool(Weather)],
+        "parallel_tool_calls": False,
+        "max_completion_tokens": 60,
+    }
+    messages: list[Any] = list(QUESTION)
+    usages = []
+    for _turn in range(3):
+        with client.chat.completions.stream(
+            messages=messages,
+            tool_choice="required",
+            stream_options={"include_usage": True},
+            **asked,
+        ) as stream:
+            final = stream.get_final_completion()
+        message = final.choices[0].message
+        [call] = message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Weather)
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        usages.append(final.usage)
+    last = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
+    assert last.choices[0].message.content
+    usages.append(last.usage)
+    for before, after in pairwise(usages):
+        assert after.prompt_tokens > before.prompt_tokens
+        assert after.prompt_tokens_details.cached_tokens > before.prompt_tokens // 2
+
+
+@pytest.mark.parametrize("tools", [[], [openai.pydantic_function_tool(Weather)]])
+def test_answers_are_parsed_into_types_with_tools_and_without(
+    client: openai.OpenAI, tools: list[Any]
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
+    if tools:
+        asked |= {"tools": tools, "parallel_tool_calls": False}
+    chat = client.chat.completions.parse(messages=QUESTION, response_format=Weather, **asked)
+    message = chat.choices[0].message
+    assert isinstance(message.parsed, Weather) or message.tool_calls
+    assert tools or message.parsed
+    if not tools:
+        response = client.responses.parse(
+            model=MODEL, input=QUESTION, text_format=Weather, temperature=0
+        )
+        assert response.output_parsed == message.parsed
+
+
+def test_anthropics_client_streams_a_call(fleet: Fleet) -> None:
+    tool = {"name": "weather", "input_schema": Weather.model_json_schema()}
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": QUESTION}
+    one = {"type": "any", "disable_parallel_tool_use": True}
+    with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(tools=[tool], tool_choice=one, **asked) as stream:
+            pieces = [each.partial_json for each in stream if each.type == "input_json"]
+            message = stream.get_final_message()
+    [call] = message.content
+    assert Weather.model_validate(call.input) == Weather.model_validate_json("".join(pieces))
+    assert len(pieces) > 1
+    assert message.stop_reason == "tool_use"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
@@ -126,11 +126,19 @@ class MessageStop(Struct, frozen=True, tag="message_stop"):
     """The last event."""
 
 
+class UnsupportedThread(Struct, frozen=True):
+    """That a conversation cannot be kept, for clients that go on without."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class AnthropicErrorDetail(Struct, frozen=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: UnsupportedThread | UnsetType = UNSET
 
 
 class AnthropicError(Struct, frozen=True, tag="error"):

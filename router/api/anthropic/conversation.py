@@ -64,8 +64,12 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
         raise InvalidRequest(f"'{param}.content' must not be empty", f"{param}.content")
     if message.role == "assistant":
         return [_assistant_message(blocks, param)]
-    results = [_result(each) for each in blocks if isinstance(each, ToolResultFields)]
     texts = [each for each in blocks if isinstance(each, TextBlockFields)]
+    if message.role == "system":
+        if len(texts) < len(blocks):
+            raise InvalidRequest(f"'{param}': a system's content is of 'text'", f"{param}.content")
+        return [Message("system", _text_of(texts))]
+    results = [_result(each) for each in blocks if isinstance(each, ToolResultFields)]
     if len(results) + len(texts) < len(blocks):
         raise InvalidRequest(
             f"'{param}': a user's content is of 'text' and 'tool_result'", f"{param}.content"

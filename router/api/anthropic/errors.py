@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 
-from router.api.anthropic.answer import AnthropicError, AnthropicErrorDetail
+from protocol.errors import InvalidRequest
+from router.api.anthropic.answer import AnthropicError, AnthropicErrorDetail, UnsupportedThread
 from router.http_errors import HttpError
 
 _PREFIX = "/v1/messages"
@@ -17,6 +19,16 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+class ThreadsUnsupported(InvalidRequest):
+    """The client wants its conversation kept here. It is told so in a way that Anthropic's own
+    understands: from then on that sends all of it."""
+
+    code = "thread_unsupported_request"
+
+    def __init__(self) -> None:
+        super().__init__("'thread' is not supported: nothing is stored", "thread")
 
 
 def is_anthropics(path: str) -> bool:
@@ -35,5 +47,7 @@ def error_response(error: HttpError, path: str, request_id: str | None) -> Respo
 def anthropic_error(error: HttpError, request_id: str | None) -> bytes:
     """The JSON document."""
     kind = "invalid_request_error" if error.status < 500 else "api_error"
-    detail = AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message)
+    is_about_threads = error.code == ThreadsUnsupported.code
+    details = UnsupportedThread(ThreadsUnsupported.code, ["thread"]) if is_about_threads else UNSET
+    detail = AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message, details)
     return msgspec.json.encode(AnthropicError(detail, request_id))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from router.api.anthropic.errors import ThreadsUnsupported
 from router.api.request_fields import (
     GenerationFields,
     RequestBody,
@@ -79,9 +80,10 @@ def _content_shape(value: Any) -> str:
 
 
 class MessageFields(StrictModel):
-    """One turn. If the last one is the assistant's, the answer goes on in it."""
+    """One turn, or what the system says between two. If the last one is the assistant's, the answer
+    goes on in it."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
         Discriminator(_content_shape),
@@ -89,13 +91,16 @@ class MessageFields(StrictModel):
 
 
 class AnthropicTool(_Block):
-    """A function that the model may call."""
+    """A function that the model may call. Its input always streams eagerly, as it is written."""
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    eager_input_streaming: Annotated[Any, only(True)] = None
+    defer_loading: Annotated[Any, only(False)] = None
+    allowed_callers: Annotated[Any, only(["direct"])] = None
 
 
 class AnthropicToolChoice(StrictModel):
@@ -141,6 +146,7 @@ class CountTokensRequest(RequestBody):
     output_config: OutputConfig | None = None
     mcp_servers: Annotated[Any, only([])] = None
     context_management: Unsupported = None
+    speed: Annotated[Any, only("standard")] = None
 
 
 class Metadata(StrictModel):
@@ -168,7 +174,13 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
     container: Unsupported = None
     inference_geo: Unsupported = None
-    speed: Annotated[Any, only("standard")] = None
+    thread: Annotated[Any, Field(description="Not supported: nothing is stored.")] = None
+
+    def check_together(self) -> None:
+        """See the base."""
+        super().check_together()
+        if self.thread is not None:
+            raise ThreadsUnsupported
 
     @property
     def generation(self) -> GenerationFields:

@@ -72,11 +72,7 @@ class PoolModel:
     config = SimpleNamespace(vocab_size=VOCAB)
 
     def hidden(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        attention: PoolAttention,
-        rows: torch.Tensor | None,
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: PoolAttention
     ) -> torch.Tensor:
         digests: list[int] = []
         left = tokens.tolist()
@@ -86,8 +82,7 @@ class PoolModel:
             context = attention.memory[slots]
             ends = range(len(slots) - size + 1, len(slots) + 1)
             digests += [zlib.crc32(context[:end].tobytes()) for end in ends]
-        made = torch.tensor(digests)
-        return made if rows is None else made[rows]
+        return torch.tensor(digests)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = [_logits(digest) for digest in hidden.tolist()]

@@ -157,6 +157,7 @@ class LiveApi:
         path: Path,
         tokenizer: Tokenizer,
         limits: ApiLimits = ApiLimits(max_body_bytes=MAX_BODY_BYTES),  # noqa: B008 - frozen
+        max_context: int = MAX_CONTEXT,
     ) -> None:
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator(lambda request: [])
@@ -165,7 +166,7 @@ class LiveApi:
         self.app = create_app(
             self.generator,
             tokenizer,
-            ServedModel(MODEL, path, lambda: MAX_CONTEXT, created=1_700_000_000),
+            ServedModel(MODEL, path, lambda: max_context, created=1_700_000_000),
             self.registry,
             ready=lambda: self.unready_reason,
             options=AppOptions(limits=limits),

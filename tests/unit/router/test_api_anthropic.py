@@ -208,7 +208,8 @@ def test_count_tokens(client, api):
     ("fields", "named"),
     [
         ({"messages": []}, "'messages'"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": THOUGHT}]}, "system"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"messages": [{"role": "user", "content": THOUGHT}]}, "user"),
@@ -222,6 +223,8 @@ def test_count_tokens(client, api):
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"output_config": {"format": UNKNOWN_FORMAT}}, "output_config.format.schema"),
         ({"extra_headers": {"anthropic-version": "2020-01-01"}}, "anthropic-version"),
+        ({"tools": [TOOLS[0] | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [TOOLS[0] | {"eager_input_streaming": False}]}, "eager_input_streaming"),
         ({"extra_body": {"what": 1}}, "what"),
     ],
 )  # fmt: skip
