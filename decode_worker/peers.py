@@ -51,7 +51,8 @@ class PrefillPeers:
     `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
     refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
     ours, or has let go of all. So is one that never answered us within `silence_s`, alive or not:
-    grants wait for that answer, here.
+    grants wait for that answer, here. One that falls silent later may yet write, but it is not
+    known when: it is `silent`, and what it owes us need not be waited for.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
@@ -158,6 +159,15 @@ class PrefillPeers:
                 self._close(incarnation)
                 gone.append(incarnation)
         return gone
+
+    def silent(self, now: float) -> list[str]:
+        """Incarnations that have answered nothing for `silence_s`; to be called after `receive`,
+        so that what came during a long step counts as heard."""
+        return [
+            incarnation
+            for incarnation, link in self._links.items()
+            if link.control.silent_s(now) >= self._silence_s
+        ]
 
     def close(self) -> None:
         """Close all links."""

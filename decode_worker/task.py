@@ -73,14 +73,19 @@ class Task:
         """The handoff's name, too."""
         return HandoffKey(*self.sequence.key)
 
-    def waits_for_token_of(self, incarnation: str) -> bool:
-        """Whether the first token is to come from this prefill worker, and has not."""
+    def waits_for(self, incarnation: str) -> bool:
+        """Whether this prefill worker owes it the first token or blocks."""
+        has_all = self.token is not None and bool(self.blocks_arrived_us)
         return (
-            self.token is None
+            not has_all
             and self.sequence.state is SequenceState.RECEIVING
             and self.prefill is not None
             and self.prefill.incarnation == incarnation
         )
+
+    def waits_for_token_of(self, incarnation: str) -> bool:
+        """Whether the first token is to come from this prefill worker, and has not."""
+        return self.token is None and self.waits_for(incarnation)
 
     def tokens(
         self, produced: Produced, logprobs: TokenLogprobs | None, trace: DecodeTrace | None

@@ -49,6 +49,7 @@ from runtime.worker_host import WorkerHost
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 8192
+_SILENT = "the prefill worker has fallen silent"
 
 
 class DecodeWorker:
@@ -72,6 +73,7 @@ class DecodeWorker:
         self._tasks: dict[HandoffKey, Task] = {}
         self._fenced: dict[HandoffKey, Sequence] = {}
         self._uncompiled: list[Task] = []  # could join, but for their grammars
+        self._silent: list[str] = []  # incarnations of prefill workers
         self._ended = ClosedHandoffs(_REMEMBERED)
         self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
 
@@ -120,9 +122,12 @@ class DecodeWorker:
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
             self._inbound.lose(incarnation)
-            self._despair_of_tokens(incarnation, "the prefill worker is gone")
+            self._despair(incarnation, "the prefill worker is gone")
         for incarnation in self._peers.reset():
-            self._despair_of_tokens(incarnation, "the prefill worker lost its connection to us")
+            self._despair(incarnation, "the prefill worker lost its connection to us")
+        self._silent = self._peers.silent(self._host.now())
+        for incarnation in self._silent:
+            self._despair(incarnation, _SILENT, of_blocks=True)
         for event in self._host.transfers.drain():
             self._follow(event)
         uncompiled, self._uncompiled = self._uncompiled, []
@@ -234,10 +239,11 @@ class DecodeWorker:
                 self._host.count(Count.UNEXPECTED_MESSAGES)
                 log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
 
-    def _despair_of_tokens(self, incarnation: str, reason: str) -> None:
-        """A first token that has not come from this prefill worker will not come any more."""
+    def _despair(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
+        """A first token that has not come from this prefill worker is not waited for any more, nor
+        blocks, if one despairs of them, too: those may yet be written."""
         for task in list(self._tasks.values()):
-            if task.waits_for_token_of(incarnation):
+            if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._give_up(task, reason, retryable=True)
 
     def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
@@ -283,8 +289,12 @@ class DecodeWorker:
             self._host.count(Count.CACHED_TOKENS, task.sequence.num_cached)
 
     def _grant(self, task: Task) -> None:
-        """Offer the prefill worker the blocks that are lacking; there may be none."""
+        """Offer the prefill worker the blocks that are lacking; there may be none. One that is
+        silent gets no blocks: they would be behind their fence for as long as it is."""
         assert task.prefill is not None
+        if task.prefill.incarnation in self._silent:
+            self._give_up(task, _SILENT, retryable=True)
+            return
         first_block = task.sequence.num_cached // self._engine.layout.block_size
         blocks = task.sequence.block_table[first_block:]
         task.granted_blocks = len(blocks)

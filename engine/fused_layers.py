@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.cpu_backend import KernelAttention
+from engine.huge_pages import HugePages
 from engine.native_linear import NativeLinear, Weight
 
 
@@ -31,9 +32,11 @@ class _Forward(ctypes.Structure):
     """Mirrors ForwardCall in native/forward.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "attention", "x", "normed", "qkv")),
-        *((name, ctypes.c_void_p) for name in ("heads", "gate_up", "gated", "cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("tokens", "num_layers", "layer_bytes")),
+        *((name, ctypes.c_void_p) for name in ("layers", "attention", "last", "wanted")),
+        *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "heads", "gate_up", "gated")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
         ("num_threads", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
@@ -96,9 +99,14 @@ class FusedLayers:
         x: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         attention: KernelAttention,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`x` [N, hidden], changed in place, after all layers; cos and sin [N, head_dim / 2]."""
+        """`x` [N, hidden] after all layers, its `rows` [W] int64 alone where given: those that the
+        planned segments want. Changes `x`; cos and sin are [N, head_dim / 2]."""
         cos, sin = rotation
+        last = attention.planned_last if rows is not None else None
+        num_wanted = len(x) if rows is None else len(rows)
+        assert last is None or last.num_tokens == num_wanted
         assert x.dtype == torch.bfloat16
         assert cos.dtype == sin.dtype == torch.float32
         for tensor in (x, cos, sin):
@@ -109,24 +117,28 @@ class FusedLayers:
         call = _Forward(
             ctypes.addressof(self._structs),
             ctypes.addressof(plans),
+            None if last is None else ctypes.addressof(last),
+            None if rows is None else rows.data_ptr(),
             x.data_ptr(),
             *(tensor.data_ptr() for tensor in self._memory(len(x))),
             cos.data_ptr(),
             sin.data_ptr(),
             len(x),
+            num_wanted,
             len(self._layers),
             attention.layer_bytes,
             torch.get_num_threads(),
             self._eps,
         )
         self._run(ctypes.byref(call))
-        return x
+        return x[:num_wanted]
 
     def _memory(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
         """What the stages write, kept for the next step: as large as the largest step so far."""
         if not self._between or len(self._between[0]) < num_tokens:
+            memory = HugePages()
             self._between = tuple(
-                torch.empty((num_tokens, width), dtype=torch.bfloat16) for width in self._widths
+                memory.empty((num_tokens, width), torch.bfloat16) for width in self._widths
             )
         return self._between
 

@@ -7,13 +7,17 @@ blocks travel. Block-major: block b is one contiguous range of `block_bytes` byt
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
 
+from engine import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
+
+_DIGEST_BYTES = 16
 
 
 class KvPool:
@@ -40,7 +44,9 @@ class KvPool:
         shape = (num_blocks, *layout.block_shape)
         dtype = kv_torch_dtype(layout.dtype)
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        if buffer is None:
+        if buffer is None and self.device.type == "cpu":
+            self.tensor = huge_pages.zeros(shape, dtype)
+        elif buffer is None:
             self.tensor = torch.zeros(shape, dtype=dtype, device=self.device)
         else:
             self.tensor = _tensor_over(buffer, shape, dtype, num_blocks * self.block_bytes)
@@ -53,6 +59,18 @@ class KvPool:
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
         return self.tensor[:, index]
+
+    def part(self, block: int, heads: range) -> torch.Tensor:
+        """View of a block's share of `heads`, counted over all ranks, of which this one holds
+        them: `[num_layers, 2, len(heads), block_size, head_dim]`, strided."""
+        first = self.layout.heads.start
+        return self.tensor[block, :, :, heads.start - first : heads.stop - first]
+
+
+def block_digest(block: torch.Tensor) -> bytes:
+    """A digest of a block's contents, or of a part's: as if it were contiguous."""
+    data = block.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def blocks_for_memory(layout: KvLayout, num_bytes: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import linear
 
 from engine.gpu.fp8_linear import Fp8Linear, can_scale
+from engine.huge_pages import HugePages
 from engine.native_linear import NativeLinear, can_pack
 
 
@@ -33,16 +34,18 @@ def linear_layer(
     bias: torch.Tensor | None = None,
     kernels: ctypes.CDLL | None = None,
     bits: int = 16,
+    memory: HugePages | None = None,
 ) -> LinearLayer:
     """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
 
     With `bits` below 16 the kernels round the weight to integers (see engine.quantization);
     without kernels 8 bits are fp8, for weights whose sizes its product takes.
 
-    Drop your reference to `weight` to free it where the layer packs it.
+    Drop your reference to `weight` to free it where the layer packs it; the kernels' copy lies in
+    `memory`.
     """
     if kernels is not None and can_pack(kernels, weight):
-        return NativeLinear(weight, bias, kernels, bits)
+        return NativeLinear(weight, bias, kernels, bits, memory)
     if kernels is None and bits == 8 and can_scale(weight):
         return Fp8Linear(weight, bias)
     return TorchLinear(weight, bias)

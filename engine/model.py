@@ -19,6 +19,7 @@ from engine.attention.cpu_backend import KernelAttention
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
 from engine.fused_layers import FusedLayer, FusedLayers
+from engine.huge_pages import HugePages
 from engine.layer_ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
 from engine.linear import linear_layer
 from engine.native_linear import NativeLinear
@@ -34,14 +35,15 @@ class _Layer:
         weights: LayerWeights,
         kernels: ctypes.CDLL | None,
         bits: int,
+        memory: HugePages,
     ) -> None:
         self.input_norm = weights.input_norm  # [H]
-        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels, bits)
+        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels, bits, memory)
         self.qk_norm = _qk_norm(config, weights)
-        self.o = linear_layer(weights.o, weights.o_bias, kernels, bits)
+        self.o = linear_layer(weights.o, weights.o_bias, kernels, bits, memory)
         self.post_norm = weights.post_norm  # [H]
-        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels, bits)
-        self.down = linear_layer(weights.down, weights.down_bias, kernels, bits)
+        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels, bits, memory)
+        self.down = linear_layer(weights.down, weights.down_bias, kernels, bits, memory)
 
 
 class DecoderModel:
@@ -69,10 +71,12 @@ class DecoderModel:
         self._final_norm = weights.final_norm
         weights.layers.reverse()
         self._layers = []
+        memory = HugePages()
         while weights.layers:
-            self._layers.append(_Layer(config, weights.layers.pop(), kernels, weight_bits))
+            layer = _Layer(config, weights.layers.pop(), kernels, weight_bits, memory)
+            self._layers.append(layer)
         logits_bits = 16 if kernels is None else max(weight_bits, 8)
-        self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits)
+        self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits, memory)
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._fused = _fuse(config, self._layers, kernels)
@@ -87,36 +91,47 @@ class DecoderModel:
     ) -> torch.Tensor:
         """Logits [R, vocab], fp32, of the tokens at `logits_rows` [R] (None: of all).
 
-        As `hidden` and then `logits` of these rows. R may be 0: then the pass only fills the KV
-        pool.
+        As `hidden` of all tokens and then `logits` of these rows.
         """
         x = self.hidden(token_ids, positions, attention)
         return self.logits(x if logits_rows is None else x.index_select(0, logits_rows))
 
     @torch.inference_mode()
     def hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What the layers make of the tokens, [N, hidden].
+        """What the layers make of the tokens at `rows` [W] int64 (None: of all), [W, hidden].
 
         `token_ids` and `positions` are [N], in the order of the segments that `attention` was
-        planned with.
+        planned with; `rows` are their `wanted_rows`. W may be 0: then the pass only fills the KV
+        pool. The last layer gives other tokens a key and a value, and nothing else.
         """
         rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
         x = embedding(token_ids, self._embed)  # [N, hidden]
         if self._fused is not None and isinstance(attention, KernelAttention):
-            return self._fused(x, rotation, attention)
-        return self._run_layers(x, self._attend_with(attention, rotation))
+            return self._fused(x, rotation, attention, rows)
+        return self._run_layers(x, self._attend_with(attention, rotation), rows)
 
     @torch.inference_mode()
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
         return self._lm_head.in_float32(self._ops.norm(x, self._final_norm))
 
-    def _run_layers(self, x: torch.Tensor, attend: _Attend) -> torch.Tensor:
+    def _run_layers(
+        self, x: torch.Tensor, attend: _Attend, rows: torch.Tensor | None
+    ) -> torch.Tensor:
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._ops.norm(x, layer.input_norm))
-            x = layer.o(attend(index, layer, self._heads(qkv)).flatten(1), add=x)
+            attended = attend(index, layer, self._heads(qkv)).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                attended, x = attended.index_select(0, rows), x.index_select(0, rows)
+                if not len(rows):
+                    break
+            x = layer.o(attended, add=x)
             gate_up = layer.gate_up(self._ops.norm(x, layer.post_norm))
             x = layer.down(self._ops.gate(gate_up), add=x)
         return x

@@ -12,6 +12,7 @@ import ctypes
 import torch
 from torch.nn.functional import pad
 
+from engine.huge_pages import HugePages
 from engine.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
 PANEL_OUTPUTS = 64
@@ -57,7 +58,8 @@ class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
     Keeps a packed copy of `weight`, in `bits` (16, 8 or 4) a weight where its inputs are whole
-    groups, else in 16: drop your reference to free the original.
+    groups, else in 16: drop your reference to free the original. The copy lies in `memory`, which
+    layers of a model share.
     """
 
     def __init__(
@@ -66,17 +68,19 @@ class NativeLinear:
         bias: torch.Tensor | None,
         kernels: ctypes.CDLL,
         bits: int = 16,
+        memory: HugePages | None = None,
     ) -> None:
         assert can_pack(kernels, weight)
+        memory = memory or HugePages()
         outputs, inputs = weight.shape
         self._multiply = kernels.baton_linear
         self._bias = None if bias is None else bias.contiguous()
         self._scales: torch.Tensor | None = None
         if bits == 16 or inputs % GROUP_INPUTS != 0:
             bits = 16
-            self._panels = _pack(weight.contiguous(), kernels)
+            self._panels = _pack(weight.contiguous(), kernels, memory)
         else:
-            self._panels, self._scales = _quantized_panels(weight, bits)
+            self._panels, self._scales = _quantized_panels(weight, bits, memory)
         self.weight = Weight(
             self._panels.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
@@ -123,12 +127,10 @@ class NativeLinear:
         self._multiply(ctypes.byref(call))
 
 
-def _pack(weight: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
+def _pack(weight: torch.Tensor, kernels: ctypes.CDLL, memory: HugePages) -> torch.Tensor:
     """bf16 panels: [panels, inputs / 2, 64] words of two inputs."""
     outputs, inputs = weight.shape
-    panels = torch.empty(
-        (-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS), dtype=torch.int32
-    )
+    panels = memory.empty((-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS), torch.int32)
     kernels.baton_pack(
         ctypes.c_void_p(weight.data_ptr()),
         ctypes.c_int32(inputs),
@@ -138,13 +140,15 @@ def _pack(weight: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
     return panels
 
 
-def _quantized_panels(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantized_panels(
+    weight: torch.Tensor, bits: int, memory: HugePages
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`weight` [outputs, inputs] as `_pack_integers` has it, and scales [panels, groups, 64]."""
     outputs, inputs = weight.shape
     count = -(-outputs // PANEL_OUTPUTS)
     width, dtype = {8: (128, torch.int8), 4: (32, torch.int16)}[bits]
-    panels = torch.empty((count, inputs // 2, width), dtype=dtype)
-    scales = torch.empty((count, inputs // GROUP_INPUTS, PANEL_OUTPUTS))
+    panels = memory.empty((count, inputs // 2, width), dtype)
+    scales = memory.empty((count, inputs // GROUP_INPUTS, PANEL_OUTPUTS), torch.float32)
     for first in range(0, count, _SLICE_PANELS):
         part = slice(first, first + _SLICE_PANELS)
         rows = slice(first * PANEL_OUTPUTS, (first + _SLICE_PANELS) * PANEL_OUTPUTS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.base import AttentionBackend, Segment
+from engine.attention.base import AttentionBackend, Segment, wanted_rows
 from engine.batch import Batch
 from engine.choices import Choices, LateTokens, SampledToken, read_tokens
 from engine.device import Fence, fence_of, to_device, wait_for
@@ -126,18 +126,23 @@ class ModelRunner:
         if late is not None:
             late.put(token_ids)
         at = to_device(torch.tensor(positions), device)
-        hidden = self._model.hidden(token_ids, at, self._attention)
-        self._record_prompts(batch, hidden)
-        rows = to_device(torch.tensor(inputs.logits_rows, dtype=torch.long), device)
-        return self._model.logits(hidden.index_select(0, rows))
+        wanted = wanted_rows(inputs.segments)
+        rows = None if wanted is None else _on(device, wanted)
+        hidden = self._model.hidden(token_ids, at, self._attention, rows)
+        self._record_prompts(batch, inputs.segments, hidden)
+        if len(inputs.sampled_rows) < len(hidden):
+            hidden = hidden.index_select(0, _on(device, inputs.sampled_rows))
+        return self._model.logits(hidden)
 
-    def _record_prompts(self, batch: Batch, hidden: torch.Tensor) -> None:
-        """Log-probabilities of the prompts of which they are wanted; `hidden` [N, hidden_size]."""
-        row = len(batch.decodes)
-        for chunk in batch.chunks:
+    def _record_prompts(self, batch: Batch, segments: list[Segment], hidden: torch.Tensor) -> None:
+        """Log-probabilities of the prompts of which they are wanted; `hidden` are the wanted rows
+        of the batch."""
+        row = num_decodes = len(batch.decodes)
+        for chunk, segment in zip(batch.chunks, segments[num_decodes:], strict=True):
+            end = row + segment.wanted_len
             if chunk.sequence.needs_prompt_logits:
-                record_chunk(self._model, hidden[row : row + chunk.num_tokens], chunk)
-            row += chunk.num_tokens
+                record_chunk(self._model, hidden[row:end], chunk)
+            row = end
 
     def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
         """Masks by row of the sequences with a grammar, and the rows whose grammar has failed."""
@@ -176,12 +181,12 @@ class ModelRunner:
 @dataclass
 class _Inputs:
     """A batch as the model takes it: N tokens, of which `late` ones are on the device only, and
-    those whose logits are wanted."""
+    which of the wanted ones are sampled."""
 
     segments: list[Segment]
     tokens: list[int]
     positions: list[int]
-    logits_rows: list[int]
+    sampled_rows: list[int]
     late: LateTokens | None = None
 
 
@@ -191,8 +196,11 @@ def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
     tokens = inputs.tokens
     places: list[int] = []
     rows: list[int] = []
+    num_wanted = 0
     for sequence, start, size, gives_token in _spans(batch):
-        inputs.segments.append(Segment(size, start + size, sequence.block_table))
+        wanted = size if sequence.needs_prompt_logits else int(gives_token)
+        inputs.segments.append(Segment(size, start + size, sequence.block_table, wanted))
+        num_wanted += wanted
         if before is not None and start == sequence.num_tokens:
             places.append(len(tokens))
             rows.append(before.rows[sequence])
@@ -200,10 +208,14 @@ def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
         tokens += sequence.tokens[start : start + size]
         inputs.positions += range(start, start + size)
         if gives_token:
-            inputs.logits_rows.append(len(tokens) - 1)
+            inputs.sampled_rows.append(num_wanted - 1)
     if before is not None and places:
         inputs.late = LateTokens.of(places, rows, before.ids)
     return inputs
+
+
+def _on(device: torch.device, numbers: list[int]) -> torch.Tensor:
+    return to_device(torch.tensor(numbers, dtype=torch.long), device)
 
 
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:

@@ -16,23 +16,62 @@ from protocol.layout import KV_DTYPE_BYTES, KvLayout
 
 
 @dataclass(frozen=True)
-class HeadSlices:
-    """`count` pieces of `size` bytes in each block, the same distance apart on either side."""
+class Pieces:
+    """`count` pieces of `size` bytes in each block of `block_bytes`, the first at `start`, each
+    `stride` bytes after the one before. By default one piece: the whole block.
 
+    Raises ValueError where they would leave the block.
+    """
+
+    block_bytes: int
     size: int
-    count: int
-    source_start: int  # bytes from the start of a source block
-    source_stride: int
-    target_start: int
-    target_stride: int
+    count: int = 1
+    start: int = 0
+    stride: int = 0
+
+    def __post_init__(self) -> None:
+        end = self.start + (self.count - 1) * self.stride + self.size
+        if min(self.size, self.count) < 1 or self.start < 0 or end > self.block_bytes:
+            raise ValueError(f"{self} leaves its block")
+
+    @staticmethod
+    def whole(block_bytes: int) -> Pieces:
+        """A block as one piece."""
+        return Pieces(block_bytes, block_bytes)
+
+    def offsets(self) -> range:
+        """Where in a block each piece begins."""
+        return range(self.start, self.start + self.count * (self.stride or 1), self.stride or 1)
+
+
+@dataclass(frozen=True)
+class HeadSlices:
+    """What a block of the source has for one of the target: the same pieces on both sides."""
+
+    source: Pieces
+    target: Pieces
+
+    def __post_init__(self) -> None:
+        if (self.source.size, self.source.count) != (self.target.size, self.target.count):
+            raise ValueError(f"the pieces of {self} differ")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """(offset in the source block, offset in the target block) of each piece."""
-        for index in range(self.count):
-            yield (
-                self.source_start + index * self.source_stride,
-                self.target_start + index * self.target_stride,
-            )
+        yield from zip(self.source.offsets(), self.target.offsets(), strict=True)
+
+
+def shared_heads(source: KvLayout, target: KvLayout) -> range:
+    """Of all the cache's heads those that both ranks hold; there may be none.
+
+    Raises ConfigError where the two are not ranks of one model's cache.
+    """
+    if source.unsharded != target.unsharded:
+        raise ConfigError(
+            "the two pools differ in more than their tensor-parallel size: "
+            f"{source.unsharded} and {target.unsharded}"
+        )
+    first = max(source.heads.start, target.heads.start)
+    return range(first, max(first, min(source.heads.stop, target.heads.stop)))
 
 
 def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
@@ -40,42 +79,22 @@ def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
 
     Raises ConfigError where the two are not ranks of one model's cache.
     """
-    if _unsharded(source) != _unsharded(target):
-        raise ConfigError(
-            "the two pools differ in more than their tensor-parallel size: "
-            f"{_unsharded(source)} and {_unsharded(target)}"
-        )
-    source_first, target_first = _first_head(source), _first_head(target)
-    first = max(source_first, target_first)
-    end = min(source_first + source.num_kv_heads, target_first + target.num_kv_heads)
-    if first >= end:
+    heads = shared_heads(source, target)
+    if not heads:
         return None
-    head_bytes = source.block_size * source.head_dim * KV_DTYPE_BYTES[source.dtype]
-    size, count = (end - first) * head_bytes, 2 * source.num_layers
-    source_stride, target_stride = (layout.num_kv_heads * head_bytes for layout in (source, target))
-    if size == source_stride == target_stride:  # whole blocks: one piece
-        size, count = size * count, 1
-    return HeadSlices(
-        size,
-        count,
-        (first - source_first) * head_bytes,
-        source_stride,
-        (first - target_first) * head_bytes,
-        target_stride,
-    )
+    if len(heads) == source.num_kv_heads == target.num_kv_heads:
+        whole = Pieces.whole(source.block_bytes)
+        return HeadSlices(whole, whole)
+    return HeadSlices(_pieces(source, heads), _pieces(target, heads))
 
 
-def _first_head(layout: KvLayout) -> int:
-    return layout.tp_rank * layout.num_kv_heads
-
-
-def _unsharded(layout: KvLayout) -> tuple[str, str, int, int, int, int]:
-    """What ranks of one cache have in common; the fourth are all of its heads."""
-    return (
-        layout.model_fingerprint,
-        layout.dtype,
-        layout.num_layers,
-        layout.num_kv_heads * layout.tp_size,
-        layout.block_size,
-        layout.head_dim,
+def _pieces(layout: KvLayout, heads: range) -> Pieces:
+    """Where a rank's block has these heads: once per layer and half."""
+    head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
+    return Pieces(
+        layout.block_bytes,
+        size=len(heads) * head_bytes,
+        count=2 * layout.num_layers,
+        start=(heads.start - layout.heads.start) * head_bytes,
+        stride=layout.num_kv_heads * head_bytes,
     )

@@ -1,7 +1,8 @@
 """The transport over NIXL: UCX underneath, WRITE only, polled by the one thread that owns it.
 
 Owns the agent, the registration of the pool and the prepared descriptor lists: one for the own
-pool, one for each peer's. A block is one entry of a list, so that a write is two index arrays.
+pool, one for each peer's. A block is one entry of a list, so that a write is two index arrays; to
+a peer that gets head slices, each piece of a block is one, from a list of our pool for its sizes.
 The agent has no progress thread (it would spin a core) and STRICT locking. Memory is deregistered
 only by `close`: deregistering earlier would not keep a peer's late write out. A peer's metadata
 goes into native code that trusts it, so whoever calls `add_peer` has authenticated it.
@@ -21,11 +22,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kv_transfer.head_slices import HeadSlices, Pieces
 from kv_transfer.transport import (
     Notification,
     PoolMemory,
     WriteDone,
     check_blocks,
+    fit_slices,
 )
 from kv_transfer.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, TransferError
@@ -49,6 +52,7 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Peer:
     blocks: Any  # prepared descriptor list of the peer's pool
     num_blocks: int
+    slices: HeadSlices
 
 
 @dataclass
@@ -83,7 +87,7 @@ class NixlTransport:
             raise ConfigError("this installation of NIXL has no UCX backend")
         self._pool: PoolMemory | None = None
         self._registration: Any = None
-        self._own_blocks: Any = None
+        self._own_blocks: dict[Pieces, Any] = {}  # prepared descriptor lists of our pool
         self._peers: dict[str, _Peer] = {}
         self._writes: dict[int, _Write] = {}
         self._next_handle = 0
@@ -103,7 +107,8 @@ class NixlTransport:
             self._registration = self._nixl.register_memory(
                 [(pool.address, pool.num_bytes, index, "")], segment, ["UCX"]
             )
-            self._own_blocks = self._prepare("NIXL_INIT_AGENT", pool)
+            whole = Pieces.whole(pool.block_bytes)
+            self._own_blocks[whole] = self._prepare("NIXL_INIT_AGENT", pool, whole)
         except self._errors as error:
             raise TransferError(f"NIXL cannot register the pool: {error!r}") from error
         self._pool = pool
@@ -121,16 +126,14 @@ class NixlTransport:
             )
         )
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
-        """Load the peer's metadata and prepare the list of its blocks."""
-        pool = _decode(descriptor)
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
+        """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
+        pool, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise TransferError("a transport cannot be its own peer")
-        if pool.num_blocks != num_blocks or pool.block_bytes != self._registered().block_bytes:
-            raise TransferError(
-                f"peer {agent} has {pool.num_blocks} blocks of {pool.block_bytes} bytes, expected "
-                f"{num_blocks} of {self._registered().block_bytes}"
-            )
+        slices = fit_slices(agent, (pool.num_blocks, pool.block_bytes), num_blocks, own, slices)
         self.remove_peer(agent)
         try:
             loaded = self._nixl.add_remote_agent(pool.metadata)
@@ -142,12 +145,15 @@ class NixlTransport:
             raise TransferError(f"the metadata of {agent} names agent {loaded_name}")
         try:
             where = PoolMemory(pool.address, pool.block_bytes, pool.num_blocks, pool.device)
-            blocks = self._prepare(agent, where)
+            if slices.source not in self._own_blocks:
+                mine = self._prepare("NIXL_INIT_AGENT", own, slices.source)
+                self._own_blocks[slices.source] = mine
+            blocks = self._prepare(agent, where, slices.target)
             self._nixl.make_connection(agent, ["UCX"])
         except self._errors as error:
             self._forget_remote(agent)
             raise TransferError(f"NIXL cannot prepare the pool of {agent}: {error!r}") from error
-        self._peers[agent] = _Peer(blocks, num_blocks)
+        self._peers[agent] = _Peer(blocks, num_blocks, slices)
 
     def remove_peer(self, agent: str) -> None:
         """Cancel what is outstanding to the peer, and disconnect."""
@@ -175,14 +181,15 @@ class NixlTransport:
         peer = self._peers.get(agent)
         if peer is None:
             raise TransferError(f"peer {agent} is not known")
-        check_blocks(source_blocks, target_blocks, self._registered().num_blocks, peer.num_blocks)
+        num_own, count = self._registered().num_blocks, peer.slices.source.count
+        check_blocks(source_blocks, target_blocks, num_own, peer.num_blocks)
         try:
             request = self._nixl.make_prepped_xfer(
                 "WRITE",
-                self._own_blocks,
-                np.asarray(source_blocks, dtype=np.int32),
+                self._own_blocks[peer.slices.source],
+                _entries(source_blocks, num_own, count),
                 peer.blocks,
-                np.asarray(target_blocks, dtype=np.int32),
+                _entries(target_blocks, peer.num_blocks, count),
                 notification,
                 ["UCX"],
             )
@@ -224,13 +231,14 @@ class NixlTransport:
             self._release(write)
         self._writes.clear()
         try:
-            if self._own_blocks is not None:
-                self._own_blocks.release()
+            for blocks in self._own_blocks.values():
+                blocks.release()
             if self._registration is not None:
                 self._nixl.deregister_memory(self._registration, ["UCX"])
         except self._errors as error:
             _log.warning("NIXL keeps the pool registered: %r", error)
-        self._own_blocks = self._registration = self._nixl = None
+        self._own_blocks.clear()
+        self._registration = self._nixl = None
 
     def _is_over(self, write: _Write) -> bool:
         """Whether the write has ended and given its request back; sets its error."""
@@ -255,10 +263,14 @@ class NixlTransport:
             return False
         return True
 
-    def _prepare(self, agent: str, pool: PoolMemory) -> Any:
+    def _prepare(self, agent: str, pool: PoolMemory, pieces: Pieces) -> Any:
+        """The list of a pool's pieces: the first of every block, the second of every block, ..."""
         segment, index = _segment(pool.device)
-        size, count = pool.block_bytes, pool.num_blocks
-        strided = np.array([[pool.address, size, index, size, count]], dtype=np.uint64)
+        rows = [
+            (pool.address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
+            for offset in pieces.offsets()
+        ]
+        strided = np.array(rows, dtype=np.uint64)
         return self._nixl.prep_xfer_dlist(agent, strided, segment, ["UCX"])
 
     def _forget_remote(self, agent: str) -> None:
@@ -312,6 +324,14 @@ def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
         if isinstance(value, type) and issubclass(value, Exception)
     ]
     return (*declared, RuntimeError)
+
+
+def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
+    """Where a list of a pool's pieces has all those of these blocks, block by block."""
+    entries = np.asarray(blocks, dtype=np.int32)
+    if count == 1:
+        return entries
+    return np.add.outer(entries, np.arange(count, dtype=np.int32) * num_blocks).reshape(-1)
 
 
 def _segment(device: str) -> tuple[str, int]:

@@ -75,14 +75,15 @@ class PostWrite:
     chunk: int
     post_before: float
 
-    def notification(self, digests: Sequence[bytes] = ()) -> KvWritten:
-        """What goes with the data; one digest per block if they are checked."""
+    def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
+        """What goes with the data; one digest per block if they are checked, and our rank."""
         return KvWritten(
             request_id=self.key.request_id,
             attempt=self.key.attempt,
             first_block=self.first_block,
             num_blocks=len(self.source_blocks),
             digests=list(digests),
+            tp_rank=tp_rank,
         )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from kv_transfer.head_slices import HeadSlices
 from kv_transfer.transfer_loop import (
     PeerFailed,
     ServiceFailed,
@@ -41,6 +42,7 @@ class _AddPeer:
     agent: str
     descriptor: bytes
     num_blocks: int
+    slices: HeadSlices | None
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,12 @@ class TransferService:
 
         return self._call(register)
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
-        """Add a peer, verified by the caller: PeerAdded or PeerFailed follows."""
-        self._submit(_AddPeer(agent, descriptor, num_blocks))
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
+        """Add a peer, verified by the caller: PeerAdded or PeerFailed follows. With `slices` it
+        gets these pieces of each block."""
+        self._submit(_AddPeer(agent, descriptor, num_blocks, slices))
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer; its outstanding writes fail."""
@@ -244,8 +249,8 @@ def _carry_out(command: _Command, loop: TransferLoop, events: list[TransferEvent
         match command:
             case WriteCommand():
                 loop.write(command)
-            case _AddPeer(agent, descriptor, num_blocks):
-                loop.add_peer(agent, descriptor, num_blocks)
+            case _AddPeer(agent, descriptor, num_blocks, slices):
+                loop.add_peer(agent, descriptor, num_blocks, slices)
             case _RemovePeer(agent):
                 loop.remove_peer(agent)
             case _Hold(until):

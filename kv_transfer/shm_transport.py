@@ -20,9 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from kv_transfer.head_slices import HeadSlices, Pieces
 from kv_transfer.shm_segments import SegmentFolder, default_folder, map_pool
-from kv_transfer.transport import Notification, PoolMemory, WriteDone, check_blocks, runs
+from kv_transfer.transport import (
+    Notification,
+    PoolMemory,
+    WriteDone,
+    check_blocks,
+    fit_slices,
+    runs,
+)
 from protocol.errors import ConfigError, TransferError
 
 MAX_NOTIFICATION_BYTES = 64 * 1024
@@ -53,6 +62,7 @@ class _Peer:
     memory: mmap.mmap
     address: int  # of block 0, in this process
     num_blocks: int
+    slices: HeadSlices
     socket: socket.socket
     unsent: deque[tuple[int, bytes]] = field(default_factory=deque)  # handle, datagram
 
@@ -127,16 +137,14 @@ class ShmTransport:
             )
         )
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
         """Map the peer's pool and connect to its socket."""
-        place = _decode(descriptor)
+        place, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise TransferError("a transport cannot be its own peer")
-        if place.num_blocks != num_blocks or place.block_bytes != self._registered().block_bytes:
-            raise TransferError(
-                f"peer {agent} has {place.num_blocks} blocks of {place.block_bytes} bytes, "
-                f"expected {num_blocks} of {self._registered().block_bytes}"
-            )
+        slices = fit_slices(agent, (place.num_blocks, place.block_bytes), num_blocks, own, slices)
         try:
             files = Path(place.folder) / _checked_name(agent)
         except ValueError as error:
@@ -153,7 +161,7 @@ class ShmTransport:
             memory.close()
             raise TransferError(f"peer {agent} does not answer: {error}") from error
         address = _address_of(memory) + place.offset
-        self._peers[agent] = _Peer(memory, address, num_blocks, sender)
+        self._peers[agent] = _Peer(memory, address, num_blocks, slices, sender)
 
     def remove_peer(self, agent: str) -> None:
         """Unmap the peer's pool; notifications that it has not taken are lost."""
@@ -179,9 +187,7 @@ class ShmTransport:
             raise TransferError(f"a notification of {len(notification)} bytes is too long")
         pool = self._registered()
         check_blocks(source_blocks, target_blocks, pool.num_blocks, peer.num_blocks)
-        size = pool.block_bytes
-        for source, target, count in runs(source_blocks, target_blocks):
-            ctypes.memmove(peer.address + target * size, pool.address + source * size, count * size)
+        _copy(pool, source_blocks, peer, target_blocks)
         handle = self._next_handle
         self._next_handle += 1
         datagram = msgspec.msgpack.encode(_Datagram(self.agent, notification))
@@ -240,6 +246,30 @@ class ShmTransport:
         if self._pool is None:
             raise ValueError("no pool is registered")
         return self._pool
+
+
+def _copy(
+    pool: PoolMemory, source_blocks: Sequence[int], peer: _Peer, target_blocks: Sequence[int]
+) -> None:
+    """Straight from one pool into the other: whole blocks, or the pieces of each."""
+    if peer.slices.source.count == 1:
+        size = pool.block_bytes
+        for source, target, count in runs(source_blocks, target_blocks):
+            ctypes.memmove(peer.address + target * size, pool.address + source * size, count * size)
+        return
+    sources = _pieces_of(pool.address, pool.num_blocks, peer.slices.source)
+    targets = _pieces_of(peer.address, peer.num_blocks, peer.slices.target)
+    for source, target in zip(source_blocks, target_blocks, strict=True):
+        np.copyto(targets[target], sources[source])
+
+
+def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
+    """View of a pool's pieces, [num_blocks, pieces of a block, bytes of a piece]; it keeps no
+    mapping open, and must not outlive it."""
+    memory = (ctypes.c_uint8 * (num_blocks * pieces.block_bytes)).from_address(address)
+    shape = (num_blocks, pieces.count, pieces.size)
+    strides = (pieces.block_bytes, pieces.stride, 1)
+    return np.ndarray(shape, np.uint8, memoryview(memory), pieces.start, strides)
 
 
 def _checked_name(agent: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.head_slices import HeadSlices
 from kv_transfer.transport import Transport, WriteDone
 from protocol.errors import TransferError
 
@@ -123,11 +124,13 @@ class TransferLoop:
         posted = (write.agent for write in self._outstanding.values())
         return bool(self._held_back) or any(agent in self._peers for agent in posted)
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
         """Add or replace a peer: PeerAdded or PeerFailed."""
         self._forget(agent)
         try:
-            self.transport.add_peer(agent, descriptor, num_blocks)
+            self.transport.add_peer(agent, descriptor, num_blocks, slices)
         except TransferError as error:
             self._emit(PeerFailed(agent, str(error)))
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.head_slices import HeadSlices, Pieces
 from protocol.errors import ConfigError, TransferError
 
 AUTO = "auto"
@@ -83,8 +84,14 @@ class Transport(Protocol):
     def descriptor(self) -> bytes:
         """What a peer hands to its own `add_peer`; to be authenticated on the way."""
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
-        """Make a peer's pool writable. Raises TransferError, with nothing left behind."""
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
+        """Make a peer's pool writable. Raises TransferError, with nothing left behind.
+
+        With `slices` a write copies these pieces of each block, straight into their places, and
+        the rest of the peer's block stays as it is; without, blocks are of one size and move whole.
+        """
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer, if it is known. Its outstanding writes come out of `poll` as failed."""
@@ -139,6 +146,27 @@ def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, in
         if not joined:
             yield source[start], target[start], i - start
             start = i
+
+
+def fit_slices(
+    agent: str, found: tuple[int, int], num_blocks: int, own: PoolMemory, slices: HeadSlices | None
+) -> HeadSlices:
+    """What is copied of each block to a peer whose pool is `found`: (blocks, bytes of each).
+
+    Raises TransferError unless that is what `num_blocks` and `slices`, or our pool, promise.
+    """
+    slices = slices or HeadSlices(Pieces.whole(own.block_bytes), Pieces.whole(own.block_bytes))
+    if slices.source.block_bytes != own.block_bytes:
+        raise TransferError(
+            f"slices of blocks of {slices.source.block_bytes} bytes do not fit our pool, "
+            f"whose blocks have {own.block_bytes}"
+        )
+    if found != (num_blocks, slices.target.block_bytes):
+        raise TransferError(
+            f"peer {agent} has {found[0]} blocks of {found[1]} bytes, expected "
+            f"{num_blocks} of {slices.target.block_bytes}"
+        )
+    return slices
 
 
 def check_blocks(

@@ -7,6 +7,8 @@ import math
 
 import msgspec
 
+from protocol.errors import ConfigError
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """What a model computes in."""
 
@@ -40,6 +42,30 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
         return math.prod(self.block_shape) * KV_DTYPE_BYTES[self.dtype]
+
+    @property
+    def heads(self) -> range:
+        """Of all the cache's KV heads those that this rank holds."""
+        first = self.tp_rank * self.num_kv_heads
+        return range(first, first + self.num_kv_heads)
+
+    @property
+    def unsharded(self) -> KvLayout:
+        """The layout of all ranks' heads in one pool; ranks of one cache have it in common."""
+        num_kv_heads = self.num_kv_heads * self.tp_size
+        return msgspec.structs.replace(self, num_kv_heads=num_kv_heads, tp_rank=0, tp_size=1)
+
+    def shard(self, tp_rank: int, tp_size: int) -> KvLayout:
+        """What rank `tp_rank` of `tp_size` holds of an unsharded cache. Raises ConfigError."""
+        if not 0 <= tp_rank < tp_size or self.num_kv_heads % tp_size:
+            raise ConfigError(
+                f"{self.num_kv_heads} KV heads have no rank {tp_rank} of {tp_size}: "
+                "the number of ranks must divide that of the heads"
+            )
+        num_kv_heads = self.num_kv_heads // tp_size
+        return msgspec.structs.replace(
+            self, num_kv_heads=num_kv_heads, tp_rank=tp_rank, tp_size=tp_size
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -12,9 +12,10 @@ from enum import StrEnum
 
 import msgspec
 
+from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Role(StrEnum):
@@ -355,7 +356,8 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
 class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Decode to prefill worker, after Hello: how to reach my pool by this transport.
 
-    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b).
+    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b). `layout` is that
+    of a rank of a sharded pool: it says which heads are written there.
     """
 
     transport: str
@@ -363,6 +365,7 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     descriptor: bytes
     digest: bytes
     num_blocks: int
+    layout: KvLayout | None = None
 
 
 class KvGrant(Message, frozen=True, kw_only=True):
@@ -417,7 +420,8 @@ class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
     `first_block` and `num_blocks` are block indices within the prompt. `digests` is empty
-    unless `kv_checksum` is on: then it holds one digest per block.
+    unless `kv_checksum` is on: then it holds one digest per block. Of a sharded pool it speaks for
+    the heads that rank `tp_rank` of the writer shares with the reader.
     """
 
     request_id: str
@@ -425,6 +429,7 @@ class KvWritten(Message, frozen=True, kw_only=True):
     first_block: int
     num_blocks: int
     digests: list[bytes] = []
+    tp_rank: int = 0
 
 
 # -- published by workers ---------------------------------------------------------------------

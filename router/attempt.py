@@ -1,7 +1,7 @@
 """What the dispatcher remembers of one generation while it runs.
 
 A generation has one attempt at a time, on a decode worker and perhaps a prefill worker; its
-token stream outlives the attempts. Nothing here sends or waits.
+token stream outlives the attempts. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -94,10 +94,11 @@ class Attempt:
 class Generation:
     """A request on its way to its last token. `failed` holds incarnations of workers.
 
-    `num_failures` and `num_deaths` count attempts that failed, and workers that died under it,
-    since the last new token: a request that gets on is not to blame for what dies around it, and
-    none for workers that stood still. Both legs of an attempt (`suspected_with`) count as one
-    death: they may have died together. Deltas go straight to the sink; once it was full
+    `num_failures` counts attempts that failed since the last new token, `num_deaths` workers that
+    died under it since a decode worker computed one: a request that gets on is not to blame for
+    what dies around it, and none for workers that stood still. Of the legs of an attempt
+    (`suspects`) the second to fall counts as another death if it was alive after the first one's:
+    then it has answered the ping of that number. Deltas go straight to the sink; once it was full
     (`is_behind`) they queue up among the events until it has caught up.
     """
 
@@ -111,7 +112,7 @@ class Generation:
     num_attempts: int = 0
     num_failures: int = 0
     num_deaths: int = 0
-    suspected_with: set[str] = field(default_factory=set)
+    suspects: dict[str, int | None] = field(default_factory=dict)
     cached_tokens: int = 0
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
@@ -188,10 +189,14 @@ class Generation:
         self.hand_over(delta)
         self.is_behind = bool(self.events)
 
-    def got_on(self) -> None:
-        """A new token came: nothing that failed before counts any more."""
-        self.num_failures = self.num_deaths = 0
-        self.suspected_with.clear()
+    def got_on(self, attempt: Attempt) -> None:
+        """A new token came: no failure before it counts any more, nor a death, unless it is the one
+        that a prefill worker gives in every attempt: what comes after it may be what kills."""
+        self.num_failures = 0
+        num_new = len(self.stream.token_ids) - attempt.first_index
+        if attempt.prefill is None or num_new > 1:
+            self.num_deaths = 0
+            self.suspects.clear()
 
     def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
         """Remember whom the next attempt avoids, and whom it prefers.
@@ -200,10 +205,8 @@ class Generation:
         way between them is at fault: the first time the decode worker keeps the request, with
         whatever blocks arrived, and only the prefill worker is avoided.
         """
-        if loss is Loss.BROKEN and worker.info.incarnation not in self.suspected_with:
-            self.num_deaths += 1
-            legs = [each for each in (attempt.decode, attempt.prefill) if each is not None]
-            self.suspected_with |= {each.info.incarnation for each in legs}
+        if loss is Loss.BROKEN:
+            self._count_death(attempt, worker)
         self.prefer_decode = None
         incarnation = worker.info.incarnation
         in_handoff = not attempt.decode_runs and loss is None
@@ -214,3 +217,20 @@ class Generation:
             self.prefer_decode = worker.worker_id
             incarnation = attempt.prefill.info.incarnation
         self.failed.add(incarnation)
+
+    def _count_death(self, attempt: Attempt, worker: Worker) -> None:
+        """Once for each worker, and once for both legs of the attempt if they fell together."""
+        if not self._fell_before(worker):
+            self.num_deaths += 1
+            for each in (attempt.decode, attempt.prefill):
+                if each is not None and each is not worker:
+                    self.suspects.setdefault(each.info.incarnation, each.link.ping())
+        self.suspects[worker.info.incarnation] = None
+
+    def _fell_before(self, worker: Worker) -> bool:
+        """Whether its death is counted already, by itself or with that of another leg."""
+        incarnation = worker.info.incarnation
+        if incarnation not in self.suspects:
+            return False
+        asked = self.suspects[incarnation]
+        return asked is None or not worker.link.has_answered(asked)

@@ -325,7 +325,7 @@ class Dispatcher:
             self._fail(generation, worker, f"{worker.worker_id}: {error}")
             return
         if fresh:
-            generation.got_on()
+            generation.got_on(attempt)
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
             cached, told = generation.cached_tokens, each.prompt_logprobs

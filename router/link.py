@@ -98,6 +98,8 @@ class WorkerLink:
         self._is_closed = False
         self._said_that_keys_differ = False
         self._last_heard = time.monotonic()
+        self._num_pings = 0
+        self._last_answered = 0
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
         )
@@ -114,6 +116,16 @@ class WorkerLink:
     def send(self, message: Message) -> bool:
         """Queue a message; False if there is no connection or its queue is full."""
         return self._is_ready and self._post(message)
+
+    def ping(self) -> int:
+        """Ask for a sign of life, if there is a connection; the number of the question."""
+        self._num_pings += 1
+        self.send(Ping(nonce=self._num_pings))
+        return self._num_pings
+
+    def has_answered(self, number: int) -> bool:
+        """Whether the worker was alive after a ping: it has answered that one, or a later."""
+        return self._last_answered >= number
 
     def close(self) -> None:
         """Stop; the sockets close when the task has ended, see `wait_closed`."""
@@ -159,7 +171,7 @@ class WorkerLink:
             connection.connect(self._info.control)
             self._control = control
             self._post(self._hello)
-            self._ping_later(1)
+            self._ping_later()
             await self._ended
         finally:
             self._control = None
@@ -214,14 +226,14 @@ class WorkerLink:
             log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
             return None
 
-    def _ping_later(self, nonce: int) -> None:
+    def _ping_later(self) -> None:
         self._pinging = asyncio.get_running_loop().call_later(
-            self._times.ping_interval_s, self._ping, nonce
+            self._times.ping_interval_s, self._ping_again
         )
 
-    def _ping(self, nonce: int) -> None:
-        self.send(Ping(nonce=nonce))
-        self._ping_later(nonce + 1)
+    def _ping_again(self) -> None:
+        self.ping()
+        self._ping_later()
 
     def _stop_pinging(self) -> None:
         if self._pinging is not None:
@@ -260,7 +272,9 @@ class WorkerLink:
             self._refuse(message)
         elif not self._is_ready:
             self._metrics.refused.labels("no_hello").inc()
-        elif not isinstance(message, Pong):
+        elif isinstance(message, Pong):
+            self._last_answered = max(self._last_answered, message.nonce)
+        else:
             self._callbacks.on_control(self._info.worker_id, message)
 
     def _accepted(self, message: HelloAccepted) -> None:

@@ -22,7 +22,9 @@ from router.http_errors import HttpError
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+_KEEP_ALIVE = b": keep-alive\n"
+"""No empty line: after an event with an id that ends another event, without data, for OpenAI's
+python client, which then fails."""
 
 
 def event(document: bytes) -> bytes:

@@ -7,7 +7,6 @@ belong to the loop's thread.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 import uuid
@@ -17,12 +16,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 import zmq
 
 from engine.batch import Batch
 from engine.engine import Engine
-from engine.kv_pool import KvPool
+from engine.kv_pool import KvPool, block_digest
 from engine.sequence import Sequence
 from engine.step_result import StepResult
 from kv_transfer.authentication import verify_descriptor
@@ -50,7 +48,6 @@ from runtime.worker_settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 20
-_DIGEST_BYTES = 16
 
 
 class Membership(Protocol):
@@ -267,6 +264,8 @@ class WorkerHost:
                     f"transport differs: ours is {self.transfers.transport_name}, "
                     f"the peer's is {message.transport}"
                 )
+            if message.layout is not None:
+                raise ProtocolError("its pool is sharded over ranks, ours is not")
             verify_descriptor(
                 secret, message.agent, message.descriptor, message.num_blocks, message.digest
             )
@@ -299,9 +298,4 @@ class WorkerHost:
         """A digest per pool block with `kv_checksum` on, else nothing."""
         if not self.settings.kv_checksum:
             return []
-        return [_digest(self._pool, block) for block in blocks]
-
-
-def _digest(pool: KvPool, block: int) -> bytes:
-    data = pool.tensor[block].view(torch.uint8).cpu().numpy().tobytes()
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+        return [block_digest(self._pool.tensor[block]) for block in blocks]

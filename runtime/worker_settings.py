@@ -185,7 +185,11 @@ class WorkerSettings:
     )
 
     peer_silence_s: float = setting(
-        10.0, help="silence after which a connected peer counts as lost", unit="s", minimum=0.5
+        10.0,
+        help="silence after which a connected peer counts as lost, and a prefill worker is not "
+        "waited for; longer than its longest step",
+        unit="s",
+        minimum=2.0,
     )
     stats_interval_ms: int = setting(
         100, help="least time between two published load reports", unit="ms", minimum=1

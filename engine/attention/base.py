@@ -18,16 +18,34 @@ class Segment:
     """The tokens of one sequence in a batch.
 
     `query_len` tokens are computed now; `context_len` counts them and all tokens before them.
-    `block_table[i]` is the pool block of positions `i * block_size` to `(i + 1) * block_size - 1`;
-    entries beyond the context do not matter.
+    What the layers make of a token is wanted of the last `num_wanted` (None: of all); the others
+    only leave their keys and values. `block_table[i]` is the pool block of positions
+    `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter.
     """
 
     query_len: int
     context_len: int
     block_table: Sequence[int]
+    num_wanted: int | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.query_len <= self.context_len, (self.query_len, self.context_len)
+        assert 0 <= self.wanted_len <= self.query_len, (self.num_wanted, self.query_len)
+
+    @property
+    def wanted_len(self) -> int:
+        """How many of its last tokens are wanted."""
+        return self.query_len if self.num_wanted is None else self.num_wanted
+
+
+def wanted_rows(segments: Sequence[Segment]) -> list[int] | None:
+    """The rows of a batch that are wanted, ascending; None if all are."""
+    rows: list[int] = []
+    end = 0
+    for segment in segments:
+        end += segment.query_len
+        rows += range(end - segment.wanted_len, end)
+    return None if len(rows) == end else rows
 
 
 class AttentionBackend(Protocol):

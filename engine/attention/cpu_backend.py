@@ -45,7 +45,8 @@ class _PlanCall(ctypes.Structure):
     """Mirrors PlanCall in native/plan.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query_lens", "contexts", "tables", "slots")),
+        *((name, ctypes.c_void_p) for name in ("query_lens", "wanted", "contexts")),
+        *((name, ctypes.c_void_p) for name in ("tables", "slots")),
         *((name, ctypes.c_void_p) for name in ("units", "merges")),
         *((name, ctypes.c_int64) for name in ("num_segments", "max_units", "max_merges")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges", "num_partials")),
@@ -99,6 +100,8 @@ class KernelAttention:
         self.layer_bytes = 2 * num_kv_heads * block_size * head_dim * pool.tensor.element_size()
         self._plans = {window: _WindowPlan() for window in set(windows)}
         self._calls: dict[int | None, _Call] = {}
+        self._last_plan = _WindowPlan()
+        self._last_call: _Call | None = None
         self._slots = self._tables = np.empty(0, np.int64)
         self._partials = torch.empty(0)
         shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
@@ -135,7 +138,8 @@ class KernelAttention:
         if len(self._slots) < num_tokens:
             self._slots = np.empty((num_tokens, 2), np.int64)
         call = self._plan_call
-        call.query_lens, call.contexts = query_lens.ctypes.data, contexts.ctypes.data
+        call.query_lens = call.wanted = query_lens.ctypes.data
+        call.contexts = contexts.ctypes.data
         call.tables, call.slots = self._tables.ctypes.data, self._slots.ctypes.data
         call.num_segments, call.num_threads = len(segments), torch.get_num_threads()
         self._calls = {}
@@ -143,13 +147,21 @@ class KernelAttention:
             call.window = window or 0
             plan.fill(self._divide, call)
             self._calls[window] = self._call_for(call, num_tokens)
-        for each in self._calls.values():  # all in the memory of the largest
+        self._plan_last(segments, num_tokens)
+        last = [] if self._last_call is None else [self._last_call]
+        for each in (*self._calls.values(), *last):  # all in the memory of the largest
             each.partials = self._partials.data_ptr()
 
     def planned(self, window: int | None) -> ctypes.Structure:
         """The planned batch as the kernels take it, for layers of this window, at the first
         layer's pool. Good until the next plan."""
         return self._calls[window]
+
+    @property
+    def planned_last(self) -> ctypes.Structure | None:
+        """The same of the wanted tokens alone in the last layer, their queries in one piece and
+        keys and values written before; None if all tokens are wanted."""
+        return self._last_call
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend."""
@@ -168,6 +180,17 @@ class KernelAttention:
         call.out, call.is_bf16 = out.data_ptr(), q.dtype == torch.bfloat16
         self._attend(ctypes.byref(call))
         return out
+
+    def _plan_last(self, segments: Sequence[Segment], num_tokens: int) -> None:
+        """What is left of the batch just planned when only the wanted tokens attend."""
+        wanted = np.array([segment.wanted_len for segment in segments], np.int64)
+        num_wanted = int(wanted.sum())
+        self._last_call = None
+        if num_wanted < num_tokens:
+            call = self._plan_call
+            call.wanted, call.slots, call.window = wanted.ctypes.data, None, self._windows[-1] or 0
+            self._last_plan.fill(self._divide, call)
+            self._last_call = self._call_for(call, num_wanted)
 
     def _call_for(self, planned: _PlanCall, num_tokens: int) -> _Call:
         if planned.num_partials > self._partials.numel():

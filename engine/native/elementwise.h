@@ -92,14 +92,19 @@ inline void rotate_head(Bf16* head, const Bf16* weight, const float* cos, const 
   }
 }
 
-inline void rotate_token(const RotationCall& call, int64_t token) {
+// `at`: which cos and sin are the token's.
+inline void rotate_token(const RotationCall& call, int64_t token, int64_t at) {
   const int half = call.head_dim / 2;
   for (int h = 0; h < call.num_heads; ++h) {
     Bf16* head = call.heads + token * call.stride + (int64_t)h * call.head_dim;
     const Bf16* weight = call.weight == nullptr ? nullptr : call.weight + h * call.head_dim;
     const float scale = weight == nullptr ? 1.0f : inverse_rms(head, call.head_dim, call.eps);
-    rotate_head(head, weight, call.cos + token * half, call.sin + token * half, half, scale);
+    rotate_head(head, weight, call.cos + at * half, call.sin + at * half, half, scale);
   }
+}
+
+inline void rotate_token(const RotationCall& call, int64_t token) {
+  rotate_token(call, token, token);
 }
 
 inline Vec silu(Vec x) {  // x / (1 + exp(-x)), by the exponential that cannot overflow

@@ -1,7 +1,8 @@
 // A decoder's layers in one call: no memory is taken and nobody else is asked between two products.
 //
 // One parallel region; its threads share every stage and meet at the end of each. The stages are
-// those of model.py: norm, qkv, rotation, attention, o, norm, gate and up, gate, down.
+// those of model.py: norm, qkv, rotation, attention, o, norm, gate and up, gate, down. In the last
+// layer tokens of which nothing is wanted but their keys and values stop there.
 
 #pragma once
 
@@ -29,7 +30,9 @@ struct LayerWeights {
 struct ForwardCall {
   const LayerWeights* layers;
   const AttentionCall* const* attention;  // by plan; the pool is the first layer's
-  Bf16* x;                                // [tokens, hidden], changed in place
+  const AttentionCall* last;              // of the wanted tokens in the last layer; null: all are
+  const int64_t* wanted;                  // [num_wanted], ascending
+  Bf16* x;                                // [tokens, hidden], changed in place: the wanted ones
   Bf16* normed;                           // [tokens, hidden]
   Bf16* qkv;                              // [tokens, heads + 2 * kv_heads, head_dim]
   Bf16* heads;                            // [tokens, heads, head_dim]
@@ -38,15 +41,16 @@ struct ForwardCall {
   const float* cos;                       // [tokens, head_dim / 2]
   const float* sin;
   int64_t tokens;
+  int64_t num_wanted;
   int64_t num_layers;
   int64_t layer_bytes;                    // from one layer's pool to the next
   int32_t num_threads;
   float eps;
 };
 
-inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden) {
+inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden, int64_t rows) {
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < call.tokens; ++row)
+  for (int64_t row = 0; row < rows; ++row)
     normalize_row(call.x + row * hidden, weight, hidden, call.eps, call.normed + row * hidden);
 }
 
@@ -61,8 +65,10 @@ void rotate_and_attend(const RotationCall& rotation, const AttentionCall& attent
   attend_planned<Bf16, P, PairWord>(attention);
 }
 
-inline void attention_stage(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
-  AttentionCall attention = *call.attention[layer.attention];
+// A plan with what it works on: heads in `call.qkv`, the pool of the layer with this index.
+inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& layer,
+                                  const AttentionCall& plan, int64_t index) {
+  AttentionCall attention = plan;
   const int64_t num_heads = attention.num_heads, kv_heads = attention.num_kv_heads;
   attention.pool = (char*)attention.pool + index * call.layer_bytes;
   attention.q = call.qkv;
@@ -70,35 +76,93 @@ inline void attention_stage(const ForwardCall& call, const LayerWeights& layer, 
   attention.v = call.qkv + (num_heads + kv_heads) * attention.head_dim;
   attention.out = call.heads;
   attention.q_stride = attention.kv_stride = layer.qkv.outputs;
-  const RotationCall rotation = {call.qkv,          layer.qk_norm, call.cos,
-                                 call.sin,          call.tokens,   layer.qkv.outputs,
-                                 (int32_t)(num_heads + kv_heads),  attention.head_dim,
-                                 call.num_threads,  call.eps};
-  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, attention);
-  else rotate_and_attend<Bf16>(rotation, attention);
+  return attention;
 }
 
-inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
+// Of `count` heads from `first` on, of all tokens.
+inline RotationCall rotation_of(const ForwardCall& call, const LayerWeights& layer, int head_dim,
+                                int64_t first, int64_t count) {
+  const int64_t offset = first * head_dim;
+  return {call.qkv + offset, layer.qk_norm == nullptr ? nullptr : layer.qk_norm + offset,
+          call.cos,          call.sin,
+          call.tokens,       layer.qkv.outputs,
+          (int32_t)count,    head_dim,
+          call.num_threads,  call.eps};
+}
+
+// Attention of the first `rows` rows to the residual in `x`.
+inline void finish_layer(const ForwardCall& call, const LayerWeights& layer, int64_t rows) {
   const int hidden = layer.qkv.inputs, threads = call.num_threads;
-  normalize(call, layer.input_norm, hidden);
-  linear({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.tokens, threads});
-  attention_stage(call, layer, index);
-  linear({layer.o, call.heads, call.x, call.x, nullptr, call.tokens, threads});
-  normalize(call, layer.post_norm, hidden);
-  linear({layer.gate_up, call.normed, nullptr, call.gate_up, nullptr, call.tokens, threads});
+  linear({layer.o, call.heads, call.x, call.x, nullptr, rows, threads});
+  normalize(call, layer.post_norm, hidden, rows);
+  linear({layer.gate_up, call.normed, nullptr, call.gate_up, nullptr, rows, threads});
   const int size = layer.down.inputs;
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < call.tokens; ++row) {
+  for (int64_t row = 0; row < rows; ++row) {
     const Bf16* gate = call.gate_up + 2 * row * size;
     gate_row(gate, gate + size, size, call.gated + row * size);
   }
-  linear({layer.down, call.gated, call.x, call.x, nullptr, call.tokens, threads});
+  linear({layer.down, call.gated, call.x, call.x, nullptr, rows, threads});
+}
+
+inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
+  normalize(call, layer.input_norm, layer.qkv.inputs, call.tokens);
+  linear({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.tokens, call.num_threads});
+  const AttentionCall attention =
+      attention_of(call, layer, *call.attention[layer.attention], index);
+  const RotationCall rotation = rotation_of(call, layer, attention.head_dim, 0,
+                                            attention.num_heads + attention.num_kv_heads);
+  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, attention);
+  else rotate_and_attend<Bf16>(rotation, attention);
+  finish_layer(call, layer, call.tokens);
+}
+
+inline void store_keys_and_values(const RotationCall& keys, const AttentionCall& attention) {
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < keys.tokens; ++token) {
+    rotate_token(keys, token);
+    attention.is_fp8 ? write_token<Bf16, Fp8>(attention, token)
+                     : write_token<Bf16, Bf16>(attention, token);
+  }
+}
+
+// The rows of the wanted tokens move to the front: none overtakes another.
+inline void gather_wanted(const ForwardCall& call, int hidden) {
+#pragma omp single
+  for (int64_t row = 0; row < call.num_wanted; ++row)
+    for (Bf16* rows : {call.x, call.normed})
+      std::memmove(rows + row * hidden, rows + call.wanted[row] * hidden, hidden * sizeof(Bf16));
+}
+
+// Keys and values of all tokens, the rest of the wanted ones only.
+inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, int64_t index) {
+  const int hidden = layer.qkv.inputs, threads = call.num_threads, head_dim = call.last->head_dim;
+  const int64_t num_heads = call.last->num_heads, q_outputs = num_heads * head_dim;
+  normalize(call, layer.input_norm, hidden, call.tokens);
+  linear_part({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.tokens, threads},
+              (int)(q_outputs / kPanelOutputs), num_panels(layer.qkv));
+  store_keys_and_values(
+      rotation_of(call, layer, head_dim, num_heads, call.last->num_kv_heads),
+      attention_of(call, layer, *call.attention[layer.attention], index));
+  gather_wanted(call, hidden);
+  linear_part({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.num_wanted, threads}, 0,
+              (int)((q_outputs + kPanelOutputs - 1) / kPanelOutputs));
+  const RotationCall queries = rotation_of(call, layer, head_dim, 0, num_heads);
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < call.num_wanted; ++row) rotate_token(queries, row, call.wanted[row]);
+  const AttentionCall attention = attention_of(call, layer, *call.last, index);
+  if (attention.is_fp8) attend_planned<Bf16, Fp8, PairWord>(attention);
+  else attend_planned<Bf16, Bf16, PairWord>(attention);
+  finish_layer(call, layer, call.num_wanted);
 }
 
 inline void run_layers(const ForwardCall& call) {
 #pragma omp parallel num_threads(call.num_threads)
   for (int64_t index = 0; index < call.num_layers; ++index)
-    run_layer(call, call.layers[index], index);
+    if (call.last != nullptr && index + 1 == call.num_layers)
+      run_last_layer(call, call.layers[index], index);
+    else
+      run_layer(call, call.layers[index], index);
 }
 
 }  // namespace baton

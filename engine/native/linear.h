@@ -293,17 +293,20 @@ inline void linear_item(const LinearCall& call, int panel, int64_t first_row, in
     finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
 }
 
-// Within a parallel region, by all of its threads; ends with their barrier.
-inline void linear(const LinearCall& call) {
-  const int64_t panels = num_panels(call.weight);
+// Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
+// with their barrier.
+inline void linear_part(const LinearCall& call, int first, int end) {
+  const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
-    const int64_t begin = call.rows * chunk / chunks, end = call.rows * (chunk + 1) / chunks;
-    linear_item(call, (int)(item / chunks), begin, (int)(end - begin));
+    const int64_t begin = call.rows * chunk / chunks, stop = call.rows * (chunk + 1) / chunks;
+    linear_item(call, first + (int)(item / chunks), begin, (int)(stop - begin));
   }
 }
+
+inline void linear(const LinearCall& call) { linear_part(call, 0, num_panels(call.weight)); }
 
 }  // namespace baton
 

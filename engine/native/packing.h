@@ -8,14 +8,8 @@
 
 namespace baton {
 
-constexpr int kTileKeys = 64;
+constexpr int kTileKeys = Ahead::kRows;
 constexpr int kTileColumns = kTileKeys / kLanes;
-
-// Asks for the row that a later tile will pack. Spread over the packing of this one, since a core
-// waits once it has a few dozen lines outstanding.
-inline void prefetch(const void* row, int bytes) {
-  for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)row + at);
-}
 
 // Rows of q into words, zeros up to the padded head.
 template <class T>
@@ -26,11 +20,12 @@ void pack_query(const T* from, int head_dim, int padded, float* to) {
 
 // 64 keys, one per lane: word w of all keys is row w of `to`.
 template <class T>
-void pack_keys(const void* const* rows, const void* const* later, int head_dim, float* to) {
+void pack_keys(const void* const* rows, Ahead ahead, int head_dim, float* to) {
+  const unsigned asked = ahead.in_steps(kTileKeys);
 #if defined(__AVX512F__)
   if (sizeof(T) == 4) {
     for (int j = 0; j < kTileColumns; ++j) {
-      for (int i = 0; i < kLanes; ++i) prefetch(later[j * kLanes + i], head_dim * 4);
+      ahead.ask(kLanes * asked);
       for (int d = 0; d < head_dim; d += 16)
         transpose_words(rows + j * kLanes, (size_t)d * 4, head_dim - d < 16 ? head_dim - d : 16,
                         (Vec*)to + d * kTileColumns + j, kTileColumns);
@@ -39,16 +34,16 @@ void pack_keys(const void* const* rows, const void* const* later, int head_dim, 
   }
 #endif
   for (int j = 0; j < kTileKeys; ++j) {
-    prefetch(later[j], head_dim * (int)sizeof(T));
+    ahead.ask(asked);
     for (int d = 0; d < head_dim; ++d) to[d * kTileKeys + j] = to_float(((const T*)rows[j])[d]);
   }
 }
 
 template <class T>
-void pack_values(const void* const* rows, const void* const* later, int head_dim,
-                 int padded, float* to) {
+void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, float* to) {
+  const unsigned asked = ahead.in_steps(kTileKeys);
   for (int j = 0; j < kTileKeys; ++j) {
-    prefetch(later[j], head_dim * (int)sizeof(T));
+    ahead.ask(asked);
     const T* row = (const T*)rows[j];
     int d = 0;
     for (; d + kLanes <= head_dim; d += kLanes) store(to + j * padded + d, load(row + d));
@@ -68,12 +63,12 @@ void pack_query(const T* from, int head_dim, int padded, int32_t* to) {
 }
 
 template <class T>
-void pack_keys(const void* const* rows, const void* const* later, int head_dim, int32_t* to) {
+void pack_keys(const void* const* rows, Ahead ahead, int head_dim, int32_t* to) {
   const int words = head_dim / 2, steps = (words + 15) / 16;
+  const unsigned asked = ahead.in_steps(kTileColumns * steps);
   for (int j = 0; j < kTileColumns; ++j)
     for (int step = 0; step < steps; ++step) {
-      for (int i = step * kLanes / steps; i < (step + 1) * kLanes / steps; ++i)
-        prefetch(later[j * kLanes + i], head_dim * (int)sizeof(T));
+      ahead.ask(asked);
       const int w = step * 16, count = words - w < 16 ? words - w : 16;
       const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
       __m512i pairs[kLanes];
@@ -84,16 +79,15 @@ void pack_keys(const void* const* rows, const void* const* later, int head_dim, 
 }
 
 template <class T>
-void pack_values(const void* const* rows, const void* const* later, int head_dim,
-                 int padded, int32_t* to) {
+void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, int32_t* to) {
   alignas(64) static constexpr uint16_t kLow[32] = {
       0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const unsigned asked = ahead.in_steps(kTileKeys / 2);
   for (int j = 0; j < kTileKeys; j += 2) {
-    prefetch(later[j], head_dim * (int)sizeof(T));
-    prefetch(later[j + 1], head_dim * (int)sizeof(T));
+    ahead.ask(asked);
     int32_t* at = to + (j / 2) * padded;
     for (int d = 0; d < padded; d += 32) {
       const int count = head_dim - d;

@@ -16,9 +16,10 @@ namespace baton {
 // Mirrors `_PlanCall` in cpu_backend.py.
 struct PlanCall {
   const int64_t* query_lens;    // [num_segments]
+  const int64_t* wanted;        // [num_segments]: so many of its queries attend, the last ones
   const int64_t* contexts;      // [num_segments], the queries included
   const int64_t* tables;        // blocks of all segments, one after the other
-  int64_t* slots;               // [tokens, 2]
+  int64_t* slots;               // [tokens, 2], or null
   int32_t* units;               // [max_units, 10]
   int32_t* merges;              // [max_merges, 5]
   int64_t num_segments;
@@ -49,8 +50,8 @@ inline QueryTile tile_at(const PlanCall& call, int64_t segment, int64_t offset, 
   QueryTile tile;
   tile.token = token + offset;
   tile.table = table;
-  tile.queries = (int)std::min<int64_t>(call.query_lens[segment] - offset, most);
-  tile.position = (int)(call.contexts[segment] - call.query_lens[segment] + offset);
+  tile.queries = (int)std::min<int64_t>(call.wanted[segment] - offset, most);
+  tile.position = (int)(call.contexts[segment] - call.wanted[segment] + offset);
   tile.first_key = call.window > 0 ? std::max(0, tile.position - call.window + 1) : 0;
   tile.end_key = tile.position + tile.queries;
   tile.rows = tile.queries * call.group;
@@ -64,9 +65,9 @@ inline std::vector<QueryTile> tiles_of(const PlanCall& call) {
   const int most = std::max(1, call.tile_rows / call.group);
   int64_t token = 0, table = 0;
   for (int64_t s = 0; s < call.num_segments; ++s) {
-    for (int64_t offset = 0; offset < call.query_lens[s]; offset += most)
+    for (int64_t offset = 0; offset < call.wanted[s]; offset += most)
       tiles.push_back(tile_at(call, s, offset, token, table));
-    token += call.query_lens[s];
+    token += call.wanted[s];
     table += (call.contexts[s] + call.block_size - 1) / call.block_size;
   }
   return tiles;
@@ -110,6 +111,19 @@ inline int64_t unit_cost(const PlanCall& call, const Unit& unit) {
   return (int64_t)unit.num_queries * call.group * (unit.end_key - unit.first_key);
 }
 
+// Where each token's keys and values go, the queries that do not attend included.
+inline void find_slots(const PlanCall& call) {
+  int64_t* slot = call.slots;
+  const int64_t* table = call.tables;
+  for (int64_t s = 0; s < call.num_segments; ++s) {
+    for (int64_t at = call.contexts[s] - call.query_lens[s]; at < call.contexts[s]; ++at) {
+      *slot++ = table[at / call.block_size];
+      *slot++ = at % call.block_size;
+    }
+    table += (call.contexts[s] + call.block_size - 1) / call.block_size;
+  }
+}
+
 inline void plan_attention(PlanCall& call) {
   const std::vector<QueryTile> tiles = tiles_of(call);
   const int together = heads_together(call, tiles);
@@ -135,15 +149,7 @@ inline void plan_attention(PlanCall& call) {
   std::stable_sort((Unit*)call.units, unit, [&](const Unit& a, const Unit& b) {
     return unit_cost(call, a) > unit_cost(call, b);  // the costly first
   });
-  int64_t* slot = call.slots;
-  const int64_t* table = call.tables;
-  for (int64_t s = 0; s < call.num_segments; ++s) {
-    for (int64_t at = call.contexts[s] - call.query_lens[s]; at < call.contexts[s]; ++at) {
-      *slot++ = table[at / call.block_size];
-      *slot++ = at % call.block_size;
-    }
-    table += (call.contexts[s] + call.block_size - 1) / call.block_size;
-  }
+  if (call.slots != nullptr) find_slots(call);
 }
 
 }  // namespace baton

@@ -229,15 +229,40 @@ inline void store_some(T* at, Vec x, int count) {
   for (int i = 0; i < count; ++i) from_float(x[i], at + i);
 }
 
+// Lines of memory that will be needed soon, asked for one by one on the way of something else: a core
+// waits once it has a few dozen lines outstanding. Line i is number i / kRows of row i % kRows.
+class Ahead {
+ public:
+  static constexpr unsigned kRows = 64;
+  Ahead() = default;
+  Ahead(const void* const* rows, unsigned begin, unsigned end)
+      : rows_(rows), next_(begin), end_(end) {}
+
+  // How many in each of so many steps.
+  unsigned in_steps(unsigned steps) const { return (end_ - next_ + steps - 1) / steps; }
+
+  void ask(unsigned count) {
+    for (const unsigned stop = next_ + count < end_ ? next_ + count : end_; next_ < stop; ++next_)
+      __builtin_prefetch((const char*)rows_[next_ % kRows] + next_ / kRows * 64);
+  }
+
+ private:
+  const void* const* rows_ = nullptr;
+  unsigned next_ = 0;
+  unsigned end_ = 0;
+};
+
 // C [rows, columns * 16] (+)= A [rows, depth] * B [depth, columns * 16], for one kind of word.
 template <class Word, int R, int C>
 inline void multiply_block(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
-                           float* c, int c_stride, int depth, bool accumulate) {
+                           float* c, int c_stride, int depth, bool accumulate, Ahead ahead) {
+  const unsigned asked = ahead.in_steps(depth);
   Vec sums[R][C];
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < C; ++j)
       sums[i][j] = accumulate ? load(c + i * c_stride + j * kLanes) : Vec{};
   for (int d = 0; d < depth; ++d) {
+    ahead.ask(asked);
     Vec right[C];
     for (int j = 0; j < C; ++j) right[j] = b[(size_t)d * b_stride + j];
     for (int i = 0; i < R; ++i) {
@@ -251,29 +276,31 @@ inline void multiply_block(const typename Word::Type* a, int a_stride, const Vec
 
 template <class Word, int R>
 inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
-                          float* c, int c_stride, int depth, bool accumulate) {
+                          float* c, int c_stride, int depth, bool accumulate, Ahead ahead) {
   int j = 0;
-  for (; j + kMaxColumns <= columns; j += kMaxColumns)
+  for (; j + kMaxColumns <= columns; j += kMaxColumns, ahead = Ahead())
     multiply_block<Word, R, kMaxColumns>(a, a_stride, b + j, columns, c + j * kLanes, c_stride,
-                                         depth, accumulate);
-  for (; j < columns; ++j)
+                                         depth, accumulate, ahead);
+  for (; j < columns; ++j, ahead = Ahead())
     multiply_block<Word, R, 1>(a, a_stride, b + j, columns, c + j * kLanes, c_stride, depth,
-                               accumulate);
+                               accumulate, ahead);
 }
 
+// The first block of rows and columns asks for the lines of `ahead`.
 template <class Word>
 inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
-                     float* c, int c_stride, int rows, int depth, bool accumulate) {
+                     float* c, int c_stride, int rows, int depth, bool accumulate, Ahead ahead) {
   int i = 0;
-  for (; i + kMaxRows <= rows; i += kMaxRows)
+  for (; i + kMaxRows <= rows; i += kMaxRows, ahead = Ahead())
     multiply_rows<Word, kMaxRows>(a + (size_t)i * a_stride, a_stride, b, columns,
-                                  c + (size_t)i * c_stride, c_stride, depth, accumulate);
+                                  c + (size_t)i * c_stride, c_stride, depth, accumulate, ahead);
   a += (size_t)i * a_stride;
   c += (size_t)i * c_stride;
   switch (rows - i) {
 #define BATON_ROWS(n)                                                                     \
   case n:                                                                                 \
-    multiply_rows<Word, n>(a, a_stride, b, columns, c, c_stride, depth, accumulate);      \
+    multiply_rows<Word, n>(a, a_stride, b, columns, c, c_stride, depth, accumulate,       \
+                           ahead);                                                        \
     break;
     BATON_ROWS(1)
 #if defined(__AVX512F__)

@@ -3,10 +3,11 @@
 Runs the real worker with its classes wrapped. The folder `FAULTS_DIR` arms points: a file
 `WORKER_ID.POINT` with a number holds the loop when it passes the point for that time, until the
 file is removed; `WORKER_ID.POINT.reached` says that it stands there. Only the thread that passes
-is held (at `post` and `posted` that of the transfers, else the loop's), so that messages already
-sent leave; the lease lives on. A file `ROLE.SPOIL` with a number spoils that write of whichever
-worker of the role comes to it first: it fails, hangs, or moves wrong bytes. Prompts that begin with
-POISON make a step raise, those that begin with DEADLY end the process.
+is held (at `post`, `landing` and `posted` that of the transfers, else the loop's), so that messages
+already sent leave; the lease lives on. At `post` a write may still be refused, at `landing` not.
+A file `ROLE.SPOIL` with a number spoils that write of whichever worker of the role comes to it
+first: it fails, hangs, or moves wrong bytes. Prompts that begin with POISON make a step raise,
+those that begin with DEADLY end the process, with DEADLY_LATER in a decode step.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from kv_transfer.shm_transport import ShmTransport
 from kv_transfer.transfer_loop import TransferLoop
 from kv_transfer.transport import Notification, WriteDone
 from protocol.errors import TransferError
+from runtime.outbound import OutboundHandoffs
 
 POISON = [13, 14, 13, 14, 15]
 DEADLY = [15, 14, 13, 14, 13]
+DEADLY_LATER = [14, 13, 15, 13, 14]
 FAULTS_DIR = "FAULTS_DIR"
 WRITE_TIMEOUT_S = 2.0
 """Instead of the product's own 10 s, so that a write that hangs need not be waited for so long."""
@@ -94,6 +97,7 @@ def install(points: FaultPoints) -> None:
     _before(TransferService, "write", lambda *_: points.reach("write"))
     _before(TransferLoop, "write", lambda *_: points.reach("post"))
     _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
+    _before(OutboundHandoffs, "_close", lambda *_: points.reach("close"))
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
     _after(TransferLoop, "write", lambda: points.reach("posted"))
@@ -166,6 +170,7 @@ def _spoil_writes(transport: type, points: FaultPoints) -> None:
             return _NO_HANDLE
         if points.strikes("corrupt"):
             source = [block ^ 1 for block in source]  # the blocks next to the right ones
+        points.reach("landing")
         handle: int = post_write(self, agent, source, target, notification)
         return handle
 
@@ -180,6 +185,9 @@ def _spoil(batch: Batch) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if sequence.tokens[: len(POISON)] == POISON:
             raise RuntimeError("a poisonous request")
+    for sequence in batch.decodes:
+        if sequence.tokens[: len(DEADLY_LATER)] == DEADLY_LATER:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:

@@ -338,6 +338,7 @@ class FakePeers:
         self.inbox: list[tuple[str, Any]] = []
         self.dead: list[str] = []
         self.forgotten: list[str] = []
+        self.mute: list[str] = []
 
     def meet(self, now: float) -> None:
         pass
@@ -360,6 +361,9 @@ class FakePeers:
     def reset(self) -> list[str]:
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
+
+    def silent(self, now: float) -> list[str]:
+        return self.mute
 
 
 class PatientHost(WorkerHost):

@@ -232,6 +232,42 @@ def test_a_first_token_that_cannot_come_is_not_waited_for(
     turn(d)
 
 
+@pytest.mark.parametrize("has_come", ["nothing", "blocks", "token"])
+def test_a_prefill_worker_that_falls_silent_is_not_waited_for_but_may_yet_write(
+    d: DecodeBench, has_come: str
+) -> None:
+    say(d, REMOTE)
+    if has_come == "blocks":
+        deliver_blocks(d)
+    if has_come == "token":
+        d.peers.inbox.append(("p-i", first_token()))
+    turn(d)
+    d.peers.mute = ["another"]
+    assert turn(d) == []
+    d.peers.mute = ["p-i"]
+    (failed,) = turn(d)
+    assert isinstance(failed, AttemptFailed)
+    assert failed.retryable
+    d.clock.now += 100 * LANDING_S
+    turn(d)
+    fenced = 0 if has_come == "blocks" else 3
+    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
+    (failed,) = say(d, msgspec.structs.replace(REMOTE, attempt=2))
+    assert isinstance(failed, AttemptFailed)
+    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
+    d.peers.inbox.append(("p-i", KvClosed(request_id="r", attempt=1)))
+    turn(d)
+
+
+def test_what_needs_nothing_of_a_silent_prefill_worker_goes_on(d: DecodeBench) -> None:
+    say(d, REMOTE)
+    deliver_blocks(d)
+    d.peers.inbox.append(("p-i", first_token()))
+    first = tokens_of(turn(d))
+    d.peers.mute = ["p-i"]
+    assert first + tokens_of(turn(d, 5)) == continuation(PROMPT, 4)
+
+
 def test_only_the_named_prefill_worker_gives_the_first_token(d: DecodeBench) -> None:
     say(d, REMOTE)
     deliver_blocks(d)

@@ -194,8 +194,10 @@ def test_foreign_frames_are_counted(pair: Pair) -> None:
 
 def test_silence_alone_is_not_death(pair: Pair) -> None:
     introduce(pair)
+    assert pair.peers.silent(time.monotonic()) == []
     far = 1e12  # links hear by the process's own clock
     assert pair.peers.gone(far) == []
+    assert pair.peers.silent(far) == ["p-i"], "but nobody need wait for it"
     pair.alive = False
     assert pair.peers.gone(far) == ["p-i"]
     assert pair.peers.num_links == 0

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-from engine.attention.base import AttentionBackend, Segment
+from engine.attention.base import AttentionBackend, Segment, wanted_rows
 from engine.attention.cpu_backend import KernelAttention
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
@@ -125,15 +125,27 @@ class PagedModel:
             else KernelAttention(self.pool, windows, self.config.num_heads, kernels)
         )
 
-    def step(self, parts: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> torch.Tensor:
-        """Logits of all tokens of one batch; a part is (tokens, first position, block table)."""
+    def step(
+        self,
+        parts: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+        num_wanted: Sequence[int | None] | None = None,
+    ) -> torch.Tensor:
+        """Logits of the wanted tokens of one batch, the last so many of each part (None: of all);
+        a part is (tokens, first position, block table)."""
         tokens, positions, segments = [], [], []
-        for part_tokens, first, table in parts:
+        for (part_tokens, first, table), count in zip(
+            parts, num_wanted or [None] * len(parts), strict=True
+        ):
             tokens += part_tokens
             positions += range(first, first + len(part_tokens))
-            segments.append(Segment(len(part_tokens), first + len(part_tokens), table))
+            segments.append(Segment(len(part_tokens), first + len(part_tokens), table, count))
         self.attention.plan(segments)
-        return self.model.forward(torch.tensor(tokens), torch.tensor(positions), self.attention)
+        wanted = wanted_rows(segments)
+        rows = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+        hidden = self.model.hidden(
+            torch.tensor(tokens), torch.tensor(positions), self.attention, rows
+        )
+        return self.model.logits(hidden)
 
     def in_chunks(self, tokens: Sequence[int], chunk: int, table: Sequence[int]) -> torch.Tensor:
         """Logits [N, vocab] of a text computed `chunk` tokens at a time."""

@@ -265,7 +265,8 @@ def test_weights_that_give_no_finite_logits_stop_the_start() -> None:
 
 
 class ScriptedModel:
-    """Hidden states that are the tokens, and logits that name the one after each; NaN for 13."""
+    """Hidden states that are the wanted tokens, and logits that name the one after each; NaN for
+    13."""
 
     device = torch.device("cpu")
     config = SimpleNamespace(vocab_size=VOCAB)
@@ -274,10 +275,14 @@ class ScriptedModel:
         self.calls: list[tuple[list[int], list[int]]] = []
 
     def hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: object
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: object,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
         self.calls.append((tokens.tolist(), positions.tolist()))
-        return tokens
+        return tokens if rows is None else tokens[rows]
 
     def logits(self, last: torch.Tensor) -> torch.Tensor:
         logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float() * 10
@@ -311,6 +316,8 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
     assert positions[0] == running.num_computed == 3
     sizes = [1] + [chunk.num_tokens for chunk in batch.chunks]
     assert [segment.query_len for segment in attention.segments] == sizes
+    completes = [1] + [int(chunk.completes) for chunk in batch.chunks]
+    assert [segment.num_wanted for segment in attention.segments] == completes
     expected = {"running": 10, "sick": NOT_FINITE, "healthy": 6}
     names = [sequence.request_id for sequence in batch.sampled]
     assert (
@@ -319,7 +326,8 @@ def test_the_runner_lays_out_decodes_before_chunks_and_samples_the_others_of_a_b
 
 
 def test_the_runner_records_the_prompts_of_which_it_is_wanted_chunk_by_chunk() -> None:
-    runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
+    attention = NotedAttention()
+    runner = ModelRunner(ScriptedModel(), attention, Sampler(VOCAB), NO_GRAMMARS)  # type: ignore[arg-type]
     rig = Rig()
     running = rig.add("running", 1, 3)
     rig.engine.run(rig.engine.plan())
@@ -329,6 +337,10 @@ def test_the_runner_records_the_prompts_of_which_it_is_wanted_chunk_by_chunk() -
     while scored.num_output == 0:
         batch = rig.engine.plan()
         run(runner, batch)
+        of_chunks = attention.segments[len(batch.decodes) :]
+        for chunk, segment in zip(batch.chunks, of_chunks, strict=True):
+            expected = chunk.num_tokens if chunk.sequence is scored else int(chunk.completes)
+            assert segment.num_wanted == expected
         rig.scheduler.commit(batch, [9] * len(batch.sampled), rig.now)
     told = scored.take_prompt_logprobs()
     assert told is not None

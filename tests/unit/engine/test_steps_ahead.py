@@ -72,7 +72,11 @@ class PoolModel:
     config = SimpleNamespace(vocab_size=VOCAB)
 
     def hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: PoolAttention
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: PoolAttention,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
         digests: list[int] = []
         left = tokens.tolist()
@@ -82,7 +86,8 @@ class PoolModel:
             context = attention.memory[slots]
             ends = range(len(slots) - size + 1, len(slots) + 1)
             digests += [zlib.crc32(context[:end].tobytes()) for end in ends]
-        return torch.tensor(digests)
+        made = torch.tensor(digests)
+        return made if rows is None else made[rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = [_logits(digest) for digest in hidden.tolist()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from kv_transfer.head_slices import HeadSlices
 from kv_transfer.transport import Notification, PoolMemory, WriteDone
 from protocol.errors import TransferError
 
@@ -36,7 +37,9 @@ class FakeTransport:
     def descriptor(self) -> bytes:
         return b"fake descriptor"
 
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
         if agent.startswith("bad"):
             raise TransferError("a bad peer")
         self.peers.add(agent)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.head_slices import plan_head_slices
+from kv_transfer.head_slices import HeadSlices, Pieces, plan_head_slices
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
 
@@ -47,9 +47,10 @@ def test_every_target_rank_gets_its_block_whole_and_once(source_size, target_siz
             sent = block(source, whole).view(np.uint8).reshape(-1)
             slices = plan_head_slices(source, target)
             for at, to in slices.pieces() if slices else ():
-                assert at + slices.size <= source.block_bytes
-                received[to : to + slices.size] = sent[at : at + slices.size]
-                written[to : to + slices.size] += 1
+                size = slices.source.size
+                assert at + size <= source.block_bytes
+                received[to : to + size] = sent[at : at + size]
+                written[to : to + size] += 1
         assert (written == 1).all()
         assert received.tobytes() == block(target, whole).tobytes()
 
@@ -57,7 +58,7 @@ def test_every_target_rank_gets_its_block_whole_and_once(source_size, target_siz
 def test_equal_sizes_move_whole_blocks():
     layout = rank(12, 2, 1)
     slices = plan_head_slices(layout, layout)
-    assert (slices.size, slices.count) == (layout.block_bytes, 1)
+    assert slices.source == slices.target == Pieces.whole(layout.block_bytes)
     assert list(slices.pieces()) == [(0, 0)]
 
 
@@ -68,3 +69,16 @@ def test_ranks_without_a_common_head_share_nothing():
 def test_pools_of_different_caches_are_refused():
     with pytest.raises(ConfigError, match="differ in more"):
         plan_head_slices(rank(12, 2, 0), rank(12, 3, 0, block_size=4))
+
+
+@pytest.mark.parametrize(
+    "outside", [(16, 17), (16, 4, 5, 0, 4), (16, 4, 1, -4), (16, 0), (16, 4, 0)]
+)
+def test_pieces_cannot_leave_their_block(outside):
+    with pytest.raises(ValueError, match="leaves its block"):
+        Pieces(*outside)
+
+
+def test_what_is_read_is_what_is_written():
+    with pytest.raises(ValueError, match="differ"):
+        HeadSlices(Pieces(16, 4, 4, 0, 4), Pieces(16, 4, 2, 0, 8))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kv_transfer.head_slices import HeadSlices, Pieces
 from kv_transfer.shm_transport import MAX_NOTIFICATION_BYTES, ShmTransport
 from kv_transfer.transport import Notification, PoolMemory, WriteDone
 from protocol.errors import ConfigError, TransferError
@@ -21,12 +22,12 @@ NUM_BLOCKS = 8
 class End:
     """A transport with a pool in it, in a folder of the test's."""
 
-    def __init__(self, agent: str, folder: Path) -> None:
+    def __init__(self, agent: str, folder: Path, block_bytes: int = BLOCK_BYTES) -> None:
         self.transport = ShmTransport(agent, "cpu", folder)
-        memory = self.transport.allocate(BLOCK_BYTES * NUM_BLOCKS)
+        memory = self.transport.allocate(block_bytes * NUM_BLOCKS)
         assert memory is not None
-        self.blocks = np.frombuffer(memory, np.uint8).reshape(NUM_BLOCKS, BLOCK_BYTES)
-        self.transport.register(PoolMemory(self.blocks.ctypes.data, BLOCK_BYTES, NUM_BLOCKS, "cpu"))
+        self.blocks = np.frombuffer(memory, np.uint8).reshape(NUM_BLOCKS, block_bytes)
+        self.transport.register(PoolMemory(self.blocks.ctypes.data, block_bytes, NUM_BLOCKS, "cpu"))
 
 
 @pytest.fixture
@@ -129,3 +130,23 @@ def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="socket"):
         ShmTransport("one", "cpu", deep)
     assert not deep.exists()
+
+
+def test_pieces_of_blocks_land_in_their_places_and_nowhere_else(folder: Path) -> None:
+    """Blocks of 2 layers, keys and values, 2 heads of 8 bytes into such of 4 heads."""
+    one, other = End("one", folder), End("other", folder, 2 * BLOCK_BYTES)
+    slices = HeadSlices(Pieces(64, 16, 4, 0, 16), Pieces(128, 16, 4, 16, 32))
+    one.blocks[:] = np.arange(1, 1 + one.blocks.size, dtype=np.uint32).reshape(one.blocks.shape)
+    one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, slices)
+    one.transport.post_write("other", [1, 6], [7, 2], b"note")
+    expected = np.zeros((NUM_BLOCKS, 4, 2, 16), np.uint8)
+    expected[[7, 2], :, 1] = one.blocks[[1, 6]].reshape(2, 4, 16)
+    assert (other.blocks == expected.reshape(NUM_BLOCKS, -1)).all()
+    one.transport.remove_peer("other")
+    with pytest.raises(TransferError, match="expected 8 of 64"):
+        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS)
+    foreign = HeadSlices(Pieces(32, 16, 2, 0, 16), Pieces(128, 16, 2, 0, 16))
+    with pytest.raises(TransferError, match="do not fit our pool"):
+        one.transport.add_peer("other", other.transport.descriptor(), NUM_BLOCKS, foreign)
+    one.transport.close()
+    other.transport.close()

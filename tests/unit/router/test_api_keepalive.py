@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from openai._streaming import SSEDecoder
 
 from protocol.errors import Overloaded
 from router.api.context import ApiLimits
@@ -14,7 +15,7 @@ from router.tokenizer import Tokenizer
 from tests.unit.router.api_harness import LiveApi, Pause, Step, events_of
 
 KEEPALIVE_S = 0.02
-COMMENT = ": keep-alive\n\n"
+COMMENT = ": keep-alive\n"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,8 @@ def test_comments_fill_a_silence(impatient_api: LiveApi, at: int) -> None:
     assert text.startswith(COMMENT) is (at == 0)
     events = events_of(text.replace(COMMENT, ""))
     assert "".join(event["choices"][0]["text"] for event in events) == "one two"
+    # To OpenAI's client an empty line ends an event, if any before it had an id.
+    assert all(each.data for each in SSEDecoder().iter_bytes(iter([text.encode()])))
 
 
 def test_an_error_after_a_comment_is_an_event(impatient_api: LiveApi) -> None:

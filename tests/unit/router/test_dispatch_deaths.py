@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protocol.errors import GenerationFailed
-from protocol.messages import AttemptFailed, FinishReason, Generate
+from protocol.messages import AttemptFailed, FinishReason, Generate, Prefill
+from router.worker import Loss
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 
@@ -44,12 +45,12 @@ async def test_after_two_deaths_without_a_token_a_request_is_not_tried_on_a_thir
     assert workers[0].received.count(Generate) == 0
 
 
-async def test_both_legs_of_an_attempt_count_as_one_death(harness: Harness) -> None:
-    """They may have died together; so a request may be lost with three workers, but not four."""
+async def test_legs_of_an_attempt_that_died_together_count_as_one_death(harness: Harness) -> None:
     *decoders, _prefill = await harness.join("d1", "d2", "d3", "p1")
     consumer = Consumer(harness.dispatcher, request())
     first, leg = await taken_by(decoders)
     assert leg.prefill is not None
+    first.answers_pings = False  # it is dead, too, but nobody has seen that yet
     await harness.kill("p1")
     again, leg = await taken_by(decoders)
     assert again is first, "it keeps what has arrived"
@@ -59,6 +60,56 @@ async def test_both_legs_of_an_attempt_count_as_one_death(harness: Harness) -> N
     second, _leg = await taken_by(decoders)
     decoders.remove(second)
     await harness.kill(second.info.worker_id)
+    with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
+        await consumer.end()
+    assert decoders[0].received.count(Generate) == 0
+
+
+async def test_a_leg_that_lived_on_dies_a_death_of_its_own(harness: Harness) -> None:
+    *decoders, _prefill = await harness.join("d1", "d2", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    first, _leg = await taken_by(decoders)
+    await harness.kill("p1")
+    again, _leg = await taken_by(decoders)
+    assert again is first
+    link = harness.fleet.worker(first.info.worker_id).link
+    await until(
+        lambda: link.has_answered(
+            harness.dispatcher._generations["r"].suspects[first.info.incarnation]
+        )
+    )
+    decoders.remove(first)
+    await harness.kill(first.info.worker_id)
+    with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
+        await consumer.end()
+    assert decoders[0].received.count(Generate) == 0
+
+
+async def test_a_connection_that_breaks_again_is_not_another_death(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    for _ in range(2):
+        await worker.received.next(Generate)
+        lost = harness.fleet.worker("d1")
+        harness.dispatcher.on_lost(lost, "its connection broke", Loss.BROKEN)
+    leg = await worker.received.next(Generate)
+    worker.tokens(leg, 0, [1000], finish=FinishReason.STOP)
+    assert await consumer.end() == [1000]
+
+
+async def test_the_token_of_a_prefill_worker_absolves_nobody(harness: Harness) -> None:
+    """Else one that kills in its first decode step would get a token on with every victim."""
+    *decoders, prefill = await harness.join("d1", "d2", "d3", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    for index in range(2):
+        leg = await prefill.received.next(Prefill)
+        assert leg.num_output == index
+        prefill.first_token(leg, 1000 + index)
+        await consumer.received(index + 1)
+        worker, _leg = await taken_by(decoders)
+        worker.tokens(leg, index, [1000 + index])  # which it has from the prefill worker
+        decoders.remove(worker)
+        await harness.kill(worker.info.worker_id)
     with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
         await consumer.end()
     assert decoders[0].received.count(Generate) == 0
