@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, Shard
 from engine.device import torch_dtype
 from engine.model_files import TensorEntry, read_tensor_entries, weight_files
 from protocol.errors import ModelLoadError
@@ -37,6 +37,9 @@ _FILE_DTYPES = {
     "BF16": torch.bfloat16,
 }
 _EMBED = "model.embed_tokens.weight"
+_SPLIT_OUTPUTS = re.compile(r"\.(q|k|v|gate|up)_proj\.(weight|bias)$")
+_SPLIT_INPUTS = re.compile(r"\.(o|down)_proj\.weight$")
+_ADDED_ONCE = re.compile(r"\.(o|down)_proj\.bias$")
 _IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$")
 
 
@@ -77,8 +80,12 @@ def load_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
+    shard: Shard | None = None,
 ) -> Weights:
     """The weights of the checkpoint in `folder`, cast to `dtype` (by default as config says).
+
+    With `shard` only a rank's part of each layer, as `config.sharded` has it; the parts' products
+    add up to the whole one's.
 
     Raises ModelLoadError naming the tensor that is missing or has another shape than `config`
     implies. A tensor that the architecture does not have is logged and left alone.
@@ -88,8 +95,9 @@ def load_weights(
         entries |= read_tensor_entries(file)
     dtype = dtype or torch_dtype(config.dtype)
     _check(folder, _places(config, _empty_weights(config, torch.device("meta"), dtype)), entries)
-    weights = _empty_weights(config, torch.device(device), dtype)
-    places = _places(config, weights)
+    part = config if shard is None else config.sharded(shard.size)
+    weights = _empty_weights(part, torch.device(device), dtype)
+    places = _places(part, weights)
     map_embed = weights.embed.device.type == "cpu" and _FILE_DTYPES[entries[_EMBED].dtype] == dtype
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
@@ -97,13 +105,25 @@ def load_weights(
         if name == _EMBED and map_embed:
             weights.embed = stored
         else:
-            places[name].copy_(stored)
+            places[name].copy_(stored if shard is None else _part(name, stored, shard))
         done += entries[name].num_bytes
         if progress is not None:
             progress(done, total)
     if config.tie_word_embeddings:
         weights.lm_head = weights.embed
     return weights
+
+
+def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """What a rank has of a tensor: outputs of the products that split, inputs of those whose
+    results are summed, everything of the rest."""
+    if _SPLIT_OUTPUTS.search(name):
+        return stored.chunk(shard.size)[shard.rank]
+    if _SPLIT_INPUTS.search(name):
+        return stored.chunk(shard.size, dim=1)[shard.rank]
+    if _ADDED_ONCE.search(name) and shard.rank:
+        return torch.zeros_like(stored)
+    return stored
 
 
 def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:

@@ -7,12 +7,12 @@ supported is refused here, by name, before a weight is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.json_keys import REQUIRED, JsonKeys, read_json_object
 from engine.rope_config import RopeConfig, parse_rope
-from protocol.errors import ModelLoadError
+from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KvLayout
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
@@ -81,6 +81,30 @@ class ModelConfig:
             block_size=block_size,
             head_dim=self.head_dim,
         )
+
+    def sharded(self, tp_size: int) -> ModelConfig:
+        """What one of `tp_size` ranks computes of each layer. Raises ConfigError."""
+        for name, size in (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("intermediate_size", self.intermediate_size),
+        ):
+            if size % tp_size:
+                raise ConfigError(f"{name} {size} cannot be split over {tp_size} ranks")
+        return replace(
+            self,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads // tp_size,
+            intermediate_size=self.intermediate_size // tp_size,
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of a model a rank has: `rank` of `size` equal ones."""
+
+    rank: int
+    size: int
 
 
 @dataclass(frozen=True)

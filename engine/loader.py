@@ -31,13 +31,14 @@ from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from engine.gpu.memory import LargestStep, blocks_for_card, profile
 from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
-from engine.model import DecoderModel
+from engine.model import DecoderModel, RunnableModel
 from engine.model_files import model_fingerprint
 from engine.native.library import KernelsUnavailable, load_library
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.step_model import StepModel
+from engine.tensor_parallel import Follower, LeadingAttention, LeadingModel, Ranks, SummedLinear
 from protocol.errors import ConfigError
 from protocol.layout import FP8, KvLayout
 
@@ -98,17 +99,39 @@ def load_engine(
     clock: Callable[[], float],
     allocate: Allocate = lambda num_bytes: None,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedEngine:
     """Load a checkpoint. `allocate` may give the memory that the KV pool is to live in.
 
-    On a card, the engine is to be run by the thread that loads it.
+    On a card, the engine is to be run by the thread that loads it. With `ranks` it has rank 0's
+    shard of weights and pool, and leads the others, which `load_follower` at the same time.
 
     Raises ModelLoadError for the checkpoint, ConfigError for the settings.
     """
+    return _load(config, progress, ranks).assembled(clock, allocate)
+
+
+def load_follower(
+    config: EngineConfig,
+    ranks: Ranks,
+    allocate: Allocate = lambda num_bytes: None,
+    progress: Progress | None = None,
+) -> tuple[Follower, KvPool]:
+    """What follows rank 0's engine, of the same `config`, on another rank; and its pool.
+
+    Raises as `load_engine` does.
+    """
+    parts = _load(config, progress, ranks)
+    pool = parts.pool(allocate)
+    return Follower(parts.model, parts.attention(pool), ranks), pool
+
+
+def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) -> _Parts:
     device = pick_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels, streams and events are made on the thread's card
-    model_config = load_model_config(config.folder)
+    whole = load_model_config(config.folder)
+    model_config = whole if ranks is None else whole.sharded(ranks.shard.size)
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config.attention, device, dtype, model_config.head_dim)
@@ -119,16 +142,19 @@ def load_engine(
     fingerprint = model_fingerprint(config.folder)
     if weight_bits != 16:  # other weights, other KV
         fingerprint += f"-{config.weights}"
-    layout = model_config.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
+    layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
+    shard = None if ranks is None else ranks.shard
     model = DecoderModel(
         model_config,
-        load_weights(config.folder, model_config, device, torch_dtype(dtype), progress),
+        load_weights(config.folder, whole, device, torch_dtype(dtype), progress, shard),
         kernels,
         weight_bits,
         card.ops() if card else None,
     )
-    parts = _Parts(config, model_config, model, layout, kernels, card)
-    return parts.assembled(context, clock, allocate)
+    if ranks is not None:
+        layout = layout.shard(ranks.shard.rank, ranks.shard.size)
+        model.wrap_outputs(lambda part: SummedLinear(part, ranks))
+    return _Parts(config, model_config, model, layout, context, kernels, card, ranks)
 
 
 def _context(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -241,26 +267,38 @@ class _Parts:
     model_config: ModelConfig
     model: DecoderModel
     layout: KvLayout
+    context: int  # tokens of a request, at most
     kernels: ctypes.CDLL | None
     card: CardBackend | None
+    ranks: Ranks | None
 
-    def assembled(
-        self, context: int, clock: Callable[[], float], allocate: Allocate
-    ) -> LoadedEngine:
-        """The engine, for up to `context` tokens. Raises ConfigError if no block has room."""
+    def assembled(self, clock: Callable[[], float], allocate: Allocate) -> LoadedEngine:
+        """The engine. Raises ConfigError if no block has room."""
         config, layout = self.config, self.layout
-        num_blocks = config.num_blocks or self.pool_size(context)
-        buffer = allocate(num_blocks * layout.block_bytes)
-        pool = KvPool(layout, num_blocks, self.model.device, buffer)
+        pool = self.pool(allocate)
         vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        limits = EngineLimits(vocab_size, min(context, num_blocks * layout.block_size))
+        limits = EngineLimits(vocab_size, min(self.context, pool.num_blocks * layout.block_size))
         grammars = Grammars(config.folder / "tokenizer.json", vocab_size, end_ids)
         graphs = self.graphs(pool, limits.max_context)
-        sampler, attention = Sampler(vocab_size), self.attention(pool)
-        runner = ModelRunner(self.model, attention, sampler, grammars, graphs)
-        scheduler = Scheduler(config.scheduler, BlockManager(num_blocks), StepModel())
+        runner = ModelRunner(*self.computing(pool), Sampler(vocab_size), grammars, graphs)
+        scheduler = Scheduler(config.scheduler, BlockManager(pool.num_blocks), StepModel())
         engine = Engine(scheduler, runner, layout, limits, clock)
         return LoadedEngine(engine, pool, self.model_config, grammars)
+
+    def pool(self, allocate: Allocate) -> KvPool:
+        """The KV pool, of as many blocks on every rank."""
+        num_blocks = self.config.num_blocks or self.pool_size(self.context)
+        if self.ranks is not None:
+            num_blocks = self.ranks.least(num_blocks)
+        buffer = allocate(num_blocks * self.layout.block_bytes)
+        return KvPool(self.layout, num_blocks, self.model.device, buffer)
+
+    def computing(self, pool: KvPool) -> tuple[RunnableModel, AttentionBackend]:
+        """The model and its attention, as a runner is to use them."""
+        attention = self.attention(pool)
+        if self.ranks is None:
+            return self.model, attention
+        return LeadingModel(self.model, self.ranks), LeadingAttention(attention)
 
     def attention(self, pool: KvPool) -> AttentionBackend:
         """The backend for any batch over `pool`."""
@@ -273,7 +311,7 @@ class _Parts:
 
     def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
         """Decode's graphs, captured now; None where there are none."""
-        if self.card is None or not self.config.cuda_graphs:
+        if self.card is None or not self.config.cuda_graphs or self.ranks is not None:
             return None
         size = self.config.scheduler.max_batch_size
         most_blocks = size * -(-max_context // self.layout.block_size)
@@ -286,7 +324,7 @@ class _Parts:
         scheduler, device = self.config.scheduler, self.model.device
         fraction = self.config.memory_fraction or _DEFAULT_FRACTION[device.type]
         if device.type == "cuda":
-            with_graphs = self.card is not None and self.config.cuda_graphs
+            with_graphs = self.card is not None and self.config.cuda_graphs and not self.ranks
             num_sequences = scheduler.max_batch_size
             num_tokens = min(scheduler.chunk_max_tokens, context) + num_sequences
             largest = LargestStep(num_tokens, num_sequences)

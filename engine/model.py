@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.nn.functional import embedding
@@ -21,9 +22,28 @@ from engine.config import ModelConfig
 from engine.fused_layers import FusedLayer, FusedLayers
 from engine.huge_pages import HugePages
 from engine.layer_ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
-from engine.linear import linear_layer
+from engine.linear import LinearLayer, linear_layer
 from engine.native_linear import NativeLinear
 from engine.rope import Rope
+
+
+class RunnableModel(Protocol):
+    """What a runner needs of a model; see DecoderModel."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the layers make of the tokens at `rows` [W] (None: of all), [W, hidden]."""
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
 
 
 class _Layer:
@@ -80,6 +100,12 @@ class DecoderModel:
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._fused = _fuse(config, self._layers, kernels)
+
+    def wrap_outputs(self, wrap: Callable[[LinearLayer], LinearLayer]) -> None:
+        """Put `wrap` around the products that end each half layer: o's and down's."""
+        for layer in self._layers:
+            layer.o, layer.down = wrap(layer.o), wrap(layer.down)
+        self._fused = None  # it calls the products itself
 
     @torch.inference_mode()
     def forward(

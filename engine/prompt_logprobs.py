@@ -11,7 +11,7 @@ import torch
 
 from engine.batch import Chunk
 from engine.device import to_device
-from engine.model import DecoderModel
+from engine.model import RunnableModel
 from engine.prompt_record import PromptRecord, PromptRows
 
 MAX_SLICE_ELEMENTS = 1 << 24
@@ -20,7 +20,7 @@ MAX_SLICE_ELEMENTS = 1 << 24
 
 @torch.inference_mode()
 def record_chunk(
-    model: DecoderModel,
+    model: RunnableModel,
     hidden: torch.Tensor,
     chunk: Chunk,
     max_slice_elements: int = MAX_SLICE_ELEMENTS,

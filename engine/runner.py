@@ -17,7 +17,7 @@ from engine.choices import Choices, LateTokens, SampledToken, read_tokens
 from engine.device import Fence, fence_of, to_device, wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
-from engine.model import DecoderModel
+from engine.model import RunnableModel
 from engine.prompt_logprobs import record_chunk
 from engine.sampler import InvalidLogits, Sampler, SampleRow
 from engine.sequence import Sequence
@@ -65,7 +65,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: RunnableModel,
         attention: AttentionBackend,
         sampler: Sampler,
         grammars: Grammars,

@@ -1,0 +1,103 @@
+"""Processes of a gloo group that run one engine together, for tests of its tokens and its KV."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.config import Shard
+from engine.engine import Engine
+from engine.loader import EngineConfig, load_engine, load_follower
+from engine.scheduler import SchedulerConfig
+from engine.sequence import Sequence
+from engine.tensor_parallel import Ranks
+from protocol.sampling import SamplingParams
+
+DEADLINE_S = 60.0
+MAX_TOKENS = 12
+LOST = 17
+"""The exit status of a rank that is lost on purpose."""
+BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts for the checkpoint in `folder`, on the first `size` ranks; `loses_rank`: the last of
+    them ends before the first step."""
+
+    folder: Path
+    size: int
+    prompts: tuple[tuple[int, ...], ...]
+    attention: str = "torch"
+    loses_rank: bool = False
+
+
+def engine_config(folder: Path, attention: str = "torch") -> EngineConfig:
+    """Chunks so small that prompts are cut, and decodes run beside them."""
+    scheduler = SchedulerConfig(
+        block_size=BLOCK, max_batch_size=4, chunk_min_tokens=8, chunk_max_tokens=8
+    )
+    return EngineConfig(
+        folder, scheduler, dtype="float32", device="cpu", num_blocks=64, attention=attention
+    )
+
+
+def generate(engine: Engine, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    """Greedy tokens for each prompt; all run at once."""
+    sequences = [
+        Sequence(
+            request_id=f"r{index}",
+            attempt=0,
+            tokens=list(prompt),
+            num_prompt=len(prompt),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, seed=0, temperature=0.0),
+            root_hash=b"root",
+            block_size=BLOCK,
+            arrival=0.0,
+            deadline=float("inf"),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.scheduler.add(sequence)
+    while engine.scheduler.has_work:
+        engine.run(engine.plan())
+    return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+
+
+def rank_main(conn: Connection, store: str, rank: int, size: int) -> None:
+    """Join the group, then do one job after the other, as they come by the pipe."""
+    torch.set_num_threads(1)
+    patience = timedelta(seconds=DEADLINE_S)
+    dist.init_process_group("gloo", f"file://{store}", patience, size, rank)
+    groups = {n: dist.new_group(list(range(n)), patience) for n in range(1, size + 1)}
+    while (job := conn.recv()) is not None:
+        group = groups[job.size]
+        conn.send(_work(job, rank, group) if rank < job.size else None)
+    os._exit(0)  # the group may have lost a rank, and would wait for it
+
+
+def _work(job: Job, rank: int, group: Any) -> Any:
+    """A follower's KV pool; the leader's, and the tokens."""
+    ranks = Ranks(Shard(rank, job.size), group, group)
+    config = engine_config(job.folder, job.attention)
+    if rank:
+        follower, pool = load_follower(config, ranks)
+        if job.loses_rank and rank == job.size - 1:
+            os._exit(LOST)
+        follower.run()
+        return pool.tensor.numpy(), None
+    loaded = load_engine(config, lambda: 0.0, ranks=ranks)
+    try:
+        tokens = generate(loaded.engine, job.prompts)
+    except RuntimeError as error:
+        return str(error), None
+    ranks.announce(None)
+    return loaded.pool.tensor.numpy(), tokens

@@ -1,0 +1,106 @@
+"""An engine sharded over ranks gives the tokens of a whole one, and holds its KV in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.attention.base import Segment
+from engine.config import load_model_config
+from engine.loader import load_engine
+from engine.tensor_parallel import Step
+from protocol.errors import ConfigError
+from tests.rank_group import RankGroup
+from tests.unit.engine.sharded_engine import (
+    DEADLINE_S,
+    MAX_TOKENS,
+    Job,
+    engine_config,
+    generate,
+    rank_main,
+)
+
+SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
+    group = RankGroup(rank_main, tmp_path_factory.mktemp("gloo") / "store", 4)
+    yield group
+    group.end(DEADLINE_S)
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("LlamaForCausalLM", BIASES), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", {})],
+    ids=["llama", "qwen2", "qwen3"],
+)
+def test_tokens_and_kv_equal_those_of_one_rank(
+    group: RankGroup, make_tiny: Any, text: Any, architecture: str, config: Any, tp_size: int
+) -> None:
+    tiny = make_tiny(architecture, **SIZES, **config)
+    words = text(45)
+    prompts = (tuple(words[:21]), tuple(words[21:40]), tuple(words[40:]))
+    whole = load_engine(engine_config(tiny.folder), lambda: 0.0)
+    expected = generate(whole.engine, prompts)
+    assert [len(tokens) for tokens in expected] == [MAX_TOKENS] * 3
+
+    answers = group.do(Job(tiny.folder, tp_size, prompts), DEADLINE_S)
+
+    assert answers[0][1] == expected
+    pools = [torch.from_numpy(pool) for pool, _ in answers[:tp_size]]
+    assert all(pool.shape[3] == 4 // tp_size for pool in pools)
+    assert whole.pool.tensor.any()
+    torch.testing.assert_close(torch.cat(pools, dim=3), whole.pool.tensor, rtol=0.0, atol=1e-4)
+
+
+def test_our_own_kernels_give_the_same_tokens(group: RankGroup, make_tiny: Any, text: Any) -> None:
+    tiny = make_tiny("LlamaForCausalLM", **SIZES)
+    prompts = (tuple(text(30)),)
+    expected = generate(load_engine(engine_config(tiny.folder), lambda: 0.0).engine, prompts)
+    answers = group.do(Job(tiny.folder, 2, prompts, attention="auto"), DEADLINE_S)
+    assert answers[0][1] == expected
+
+
+def test_sizes_that_cannot_be_split_are_refused(make_tiny: Any) -> None:
+    config = load_model_config(make_tiny("LlamaForCausalLM", **SIZES).folder)
+    with pytest.raises(ConfigError, match="num_attention_heads 8 cannot be split over 3"):
+        config.sharded(3)
+    with pytest.raises(ConfigError, match="num_key_value_heads 4 cannot be split over 8"):
+        config.sharded(8)
+
+
+segments = st.builds(
+    lambda query_len, before, table, wanted: Segment(
+        query_len, before + query_len, table, min(wanted, query_len)
+    ),
+    st.integers(1, 5),
+    st.integers(0, 50),
+    st.lists(st.integers(0, 2**40), max_size=4),
+    st.integers(0, 5),
+)
+
+
+@given(st.lists(segments, max_size=4), st.data())
+def test_a_step_reads_as_it_was_written(parts: list[Segment], data: st.DataObject) -> None:
+    num_tokens = sum(part.query_len for part in parts)
+    tokens = data.draw(st.lists(st.integers(0, 99), min_size=num_tokens, max_size=num_tokens))
+    step = Step(parts, tokens)
+    assert Step.decode(step.encode()) == step
+    assert len(step.positions) == num_tokens
+
+
+def test_a_lost_rank_is_an_error_and_no_tokens(group: RankGroup, make_tiny: Any, text: Any) -> None:
+    """The last test of this group, which is one rank short afterwards."""
+    tiny = make_tiny("LlamaForCausalLM", **SIZES)
+    job = Job(tiny.folder, 2, (tuple(text(9)),), loses_rank=True)
+    error, tokens = group.do(job, DEADLINE_S, dying=(1,))[0]
+    assert tokens is None
+    assert error
