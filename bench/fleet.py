@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +30,8 @@ _UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """How large the fleet is, what it serves, and the flags of each kind of process."""
+    """How large the fleet is, what it serves, and the flags of each kind of process; `role_flags`
+    are those of prefill or of decode workers alone."""
 
     model: str
     num_routers: int = 1
@@ -37,6 +39,7 @@ class FleetConfig:
     num_decode: int = 1
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
+    role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def small_fleet(model: str, num_blocks: int) -> FleetConfig:
@@ -123,6 +126,7 @@ class BenchFleet:
             f"--worker-id={name}",
             f"--parent-pid={os.getpid()}",
             *self._config.worker_flags,
+            *self._config.role_flags.get(role, ()),
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:

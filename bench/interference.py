@@ -5,18 +5,19 @@
 Streams decode steadily while long prompts arrive (see bench.stream_load), over HTTP, on fleets of
 real processes with the same cores in all: (a) one worker that computes every prompt in one step,
 (b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill and a
-decode worker with half of the cores each. With `--device cuda` all workers of a fleet share one
-card. Each fleet is measured undisturbed first. The fleets take turns. `--plot` needs matplotlib.
+decode worker with half of the cores each, kept to them as `baton up` does. With `--device cuda` all
+workers of a fleet share one card. Each fleet is measured undisturbed first. The fleets take turns.
+`--plot` needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -28,6 +29,8 @@ from bench.fleet import BenchFleet, FleetConfig
 from bench.stream_load import Phase, StreamClient, StreamLoad
 from engine.config import load_model_config
 from protocol.errors import BatonError
+from runtime.core_shares import by_neighbourhood, core_shares
+from runtime.cores import ranges_of, usable_cores
 
 WARM_UP_S = 3.0
 QUIET_S = 10.0
@@ -35,26 +38,34 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way of dividing the cores: prefill workers beside one decode worker, flags of both."""
+    """A way of dividing the cores: prefill workers beside one decode worker, flags of both, and
+    those of one role."""
 
     name: str
     label: str
     num_prefill: int
     flags: tuple[str, ...]
+    role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def contestants(
-    cores: int, longest: int, itl_target_ms: float, device: str = "cpu"
+    cores: Sequence[int], longest: int, itl_target_ms: float, device: str = "cpu"
 ) -> list[Contestant]:
-    """The three, on `cores` cores and `device`; `longest` prompt in tokens."""
+    """The three, on these cores and `device`; `longest` prompt in tokens."""
     device_flag = f"--device={device}"
-    together, apart = f"--torch-threads={cores}", f"--torch-threads={max(1, cores // 2)}"
+    half = max(1, len(cores) // 2)
+    together, apart = f"--torch-threads={len(cores)}", f"--torch-threads={half}"
+    shares = core_shares(cores, 2, half) if device == "cpu" else []
+    kept = {
+        role: (f"--cores={','.join(ranges_of(share))}",)
+        for role, share in zip(("prefill", "decode"), shares, strict=False)
+    }
     whole = (f"--chunk-min-tokens={longest}", f"--chunk-max-tokens={longest}")
     target = f"--itl-target-ms={itl_target_ms}"
     return [
         Contestant("a", "together, whole prompts", 0, (device_flag, together, *whole)),
         Contestant("b", "together, chunked", 0, (device_flag, together, target)),
-        Contestant("c", "prefill and decode apart", 1, (device_flag, apart, target)),
+        Contestant("c", "prefill and decode apart", 1, (device_flag, apart, target), kept),
     ]
 
 
@@ -90,7 +101,10 @@ def run_contestant(
     longest = load.long_prompt + load.long_tokens
     tokens = load.num_streams * (load.stream_prompt + load.stream_tokens) + 16 * longest
     flags = (*each.flags, f"--num-blocks={tokens // 16}")
-    with BenchFleet(FleetConfig(model, 1, each.num_prefill, 1, worker_flags=flags)) as fleet:
+    config = FleetConfig(
+        model, 1, each.num_prefill, 1, worker_flags=flags, role_flags=each.role_flags
+    )
+    with BenchFleet(config) as fleet:
         client = StreamClient(fleet.url("router-1"), load)
         return asyncio.run(client.run(WARM_UP_S, QUIET_S, seconds))
 
@@ -169,7 +183,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.interference", description=__doc__)
     parser.add_argument("--model", default="M1", help="M1, M2 or a checkpoint's folder")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="of each fleet")
+    parser.add_argument("--cores", type=int, help="of each fleet; none: all")
     parser.add_argument("--streams", type=int, default=8, help="that decode all the time")
     parser.add_argument("--stream-tokens", type=int, default=256, help="of each stream")
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="of a long prompt")
@@ -199,7 +213,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         seed=options.seed,
     )
     longest = options.prompt_tokens + load.stream_prompt
-    fleets = contestants(options.cores, longest, options.itl_target_ms, options.device)
+    cores = by_neighbourhood(usable_cores())[: options.cores]
+    fleets = contestants(cores, longest, options.itl_target_ms, options.device)
     results = [Result(each, []) for each in fleets]
     for turn in range(options.repeat):
         for result in results:
@@ -208,7 +223,7 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
                 run_contestant(result.contestant, str(folder), load, options.seconds)
             )
     console.print(
-        f"{options.model} on {options.device}, {options.cores} cores, {options.streams} streams, "
+        f"{options.model} on {options.device}, {len(cores)} cores, {options.streams} streams, "
         f"{options.arrivals:g} prompts of {options.prompt_tokens:,} tokens per second, "
         f"{options.repeat} x {options.seconds:g} s, seed {options.seed}"
     )

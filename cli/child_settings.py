@@ -14,9 +14,9 @@ from typing import Any
 
 from cli.child import Child, baton_command, baton_environment
 from cli.commands import COMMANDS
-from cli.core_shares import by_neighbourhood, core_shares
 from cli.up_settings import UpSettings
 from protocol.messages import Role
+from runtime.core_shares import by_neighbourhood, core_shares
 from runtime.cores import can_keep_to_cores, ranges_of, usable_cores
 from runtime.setting_spec import ENV_PREFIX, specs_of
 from runtime.settings import CONFIG_ENV

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.core_shares import by_neighbourhood, core_shares
+from runtime.core_shares import by_neighbourhood, core_shares
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, unique=True), st.integers(1, 9), st.integers(1, 9))
