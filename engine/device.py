@@ -26,6 +26,17 @@ def kv_torch_dtype(name: str) -> torch.dtype:
     return torch.float8_e4m3fn if name == FP8 else torch_dtype(name)
 
 
+def bind_thread(device: torch.device) -> None:
+    """Make a card the calling thread's own.
+
+    Torch does so by itself where it is called; libraries below it (UCX) take a thread for one that
+    uses no card, or the first.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize(device)  # the first call that needs the card's context binds it
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory that `device` could still give out, in bytes: the card's, or the machine's."""
     if device.type == "cuda":

@@ -25,8 +25,8 @@ class LinearLayer(Protocol):
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The same in fp32, without `add`."""
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same in fp32, without `add`; written to `out` [N, outputs], fp32, where given."""
 
 
 def linear_layer(
@@ -79,9 +79,10 @@ class TorchLinear:
             return _packed_linear(x, self._weight, self._bias, "none", [], "")
         return _packed_linear_add(x, add, self._weight, self._bias, "add")
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The product, as its dtype rounds it, in fp32."""
-        return self(x).to(torch.float32)
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The product, as its dtype rounds it, in fp32; written to `out` where given."""
+        y = self(x)
+        return y.to(torch.float32) if out is None else out.copy_(y)
 
 
 _packed_linear = torch.ops.mkldnn._linear_pointwise.default

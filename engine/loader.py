@@ -28,7 +28,8 @@ from engine.engine import Engine, EngineLimits
 from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
-from engine.gpu.memory import LargestStep, blocks_for_card, profile
+from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
+from engine.gpu.mixed import MixedStep
 from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.model import DecoderModel, RunnableModel
@@ -250,7 +251,13 @@ def _card_backend(
     if config.attention == "torch" or device.type != "cuda":
         return None
     try:
-        return CardBackend(model_config, device, torch_dtype(dtype), kv_torch_dtype(kv_dtype))
+        return CardBackend(
+            model_config,
+            device,
+            torch_dtype(dtype),
+            kv_torch_dtype(kv_dtype),
+            config.scheduler.max_batch_size,
+        )
     except FlashInferUnavailable as error:
         for name, asked in (("attention", config.attention), ("kv_dtype", config.kv_dtype)):
             if asked != "auto":
@@ -283,6 +290,8 @@ class _Parts:
         runner = ModelRunner(*self.computing(pool), Sampler(vocab_size), grammars, graphs)
         scheduler = Scheduler(config.scheduler, BlockManager(pool.num_blocks), StepModel())
         engine = Engine(scheduler, runner, layout, limits, clock)
+        if pool.device.type == "cuda":
+            report_taken(pool.device, pool)
         return LoadedEngine(engine, pool, self.model_config, grammars)
 
     def pool(self, allocate: Allocate) -> KvPool:
@@ -295,7 +304,7 @@ class _Parts:
 
     def computing(self, pool: KvPool) -> tuple[RunnableModel, AttentionBackend]:
         """The model and its attention, as a runner is to use them."""
-        attention = self.attention(pool)
+        attention = self.measured_attention(pool)
         if self.ranks is None:
             return self.model, attention
         return LeadingModel(self.model, self.ranks), LeadingAttention(attention)
@@ -309,6 +318,14 @@ class _Parts:
             return KernelAttention(pool, windows, num_heads, self.kernels)
         return TorchAttention(pool, windows)
 
+    def measured_attention(self, pool: KvPool) -> AttentionBackend:
+        """As `attention`; on a card it may run steps, to find what is faster."""
+        if self.card is None:
+            return self.attention(pool)
+        scheduler = self.config.scheduler
+        sizes = (scheduler.max_batch_size, scheduler.chunk_max_tokens, self.context)
+        return self.card.attention(pool, MixedStep.typical(*sizes))
+
     def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
         """Decode's graphs, captured now; None where there are none."""
         if self.card is None or not self.config.cuda_graphs or self.ranks is not None:
@@ -318,17 +335,24 @@ class _Parts:
         make_attention = self.card.fixed_decodes(pool, size, most_blocks)
         return DecodeGraphs(self.model, make_attention, graph_sizes(size), CudaCapture())
 
+    def planned_graphs(self) -> Graphs:
+        """Those that `graphs` will capture."""
+        captures = self.card is not None and self.config.cuda_graphs and self.ranks is None
+        sizes = graph_sizes(self.config.scheduler.max_batch_size) if captures else []
+        return Graphs(len(sizes), len(set(self.model_config.sliding_windows)))
+
     def pool_size(self, context: int) -> int:
         """Blocks in the fraction of memory that was asked for, but no more than a full batch at
         full context can use: the pool's memory is taken at the start, used or not."""
         scheduler, device = self.config.scheduler, self.model.device
         fraction = self.config.memory_fraction or _DEFAULT_FRACTION[device.type]
         if device.type == "cuda":
-            with_graphs = self.card is not None and self.config.cuda_graphs and not self.ranks
             num_sequences = scheduler.max_batch_size
             num_tokens = min(scheduler.chunk_max_tokens, context) + num_sequences
             largest = LargestStep(num_tokens, num_sequences)
-            memory = profile(self.model, self.layout, self.attention, largest, with_graphs)
+            memory = profile(
+                self.model, self.layout, self.attention, largest, self.planned_graphs()
+            )
             fitting = blocks_for_card(self.layout, memory, fraction)
         else:
             fitting = blocks_for_fraction(self.layout, device, fraction)

@@ -143,9 +143,9 @@ class DecoderModel:
         return self._run_layers(x, self._attend_with(attention, rotation), rows)
 
     @torch.inference_mode()
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
-        return self._lm_head.in_float32(self._ops.norm(x, self._final_norm))
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of hidden states [R, hidden]; written to `out` where given."""
+        return self._lm_head.in_float32(self._ops.norm(x, self._final_norm), out)
 
     def _run_layers(
         self, x: torch.Tensor, attend: _Attend, rows: torch.Tensor | None

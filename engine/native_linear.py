@@ -102,9 +102,10 @@ class NativeLinear:
         self._run(x, add, out=out.data_ptr())
         return out
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, not rounded to bf16."""
-        out = torch.empty((len(x), self.weight.outputs))
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same, not rounded to bf16; written to `out`, contiguous, where given."""
+        if out is None:
+            out = torch.empty((len(x), self.weight.outputs))
         self._run(x, None, wide=out.data_ptr())
         return out
 

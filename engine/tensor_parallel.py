@@ -106,9 +106,9 @@ class SummedLinear:
         """`x` [N, inputs of the rank] to [N, outputs], plus `add`, which all ranks have alike."""
         return self._summed(self._part(x, add if self._ranks.leads else None))
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The same in fp32, without `add`."""
-        return self._summed(self._part.in_float32(x))
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same in fp32, without `add`; written to `out` where given."""
+        return self._summed(self._part.in_float32(x, out))
 
     def _summed(self, y: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(y, group=self._ranks.data)

@@ -21,12 +21,13 @@ from typing import Protocol
 import torch
 
 from engine.checkpoint import Progress
+from engine.device import bind_thread
 from engine.gpu.share import limit_to_share
 from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
 from engine.scheduler import SchedulerConfig
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
-from kv_transfer.transport import PoolMemory, create_transport
+from kv_transfer.transport import PoolMemory, Transport, create_transport
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -247,8 +248,13 @@ def _serve_metrics(
 
 
 def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
-    device = str(pick_device(settings.device))
-    transfers = TransferService(lambda: create_transport(settings.transport, device), wakeup.wake)
+    device = pick_device(settings.device)
+
+    def open_transport() -> Transport:
+        bind_thread(device)
+        return create_transport(settings.transport, str(device))
+
+    transfers = TransferService(open_transport, wakeup.wake)
     transfers.start()
     stack.callback(transfers.close)
     return transfers

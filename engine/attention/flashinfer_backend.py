@@ -3,8 +3,8 @@
 A layer's keys and values are strided views of the block-major pool, `[num_blocks, num_kv_heads,
 block_size, head_dim]` ("HND"): the kernels take page, head and token strides, so nothing is copied
 or laid out anew. A batch is two calls per layer at most, one for its decodes and one for its
-chunks. FlashInfer's `plan` fills pinned memory of its own that it copies without waiting, so the
-next plan waits until the last one's copies are done.
+chunks; or one for both, where that was found faster. FlashInfer's `plan` fills pinned memory of its
+own that it copies without waiting, so the next plan waits until the last one's copies are done.
 
 Calls are those of FlashInfer 0.6.13 (https://docs.flashinfer.ai/api/attention.html). Its
 `window_left` counts the tokens before a query that it sees: our windows, less the token itself.
@@ -27,11 +27,13 @@ from engine.device import to_device
 from engine.kv_pool import KvPool
 from protocol.errors import ConfigError
 
-WORKSPACE_BYTES = 384 << 20  # partial results of split contexts, of 128 heads and 256 sequences
 HEAD_DIMS = (64, 128, 256)
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode is built for
 _TENSOR_CORE_GROUP = 4  # from here on a group fills enough of a tensor core's tile
 LAYOUT = "HND"
+_LEAST_WORKSPACE = 128 << 20  # what FlashInfer recommends
+_ALIGNMENT = 1 << 10
+_ANY_CHUNK = 1 << 10  # rows that fill the largest tile
 
 
 class FlashInferUnavailable(ConfigError):
@@ -79,6 +81,33 @@ def check_supported(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     if head_dim not in HEAD_DIMS:
         sizes = ", ".join(map(str, HEAD_DIMS))
         raise FlashInferUnavailable(f"FlashInfer takes heads of {sizes}, not of {head_dim}")
+
+
+def workspace_bytes(
+    heads: tuple[int, int], head_dim: int, max_sequences: int, num_multiprocessors: int
+) -> int:
+    """What the partial results of split contexts need; `heads` of queries and of KV.
+
+    The most that FlashInfer's scheduler (`PrefillPlan` in attention/scheduler.cuh, by which decodes
+    on tensor cores are planned, too) asks for: chunks are split over two blocks of threads for each
+    multiprocessor, and a captured decode has a tile for each sequence besides. A plan that finds
+    less fails.
+    """
+    num_heads, num_kv_heads = heads
+    group = num_heads // num_kv_heads
+    splits = 2 * num_multiprocessors // num_kv_heads
+    decode_rows = _tile_rows(group, head_dim)
+    tiles = -(-max_sequences * group // decode_rows) + max_sequences - 1
+    rows = max(splits * _tile_rows(_ANY_CHUNK, head_dim), max(splits, tiles) * decode_rows)
+    partial_results = 4 * num_heads * rows * (head_dim + 1)  # fp32: sums, and a logarithm each
+    return max(_LEAST_WORKSPACE, partial_results + _ALIGNMENT)
+
+
+def _tile_rows(rows: int, head_dim: int) -> int:
+    """How many rows (queries times heads of a group) a block of threads takes, of `rows`."""
+    if rows > 64 and head_dim < 256:
+        return 128
+    return 64 if rows > 16 else 16
 
 
 class PoolLayers:
@@ -130,8 +159,11 @@ class PoolLayers:
 
 
 class FlashInferAttention:
-    """`StoringAttention` for any batch. `workspace` [WORKSPACE_BYTES] uint8, on the device, may be
-    shared by backends that take turns on one stream."""
+    """`StoringAttention` for any batch. `workspace` [`workspace_bytes`] uint8, zeroed, on the
+    device, may be shared by backends that take turns on one stream.
+
+    `joins_mixed` has decodes beside chunks computed by the chunks' kernel, in one call.
+    """
 
     def __init__(
         self,
@@ -151,17 +183,18 @@ class FlashInferAttention:
             self._chunks[window] = library.BatchPrefillWithPagedKVCacheWrapper(
                 workspace, LAYOUT, backend=choice.prefill
             )
+        self.joins_mixed = False
         self._num_decodes = self._num_tokens = 0
         self._slots = torch.empty(0, dtype=torch.int64)
         self._copied = CopyFence(layers.device)
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """See AttentionBackend. Segments of one token that come first are decodes; the prefill
-        kernel would take their long contexts whole under fa3, and tiles for the longest queries."""
+        """See AttentionBackend. Segments of one token that come first are decodes."""
         batch = page(segments, self._layers.block_size)
         self._copied.wait()
         self._slots = to_device(torch.from_numpy(batch.slots), self._layers.device)
-        self._num_decodes = _leading_decodes(batch)
+        decodes = _leading_decodes(batch)
+        self._num_decodes = 0 if self.joins_mixed and decodes < batch.num_segments else decodes
         self._num_tokens = batch.num_tokens
         for window in self._decodes:
             arguments = self._layers.plan_arguments(window)
@@ -203,13 +236,15 @@ class FlashInferAttention:
 
     def _plan_chunks(self, wrapper: Any, batch: PagedBatch, arguments: dict[str, Any]) -> None:
         first = self._num_decodes
+        starts = batch.query_starts[first:]
         wrapper.plan(
-            self._layers.host(batch.query_starts[first:] - batch.query_starts[first]),
+            self._layers.host(starts - starts[0]),
             self._layers.host(batch.block_starts[first:] - batch.block_starts[first]),
             self._layers.host(batch.blocks[batch.block_starts[first] :]),
             self._layers.host(batch.last_lens[first:]),
             head_dim_qk=self._layers.head_dim,
             causal=True,
+            max_token_per_sequence=int(np.diff(starts).max()),  # else counted in Python, one by one
             **arguments,
         )
 

@@ -12,15 +12,16 @@ from collections.abc import Callable
 import torch
 
 from engine.attention.flashinfer_backend import (
-    WORKSPACE_BYTES,
     FlashInferAttention,
     PoolLayers,
     check_supported,
     choose_kernels,
     load_flashinfer,
+    workspace_bytes,
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.config import ModelConfig
+from engine.gpu.mixed import MixedStep, choose_mixed
 from engine.kv_pool import KvPool
 from engine.layer_ops import LayerOps
 
@@ -30,7 +31,8 @@ _HOPPER = 9  # compute capability's major number
 
 
 class CardBackend:
-    """The kernels for one model; raises FlashInferUnavailable where they cannot be had."""
+    """The kernels for one model and up to `max_sequences` decodes at once; raises
+    FlashInferUnavailable where they cannot be had."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class CardBackend:
         device: torch.device,
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
+        max_sequences: int = 256,
     ) -> None:
         check_supported(device, dtype, config.head_dim)
         self._library = load_flashinfer()
@@ -52,7 +55,13 @@ class CardBackend:
             self.choice.prefill,
             "tensor cores" if self.choice.decode_on_tensor_cores else "plain cores",
         )
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        num_bytes = workspace_bytes(
+            (config.num_heads, config.num_kv_heads),
+            config.head_dim,
+            max_sequences,
+            torch.cuda.get_device_properties(device).multi_processor_count,
+        )
+        self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def ops(self) -> LayerOps:
         """The operations between a layer's products."""
@@ -60,16 +69,21 @@ class CardBackend:
 
         return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
-    def attention(self, pool: KvPool) -> FlashInferAttention:
-        """Attention for any batch over `pool`."""
-        return FlashInferAttention(self._layers(pool), self._workspace, self.choice, self._library)
+    def attention(self, pool: KvPool, mixed: MixedStep | None = None) -> FlashInferAttention:
+        """Attention for any batch over `pool`. With `mixed`, a step that is typical of those to
+        come, decodes beside chunks go by one call or two, whichever is found faster now."""
+        layers = self.layers(pool)
+        attention = FlashInferAttention(layers, self._workspace, self.choice, self._library)
+        if mixed is not None:
+            choose_mixed(attention, layers, mixed)
+        return attention
 
     def fixed_decodes(
         self, pool: KvPool, max_sequences: int, max_blocks: int
     ) -> Callable[[int], FixedDecode]:
         """What makes attention for a fixed number of decodes, to be captured: all share buffers
         for `max_sequences` contexts of `max_blocks` together."""
-        layers = self._layers(pool)
+        layers = self.layers(pool)
         buffers = DecodeBuffers.of(max_sequences, max_blocks, pool.device)
 
         def make(size: int) -> FixedDecode:
@@ -77,5 +91,6 @@ class CardBackend:
 
         return make
 
-    def _layers(self, pool: KvPool) -> PoolLayers:
+    def layers(self, pool: KvPool) -> PoolLayers:
+        """The model's layers in `pool`, as its kernels take them."""
         return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)

@@ -47,9 +47,10 @@ class Fp8Linear:
             y = self._emulated(*scaled_rows(x))
         return y if add is None else add.add_(y)
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The product, rounded to bf16, in fp32."""
-        return self(x).to(torch.float32)
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The product, rounded to bf16, in fp32; written to `out` where given."""
+        y = self(x)
+        return y.to(torch.float32) if out is None else out.copy_(y)
 
     def _product(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return torch._scaled_mm(

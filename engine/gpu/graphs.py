@@ -2,7 +2,8 @@
 
 A replay launches a whole step at once, where the host would launch some hundred kernels one by
 one. Captured kernels read fixed buffers; each step fills them and plans attention anew before its
-graph is replayed. All graphs share one memory pool, since only one runs at a time.
+graph is replayed. All graphs share one memory pool, and one tensor that they leave their logits in,
+since only one runs at a time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _WARM_UP_PASSES = 2  # kernels are compiled and tuned in them, which no capture may see
 
+GRAPH_BYTES = 4 << 20
+"""What a graph itself takes on a card, about: some kilobytes for each of its kernels."""
+
 
 class Replay(Protocol):
     """A captured pass; calling it computes the pass again."""
@@ -32,12 +36,12 @@ class Replay(Protocol):
         """Put the pass on the current stream."""
 
 
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]
-"""Turns a pass into its replay, and the tensor in which every replay leaves the result."""
+Capture = Callable[[Callable[[], None]], Replay]
+"""Turns a pass into its replay."""
 
 
 class DecodeGraphs:
-    """A graph for each of `sizes`; owns the buffers of tokens and positions.
+    """A graph for each of `sizes`; owns the buffers of tokens, positions and logits.
 
     `make_attention(size)` gives the backend that is captured with a graph. The captured passes
     write to the pool's block 0, which nobody may use yet.
@@ -53,8 +57,10 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         self._tokens = torch.zeros(self._sizes[-1], dtype=torch.int64, device=model.device)
         self._positions = torch.zeros_like(self._tokens)
+        shape = (self._sizes[-1], model.config.vocab_size)
+        self._logits = torch.empty(shape, dtype=torch.float32, device=model.device)
         self._attention: dict[int, AttentionBackend] = {}
-        self._graphs: dict[int, tuple[Replay, torch.Tensor]] = {}
+        self._graphs: dict[int, Replay] = {}
         started = time.monotonic()
         for done, size in enumerate(reversed(self._sizes), start=1):  # the largest sizes the pool
             attention = self._attention[size] = make_attention(size)
@@ -87,15 +93,19 @@ class DecodeGraphs:
             buffer[: len(tokens)].copy_(host)
         if late is not None:
             late.put(self._tokens)
-        replay, logits = self._graphs[size]
-        replay()
-        return logits[: len(tokens)]
+        self._graphs[size]()
+        return self._logits[: len(tokens)]
 
     def _pass(
         self, model: DecoderModel, size: int, attention: AttentionBackend
-    ) -> Callable[[], torch.Tensor]:
+    ) -> Callable[[], None]:
         tokens, positions = self._tokens[:size], self._positions[:size]
-        return lambda: model.forward(tokens, positions, attention)
+        logits = self._logits[:size]
+
+        def run() -> None:
+            model.logits(model.hidden(tokens, positions, attention), logits)
+
+        return run
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
@@ -106,21 +116,28 @@ def graph_sizes(max_sequences: int) -> list[int]:
 
 
 class CudaCapture:
-    """`Capture` by CUDA graphs that share one memory pool."""
+    """`Capture` by CUDA graphs that share one memory pool.
+
+    All are warmed up and captured on one stream: cuBLAS keeps a workspace for each stream that it
+    was called on, and graphs share memory only if theirs is the same. Other threads (a transport's)
+    may use the card meanwhile; what they do neither enters a graph nor spoils it.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     @torch.inference_mode()
-    def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+    def __call__(self, run: Callable[[], None]) -> Replay:
         """See Capture."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UP_PASSES):
                 run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = run()
-        return graph.replay, result
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            run()
+        return graph.replay

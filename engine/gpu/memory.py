@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
+from engine.gpu.graphs import GRAPH_BYTES
 from engine.kv_pool import KvPool, blocks_for_memory
 from engine.model import DecoderModel
 from engine.sampler import Sampler, SampleRow
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 CONTEXT_BYTES = 768 << 20
 """What CUDA, its libraries and loaded kernels take outside of torch's account."""
+_WRAPPER_BYTES = 8 << 20  # of indices, on the card and pinned, for each FlashInfer wrapper
+_CUBLAS_BYTES = 32 << 20  # its workspace for the stream that graphs are captured on
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,30 @@ class LargestStep:
 
 
 @dataclass(frozen=True)
+class Graphs:
+    """Those that are still to be captured, each for the layers of some windows."""
+
+    num_graphs: int
+    num_windows: int
+
+    def num_bytes(self, logits_bytes: int) -> int:
+        """What they will take, where the largest step's logits take `logits_bytes`."""
+        if self.num_graphs == 0:
+            return 0
+        each = GRAPH_BYTES + self.num_windows * _WRAPPER_BYTES
+        return self.num_graphs * each + logits_bytes + _CUBLAS_BYTES
+
+
+NO_GRAPHS = Graphs(0, 0)
+
+
+@dataclass(frozen=True)
 class CardMemory:
     """Bytes on a card, as a profile run found them."""
 
     total: int
     free: int
-    held: int  # by this process before the pool: weights, workspaces
+    held: int  # by this process before the pool: weights, workspaces, attention's own
     step: int  # more at the peak of the largest step
     graphs: int  # for the graphs that are still to be captured
 
@@ -74,13 +95,15 @@ def profile(
     layout: KvLayout,
     make_attention: Callable[[KvPool], AttentionBackend],
     largest: LargestStep,
-    with_graphs: bool,
+    graphs: Graphs = NO_GRAPHS,
 ) -> CardMemory:
     """Run the largest step once; compiles kernels on the way. Leaves nothing behind."""
     device = model.device
     num_blocks = -(-largest.num_tokens // layout.block_size)
     pool = KvPool(layout, num_blocks, device)
+    before = torch.cuda.memory_allocated(device)
     attention = make_attention(pool)
+    attention_bytes = torch.cuda.memory_allocated(device) - before
     attention.plan([Segment(largest.num_tokens, largest.num_tokens, range(num_blocks))])
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -100,7 +123,33 @@ def profile(
     return CardMemory(
         total=total,
         free=free,
-        held=torch.cuda.memory_reserved(device),
+        held=torch.cuda.memory_reserved(device) + attention_bytes,
         step=step,
-        graphs=2 * logits_bytes if with_graphs else 0,
+        graphs=graphs.num_bytes(logits_bytes),
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes that torch holds for this process: on a card, and of the host's memory, pinned."""
+
+    on_card: int
+    pinned: int
+
+    @classmethod
+    def now(cls, device: torch.device) -> Taken:
+        """Without what CUDA and its libraries take (`CONTEXT_BYTES`, about)."""
+        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+        return cls(torch.cuda.memory_reserved(device), pinned)
+
+
+def report_taken(device: torch.device, pool: KvPool) -> None:
+    """Say what an engine that is ready has taken."""
+    taken = Taken.now(device)
+    logger.info(
+        "took %.1f GiB on the card, of which %.1f GiB for %d KV blocks, and %.0f MiB pinned",
+        taken.on_card / 2**30,
+        pool.num_blocks * pool.block_bytes / 2**30,
+        pool.num_blocks,
+        taken.pinned / 2**20,
     )

@@ -5,15 +5,21 @@ Kernels are built at first use, which takes minutes. Bounds are those of bf16.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from bench.checkpoints import random_weights
 from bench.gpu_checks import random_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.config import ModelConfig, parse_model_config
+from engine.device import bind_thread
 from engine.engine import Engine
 from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY, Fp8Linear, scaled_rows
@@ -109,19 +115,56 @@ def test_products_in_fp8_are_those_of_the_emulation():
         torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.2)
 
 
-def engine_on_card(**fields) -> Engine:
-    """The bundled model in chunks of 32."""
-    folder = Path(__file__).parents[2] / "demo_model"
-    scheduler = SchedulerConfig(BLOCK_SIZE, max_batch_size=4, chunk_max_tokens=32)
-    config = EngineConfig(
-        folder, scheduler, dtype="bfloat16", device="cuda:0", num_blocks=64, **fields
-    )
-    return load_engine(config, lambda: 0.0).engine
+CHECKPOINT = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,  # the bundled model's 32 are none of FlashInfer's
+    "intermediate_size": 512,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "dtype": "bfloat16",
+    "eos_token_id": 1,
+}
+MakeEngine = Callable[..., Engine]
 
 
-def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
-    """Greedy tokens of a prompt of the bundled model in chunks of 32."""
-    engine = engine_on_card(**fields)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint that FlashInfer serves."""
+    made = tmp_path_factory.mktemp("checkpoint")
+    (made / "config.json").write_text(json.dumps(CHECKPOINT))
+    save_file(random_weights(CHECKPOINT), made / "model.safetensors", {"format": "pt"})
+    return made
+
+
+@pytest.fixture
+def engine_on_card(folder: Path) -> MakeEngine:
+    """Engines by FlashInfer in chunks of 32, with what else is said."""
+
+    def make(**fields: object) -> Engine:
+        config = EngineConfig(
+            folder,
+            SchedulerConfig(BLOCK_SIZE, max_batch_size=4, chunk_max_tokens=32),
+            dtype="bfloat16",
+            device="cuda:0",
+            num_blocks=64,
+            attention="kernel",
+            **fields,
+        )
+        return load_engine(config, lambda: 0.0).engine
+
+    return make
+
+
+def tokens_of(engine: Engine, runs_ahead: bool) -> list[int]:
+    """Greedy tokens of a prompt in chunks of 32."""
     engine.runs_ahead = runs_ahead
     sequence = Sequence(
         request_id="r",
@@ -141,8 +184,9 @@ def tokens_on_card(runs_ahead: bool, **fields) -> list[int]:
     return sequence.tokens[200:]
 
 
-def test_chunks_that_run_ahead_give_the_same_tokens():
-    assert tokens_on_card(runs_ahead=True) == tokens_on_card(runs_ahead=False)
+def test_chunks_that_run_ahead_give_the_same_tokens(engine_on_card):
+    tokens = [tokens_of(engine_on_card(), runs_ahead) for runs_ahead in (True, False)]
+    assert tokens[0] == tokens[1]
 
 
 PARAMS = (
@@ -178,7 +222,7 @@ def batch_on_card(engine: Engine) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-def test_one_step_ahead_gives_the_tokens_of_one_by_one(cuda_graphs):
+def test_one_step_ahead_gives_the_tokens_of_one_by_one(engine_on_card, cuda_graphs):
     """Both by fixed sizes of graphs: another batch may round otherwise."""
     engine = engine_on_card(cuda_graphs=cuda_graphs)
     expected = batch_on_card(engine)
@@ -190,7 +234,7 @@ def test_one_step_ahead_gives_the_tokens_of_one_by_one(cuda_graphs):
     assert same >= len(PARAMS) - 1
 
 
-def test_a_step_is_launched_ahead_without_waiting_for_the_card():
+def test_a_step_is_launched_ahead_without_waiting_for_the_card(engine_on_card):
     """torch raises where an operation would wait."""
     engine = engine_on_card()
     launch, launched = engine._runner.launch_ahead, []
@@ -225,10 +269,10 @@ def test_top_p_on_a_card_cuts_where_sorting_does():
         assert rank <= int(kept[row].sum())
 
 
-def test_a_checkpoint_is_served_in_fp8():
+def test_a_checkpoint_is_served_in_fp8(engine_on_card):
     if torch.cuda.get_device_capability() < MIN_CAPABILITY:
         pytest.skip("the card does not multiply e4m3")
-    assert tokens_on_card(runs_ahead=False, weights="fp8")
+    assert tokens_of(engine_on_card(weights="fp8", kv_dtype="fp8"), runs_ahead=False)
 
 
 def test_kv_in_fp8_gives_nearly_torchs_logits():
@@ -259,17 +303,43 @@ def check_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
     assert (logits - expected).norm() / expected.norm() < 0.1
 
 
-def test_a_checkpoint_is_served_with_graphs_and_a_profiled_pool(caplog):
-    folder = Path(__file__).parents[2] / "demo_model"
+def test_a_checkpoint_is_served_with_graphs_and_a_profiled_pool(folder, caplog):
+    fraction = 0.2
     config = EngineConfig(
         folder,
         SchedulerConfig(BLOCK_SIZE, max_batch_size=4),
         dtype="bfloat16",
         device="cuda:0",
-        memory_fraction=0.2,
+        memory_fraction=fraction,
+        attention="kernel",
     )
     with caplog.at_level("INFO"):
         loaded = load_engine(config, lambda: 0.0)
     loaded.engine.warm_up()
-    assert "KV blocks" in caplog.text
+    for said in ("KV blocks", "captured 3 graphs", "mixed steps take", "MiB pinned"):
+        assert said in caplog.text
     loaded.engine.scheduler.blocks.check()
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert torch.cuda.memory_reserved(0) <= fraction * total
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_mixed_step_by_one_call_gives_torchs_logits(window):
+    config, device = config_of("MistralForCausalLM", 4, window), torch.device("cuda:0")
+    torch.manual_seed(0)
+    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
+    model = random_model(config, device, backend.ops())
+    layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
+    pools = [KvPool(layout, 64, device) for _ in range(2)]
+    ours, theirs = backend.attention(pools[0]), TorchAttention(pools[1], config.sliding_windows)
+    ours.joins_mixed = True
+    tables = [[9, 3, 12, 5], [20, 21, 22, 23]]
+    for parts in ([(40, 0, tables[0])], [(1, 40, tables[0]), (33, 0, tables[1])]):
+        logits, expected = (forward(model, attention, parts) for attention in (ours, theirs))
+        torch.testing.assert_close(logits, expected, **BF16_LOGITS)
+
+
+def test_a_thread_has_the_card_that_it_was_bound_to():
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(bind_thread, torch.device("cuda:0")).result()
+        assert thread.submit(torch.cuda.current_device).result() == 0

@@ -174,8 +174,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         window_left: int = -1,
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
+        max_token_per_sequence: int | None = None,
     ) -> None:
         """As the library's."""
+        assert max_token_per_sequence in (None, int(qo_indptr.diff().max()))
         sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         said = _Said(*sizes, window_left, (q_data_type, kv_data_type), causal)
         arrays = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)

@@ -23,10 +23,12 @@ from engine.attention.flashinfer_backend import (
     check_supported,
     choose_kernels,
     load_flashinfer,
+    workspace_bytes,
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.attention.paging import NO_SLOT, pad_decodes, page
 from engine.attention.torch_backend import TorchAttention
+from engine.gpu.mixed import MixedStep, choose_mixed
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
 from tests.unit.engine import fake_flashinfer
@@ -112,14 +114,80 @@ def check_against_torch(case: Case, attention: StoringAttention, pool: KvPool, s
     assert torch.equal(pool.tensor, expected_pool.tensor)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(cases())
-def test_any_batch_equals_the_torch_backend(case):
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(cases(), st.booleans())
+def test_any_batch_equals_the_torch_backend(case, joins_mixed):
     pool = make_pool(case.heads[1], case.block_size)
     layers = TorchPoolLayers(pool, case.windows, case.heads[0], torch.float32)
     attention = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
+    attention.joins_mixed = joins_mixed
     num_tokens = sum(segment.query_len for segment in case.segments)
     check_against_torch(case, attention, pool, num_tokens)
+
+
+def test_a_mixed_step_is_one_call_where_that_is_joined(monkeypatch):
+    pool = make_pool(2, 4)
+    layers = TorchPoolLayers(pool, (None, None), 4, torch.float32)
+    attention = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
+    calls = []
+    for kind in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
+        run = getattr(FAKE, kind).run
+
+        def counted(self, q, cache, *, out, kind=kind, run=run):
+            calls.append((kind, len(q)))
+            return run(self, q, cache, out=out)
+
+        monkeypatch.setattr(getattr(FAKE, kind), "run", counted)
+    mixed = [Segment(1, 6, [1, 2]), Segment(1, 3, [5]), Segment(4, 4, [9])]
+    for joined, segments in ((False, mixed), (True, mixed), (True, mixed[:2])):
+        calls.append(("joined", joined))
+        attention.joins_mixed = joined
+        attention.plan(segments)
+        attention.attend(0, torch.zeros((sum(s.query_len for s in segments), 4, HEAD_DIM)))
+    decode, prefill = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
+    assert calls == [
+        ("joined", False),
+        (decode, 2),
+        (prefill, 4),
+        ("joined", True),
+        (prefill, 6),
+        ("joined", True),
+        (decode, 2),  # nothing to join
+    ]
+
+
+def test_the_typical_mixed_step_lies_in_its_pool(caplog):
+    step = MixedStep.typical(max_sequences=64, max_chunk=2048, max_context=600)
+    assert step == MixedStep(32, 300, 300)
+    small = MixedStep.typical(max_sequences=6, max_chunk=8, max_context=20)
+    segments = small.segments(block_size=4, num_blocks=5)
+    assert [(s.query_len, s.context_len) for s in segments] == [(1, 10)] * 3 + [(8, 8)]
+    assert all(0 <= block < 5 for segment in segments for block in segment.block_table)
+    pool = make_pool(2, 4)
+    layers = TorchPoolLayers(pool, (None, 5), 4, torch.float32)
+    attention = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
+    before = pool.tensor.clone()
+    with caplog.at_level("INFO"):
+        choose_mixed(attention, layers, small)
+    assert torch.equal(pool.tensor, before)
+    assert f"mixed steps take {'one' if attention.joins_mixed else 'two'}" in caplog.text
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "max_sequences", "expected"),
+    [
+        ((32, 8), 128, 64, 128 * MIB),  # 8B: what is recommended is enough
+        ((128, 8), 128, 256, 128 * 511 * 16 * 129 * 4 + 1024),  # captured decodes of 405B
+        ((64, 8), 128, 512, 64 * 767 * 16 * 129 * 4 + 1024),
+        ((32, 1), 128, 64, 32 * 264 * 128 * 129 * 4 + 1024),  # chunks over one KV head
+        ((16, 2), 256, 8, 16 * 132 * 64 * 257 * 4 + 1024),  # tiles of heads of 256 are smaller
+    ],
+)
+def test_the_workspace_holds_what_the_scheduler_asks_for(heads, head_dim, max_sequences, expected):
+    assert workspace_bytes(heads, head_dim, max_sequences, num_multiprocessors=132) == expected
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -1,0 +1,109 @@
+"""Whether decodes beside a chunk are one call of attention or two: measured once, at the start.
+
+Two calls give each kind the kernel that suits it, one after the other; one call has both at once,
+the decodes padded to the chunk's tiles, and by fa3 each of their contexts on one multiprocessor.
+Which is faster depends on the card, the heads and the sizes, so the step that is typical here is
+run both ways. Results differ in rounding alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import Segment
+from engine.attention.flashinfer_backend import FlashInferAttention, PoolLayers
+from engine.device import wait_for
+
+logger = logging.getLogger(__name__)
+
+_WARM_UPS = 2
+_TIMES = 3
+
+
+@dataclass(frozen=True)
+class MixedStep:
+    """Decodes of `context` tokens each beside one chunk of a prompt."""
+
+    num_decodes: int
+    context: int
+    chunk: int
+
+    @classmethod
+    def typical(cls, max_sequences: int, max_chunk: int, max_context: int) -> MixedStep:
+        """Half of a batch, in the middle of what they will read, beside a large chunk."""
+        context = max(2, min(2048, max_context // 2))
+        return cls(max(1, max_sequences // 2), context, max(2, min(max_chunk, context)))
+
+    def segments(self, block_size: int, num_blocks: int) -> list[Segment]:
+        """The step over a pool of `num_blocks`, which is read from its start again where it is too
+        small."""
+        lengths = [(1, self.context)] * self.num_decodes + [(self.chunk, self.chunk)]
+        segments, first = [], 0
+        for query, context in lengths:
+            count = -(-context // block_size)
+            table = [(first + i) % num_blocks for i in range(count)]
+            segments.append(Segment(query, context, table))
+            first += count
+        return segments
+
+
+@dataclass(frozen=True)
+class MixedTimes:
+    """Seconds that attention takes of a mixed step, plans and all layers."""
+
+    one_call: float
+    two_calls: float
+
+
+@torch.inference_mode()
+def measure_mixed(
+    attention: FlashInferAttention, layers: PoolLayers, step: MixedStep
+) -> MixedTimes:
+    """Both ways; only reads the pool. Leaves `attention` with the faster one."""
+    segments = step.segments(layers.block_size, len(layers.caches[0][0]))
+    shape = (step.num_decodes + step.chunk, layers.num_heads, layers.head_dim)
+    q = torch.zeros(shape, dtype=layers.dtype, device=layers.device)
+
+    def run() -> None:
+        attention.plan(segments)
+        for layer in range(len(layers.caches)):
+            attention.attend(layer, q)
+
+    seconds = {}
+    for joined in (True, False):
+        attention.joins_mixed = joined
+        seconds[joined] = _least(run, layers.device)
+    attention.joins_mixed = seconds[True] < seconds[False]
+    return MixedTimes(seconds[True], seconds[False])
+
+
+def choose_mixed(attention: FlashInferAttention, layers: PoolLayers, step: MixedStep) -> None:
+    """Measure, and say what was chosen."""
+    times = measure_mixed(attention, layers, step)
+    logger.info(
+        "attention of %d decodes of %d tokens beside a chunk of %d: %.2f ms by one call, %.2f ms "
+        "by two; mixed steps take %s",
+        step.num_decodes,
+        step.context,
+        step.chunk,
+        1e3 * times.one_call,
+        1e3 * times.two_calls,
+        "one" if attention.joins_mixed else "two",
+    )
+
+
+def _least(run: Callable[[], None], device: torch.device) -> float:
+    """The shortest of some runs, s: what else happens on the card only adds."""
+    spans = []
+    for _ in range(_WARM_UPS + _TIMES):
+        wait_for(device)
+        started = time.perf_counter()
+        run()
+        wait_for(device)
+        spans.append(time.perf_counter() - started)
+    return min(spans[_WARM_UPS:])
