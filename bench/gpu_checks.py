@@ -1,4 +1,4 @@
-"""What bench.gpu checks and measures: each a function that yields rows as they come.
+"""What bench.gpu measures of single steps, and what its checks have in common.
 
 A check takes a `Card`, the limits measured in the same run. Shapes and sizes are parameters, so
 that every check also runs small, on a CPU, where its figures mean nothing but its code is tried.
@@ -7,13 +7,11 @@ that every check also runs small, on a CPU, where its figures mean nothing but i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from bench.checkpoints import benchmark_checkpoint
 from bench.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
 from engine.checkpoint import LayerWeights, Weights
@@ -22,22 +20,9 @@ from engine.device import wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.kv_pool import KvPool
 from engine.layer_ops import LayerOps
-from engine.loader import EngineConfig, load_engine
 from engine.model import DecoderModel
-from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
-from protocol.sampling import SamplingParams
 
 BLOCK_SIZE = 16
-NUM_OUTPUT = 64
-_CASES = (
-    ("torch", "torch", False, 512, False),
-    ("eager", "kernel", False, 512, False),
-    ("graphs", "kernel", True, 512, False),
-    ("chunks of 32", "kernel", True, 32, False),
-    ("one step ahead", "kernel", True, 512, True),
-)
-_PROMPT_LENGTHS = (100, 250, 400)
 
 
 @dataclass(frozen=True)
@@ -82,24 +67,9 @@ def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 81
     return Card(device, 2 * num_bytes / copy_s, 2 * width**3 / product_s)
 
 
-def check_exactness(card: Card, names: tuple[str, ...] = ("M1", "M2")) -> Iterator[Row]:
-    """Greedy tokens against transformers': torch's backend, eager, graphs, small chunks, ahead."""
-    for name in names:
-        expected = _transformers_greedy(card, name)
-        for label, attention, graphs, chunk, ahead in _CASES:
-            tokens = _greedy(card, name, attention, graphs, chunk, ahead)
-            same = next(
-                (i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b),
-                len(expected),
-            )
-            note = "" if same == len(expected) else "first divergence: compare the two logits"
-            goal = f"= {len(expected)}"
-            yield Row("exactness", f"{name} {label}: equal tokens", same, "tokens", goal, note)
-
-
 def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
     """Bytes of weights and KV that decode reads per second, as a share of the copy bandwidth."""
-    segments, positions = _decodes(passes, batch, context)
+    segments, positions = decodes_of(passes, batch, context)
     step_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
     needs = step_needs(passes.model.config)
     share = needs.decode_bytes(batch, context) / step_s / card.copy_bytes_per_s
@@ -110,7 +80,7 @@ def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
 
 def check_graphs(card: Card, passes: Passes, batch: int, context: int) -> Row:
     """Time of a decode step launched kernel by kernel over that of its graph."""
-    segments, positions = _decodes(passes, batch, context)
+    segments, positions = decodes_of(passes, batch, context)
     tokens = torch.ones(batch, dtype=torch.int64, device=card.device)
     at = torch.tensor(positions, device=card.device)
 
@@ -152,7 +122,7 @@ def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
 def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1024) -> Row:
     """Host time of planning and launching a decode step, beside the step: what one step ahead
     hides (part `ahead`). Scheduling and sampling come on top."""
-    segments, positions = _decodes(passes, batch, context)
+    segments, positions = decodes_of(passes, batch, context)
     decode = passes.decode
     step_s = seconds(lambda: decode([1] * batch, positions, segments), card.device)
     spans = []
@@ -166,9 +136,9 @@ def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1
 
 
 def random_model(
-    config: ModelConfig, device: torch.device, ops: LayerOps | None = None
+    config: ModelConfig, device: torch.device, ops: LayerOps | None = None, weight_bits: int = 16
 ) -> DecoderModel:
-    """A model of this shape with random bf16 weights, made on the device."""
+    """A model of this shape with random bf16 weights, made on the device; of 8 bits: fp8."""
     hidden, head = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head, config.num_kv_heads * head
 
@@ -196,22 +166,29 @@ def random_model(
 
     layers = [layer() for _ in range(config.num_layers)]
     embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
-    return DecoderModel(config, Weights(embed, layers, ones(hidden), head_weight), ops=ops)
+    weights = Weights(embed, layers, ones(hidden), head_weight)
+    return DecoderModel(config, weights, weight_bits=weight_bits, ops=ops)
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
     """Mean of `times` runs one after the other, after two that do not count."""
     for _ in range(2):
         work()
-    wait_for(device)
+    _wait_for_all(device)
     started = time.perf_counter()
     for _ in range(times):
         work()
-    wait_for(device)
+    _wait_for_all(device)
     return (time.perf_counter() - started) / times
 
 
-def _decodes(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:
+def _wait_for_all(device: torch.device) -> None:
+    """Until a card has done what it was given on any stream."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def decodes_of(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:
     """`batch` sequences of `context` tokens, the last of them to be computed.
 
     What a pool is too small for is read from its first blocks again: they are many times larger
@@ -221,70 +198,3 @@ def _decodes(passes: Passes, batch: int, context: int) -> tuple[list[Segment], l
     blocks = [i % passes.pool.num_blocks for i in range(batch * each)]
     tables = [blocks[i * each : (i + 1) * each] for i in range(batch)]
     return [Segment(1, context, table) for table in tables], [context - 1] * batch
-
-
-def _greedy(
-    card: Card, name: str, attention: str, graphs: bool, chunk: int, ahead: bool
-) -> list[int]:
-    """The greedy continuations of three prompts by one engine, one after the other's tokens."""
-    config = EngineConfig(
-        folder=benchmark_checkpoint(name),
-        scheduler=SchedulerConfig(BLOCK_SIZE, max_batch_size=8, chunk_max_tokens=chunk),
-        device=str(card.device),
-        num_blocks=512,
-        max_context=1024,
-        attention=attention,
-        cuda_graphs=graphs,
-    )
-    engine = load_engine(config, time.monotonic).engine
-    engine.one_step_ahead = ahead
-    prompts = _prompts(engine.limits.vocab_size)
-    sequences = [_sequence(seed, prompt) for seed, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        engine.scheduler.add(sequence)
-    while engine.scheduler.has_work:
-        engine.run(engine.plan())
-    return [token for s in sequences for token in s.tokens[s.num_prompt :]]
-
-
-def _transformers_greedy(card: Card, name: str) -> list[int]:
-    """The same by transformers, which is there on the machine that measures."""
-    from transformers import AutoModelForCausalLM
-
-    folder = benchmark_checkpoint(name)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    model.to(card.device)
-    tokens: list[int] = []
-    for prompt in _prompts(model.config.vocab_size):
-        ids = torch.tensor([prompt], device=card.device)
-        text = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_OUTPUT,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        tokens += text[0, len(prompt) :].tolist()
-    return tokens
-
-
-def _prompts(vocab_size: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(10, vocab_size, (length,), generator=generator).tolist()
-        for length in _PROMPT_LENGTHS
-    ]
-
-
-def _sequence(seed: int, prompt: list[int]) -> Sequence:
-    return Sequence(
-        request_id=f"bench-{seed}",
-        attempt=0,
-        tokens=list(prompt),
-        num_prompt=len(prompt),
-        sampling=SamplingParams(max_tokens=NUM_OUTPUT, seed=0, temperature=0.0),
-        root_hash=b"bench",
-        block_size=BLOCK_SIZE,
-        arrival=time.monotonic(),
-        deadline=float("inf"),
-    )

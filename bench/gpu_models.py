@@ -19,6 +19,7 @@ from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
+from engine.device import kv_torch_dtype
 from engine.gpu.backend import CardBackend
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
@@ -50,15 +51,31 @@ class Load:
 def check_logits(card: Card, folder: Path, name: str, length: int = 400) -> Iterator[Row]:
     """How far bf16 logits of a prompt are from transformers' in fp32, as a multiple of how far
     transformers' own in bf16 are."""
-    vocab_size = load_model_config(folder).vocab_size
-    (prompt,) = Load(1, length).prompts(vocab_size, seed=0)
-    ids = torch.tensor(prompt, device=card.device)
-    exact = _transformers_logits(card, folder, ids, torch.float32)
-    peer = (_transformers_logits(card, folder, ids, torch.bfloat16) - exact).square().mean()
-    ours = (_our_logits(card, folder, ids) - exact).square().mean()
-    error = float((ours / peer).sqrt())
-    note = f"rms {float(ours.sqrt()):.4g} against {float(peer.sqrt()):.4g}"
-    yield Row("logits", f"{name}: error over transformers' own", error, "x", "<= 1.5", note)
+    error = LogitsError(card, folder, length)
+    ours = error.ours()
+    note = f"rms {ours:.4g} against {error.peer:.4g}"
+    name = f"{name}: error over transformers' own"
+    yield Row("logits", name, ours / error.peer, "x", "<= 1.5", note)
+
+
+class LogitsError:
+    """Root mean square of how far logits of one prompt are from transformers' in fp32."""
+
+    def __init__(self, card: Card, folder: Path, length: int = 400) -> None:
+        self._card = card
+        self._folder = folder
+        vocab_size = load_model_config(folder).vocab_size
+        (prompt,) = Load(1, length).prompts(vocab_size, seed=0)
+        self._ids = torch.tensor(prompt, device=card.device)
+        self._exact = _transformers_logits(card, folder, self._ids, torch.float32)
+        self.peer = self._of(_transformers_logits(card, folder, self._ids, torch.bfloat16))
+
+    def ours(self, weight_bits: int = 16, kv_dtype: str = "bfloat16") -> float:
+        """Of our own, in bf16 but for what is said."""
+        return self._of(_our_logits(self._card, self._folder, self._ids, weight_bits, kv_dtype))
+
+    def _of(self, logits: torch.Tensor) -> float:
+        return float((logits - self._exact).square().mean().sqrt())
 
 
 def check_throughput(card: Card, folder: Path, name: str, load: Load) -> Iterator[Row]:
@@ -87,14 +104,19 @@ def _transformers(card: Card, folder: Path, dtype: torch.dtype) -> Any:
     return model.to(card.device).eval()
 
 
-def _our_logits(card: Card, folder: Path, ids: torch.Tensor) -> torch.Tensor:
+def _our_logits(
+    card: Card, folder: Path, ids: torch.Tensor, weight_bits: int, kv_dtype: str
+) -> torch.Tensor:
     """[tokens, vocab], fp32, of a bf16 model: by FlashInfer on a card, else by torch."""
     config, device, dtype = load_model_config(folder), card.device, torch.bfloat16
     weights = load_weights(folder, config, device, dtype, None)
-    backend = CardBackend(config, device, dtype, dtype) if device.type == "cuda" else None
-    model = DecoderModel(config, weights, ops=backend.ops() if backend else None)
+    backend = None
+    if device.type == "cuda":
+        backend = CardBackend(config, device, dtype, kv_torch_dtype(kv_dtype))
+    ops = backend.ops() if backend else None
+    model = DecoderModel(config, weights, weight_bits=weight_bits, ops=ops)
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, "bfloat16"), num_blocks, device)
+    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, kv_dtype), num_blocks, device)
     attention: AttentionBackend = (
         backend.attention(pool) if backend else TorchAttention(pool, config.sliding_windows)
     )

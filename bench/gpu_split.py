@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.fleet import BenchFleet, FleetConfig
-from bench.gpu_checks import BLOCK_SIZE, Row
+from bench.gpu_checks import BLOCK_SIZE, Card, Row
 from engine.config import load_model_config
 from protocol.errors import BatonError
 
@@ -47,8 +47,9 @@ class Handoff:
     bytes_per_s: float  # while any write was under way
 
 
-def check_split(device: str, folder: Path, load: SplitLoad) -> Iterator[Row]:
+def check_split(card: Card, folder: Path, load: SplitLoad) -> Iterator[Row]:
     """Tokens of one worker and of two, and the handoffs of the two."""
+    device = str(card.device)
     expected, _ = _serve(device, folder, load, num_prefill=0)
     tokens, traces = _serve(device, folder, load, num_prefill=1)
     same = sum(ours == theirs for ours, theirs in zip(tokens, expected, strict=True))
@@ -62,6 +63,8 @@ def check_split(device: str, folder: Path, load: SplitLoad) -> Iterator[Row]:
     yield Row("split", "transfer after the last chunk, p50", exposed, "ms")
     rate = statistics.median(each.bytes_per_s for each in handoffs)
     yield Row("split", "rate of writes, p50", rate / 1e9, "GB/s")
+    share = 200 * rate / card.copy_bytes_per_s  # what is written has been read, too
+    yield Row("split", "writes, of what a copy on the card moves", share, "% of copy")
 
 
 def handoff_of(trace: dict[str, Any]) -> Handoff:
