@@ -13,13 +13,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.gpu_checks import Row
 from bench.interference import Contestant, Result, contestants, quantile, run_contestant
 from bench.stream_load import StreamLoad
 from engine.config import load_model_config
+from runtime.cores import usable_cores
 
 _CONTROL = "nvidia-cuda-mps-control"
 _CONTROL_S = 30.0
@@ -35,7 +36,6 @@ class FleetLoad:
     arrivals_per_s: float = 6.0
     itl_target_ms: float = 10.0
     seconds: float = 30.0
-    cores: int = 8
 
     def streams(self, folder: Path) -> StreamLoad:
         """As the client takes it."""
@@ -53,7 +53,8 @@ class FleetLoad:
 
     def fleets(self, device: str) -> list[Contestant]:
         """Whole, chunked, apart."""
-        return contestants(self.cores, self.long_prompt + 32, self.itl_target_ms, device)
+        cores = usable_cores()
+        return contestants(cores, self.long_prompt + 32, self.itl_target_ms, device)
 
 
 def check_interference(device: str, folder: Path, load: FleetLoad) -> Iterator[Row]:
@@ -99,7 +100,7 @@ def _rows(part: str, contestant: Contestant, folder: Path, load: FleetLoad) -> I
 
 
 def _renamed(contestant: Contestant, label: str, *flags: str) -> Contestant:
-    return Contestant(contestant.name, label, contestant.num_prefill, (*contestant.flags, *flags))
+    return replace(contestant, label=label, flags=(*contestant.flags, *flags))
 
 
 @contextmanager
