@@ -75,6 +75,25 @@ def test_while_it_receives_blocks_and_while_it_waits_for_them(
     assert 2 * CHUNK <= computed <= 3 * CHUNK, "of the first one; of the second one nothing"
 
 
+def test_while_a_write_to_its_blocks_is_about_to_land(
+    fleet: FaultyFleet, prompts: list[Reference]
+) -> None:
+    """Nothing can call that write back, so it lands late: behind the fence."""
+    fleet.arm(["prefill-1"], "landing", 2)
+    late = start(fleet, prompts[5])
+    fleet.held("landing")
+    assert_late(late)
+    other = start(fleet, prompts[0])
+    wait_for("it to wait for blocks", lambda: shown(fleet)["num_waiting"] == 1)
+    assert shown(fleet)["num_handoffs"] == 1
+    assert shown(fleet)["blocks_used"] == -(-len(prompts[5].prompt) // BLOCK), "they are fenced"
+    before = shown(fleet)["counters"]["blocks_received"]
+    fleet.release("prefill-1", "landing")
+    assert_whole(other, prompts[0])
+    landed = counters(fleet.fleet, "decode-1")["blocks_received"] - before
+    assert landed > -(-len(prompts[0].prompt) // BLOCK), "those of the other, and late ones"
+
+
 def start(fleet: FaultyFleet, reference: Reference) -> Stream:
     return Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
 

@@ -12,6 +12,14 @@ from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
 
+WRITING = {
+    "between chunks": ("chunk", 3, False),
+    "before the last blocks, after the first token": ("post", 2, True),
+    "after a write, after the first token": ("posted", 2, True),
+    "as the last write begins": ("landing", 1, True),
+}
+"""Where the prefill worker is held, at which pass, and whether its first token is out."""
+
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FaultyFleet]:
@@ -50,20 +58,28 @@ def test_it_dies_before_it_grants_its_blocks(
     assert (stream.error, stream.tokens) == (None, list(reference.output))
 
 
-@pytest.mark.parametrize("point", ["post", "posted"])
+@pytest.mark.parametrize("moment", WRITING)
 def test_it_dies_while_its_blocks_are_being_written(
-    fleet: FaultyFleet, long_prompts: list[Reference], point: str
+    fleet: FaultyFleet,
+    long_prompts: list[Reference],
+    one_chunk_prompts: list[Reference],
+    moment: str,
 ) -> None:
     """The prefill worker goes on to write into a pool that is gone, and then into another."""
     fleet.revive()
-    reference = long_prompts[5 if point == "post" else 6]
-    fleet.arm(["prefill-1"], point, 2)
+    point, passes, has_first_token = WRITING[moment]
+    reference = (
+        one_chunk_prompts[0] if passes == 1 else long_prompts[8 + list(WRITING).index(moment)]
+    )
+    fleet.arm(["prefill-1"], point, passes)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     fleet.held(point)
     (receiving,) = wait_for(
         "the handoff to be shown",
         lambda: [name for name in fleet.names(Role.DECODE) if handoffs_of(fleet, name)],
     )
+    if has_first_token:
+        stream.wait_tokens(1)
     fleet.kill(receiving)
     fleet.release("prefill-1", point)
     stream.wait()
@@ -102,5 +118,19 @@ def test_both_legs_of_a_request_may_die_at_once(
     fleet.held("chunk")
     for name in ("prefill-1", "decode-1"):
         fleet.signal(name, signal.SIGKILL)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+
+
+def test_it_dies_between_chunks_that_it_computes_itself(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    fleet.kill("prefill-1")
+    wait_for("the router to notice", lambda: not fleet.is_known("prefill-1"))
+    reference = long_prompts[7]
+    fleet.arm(fleet.names(Role.DECODE), "chunk", 3)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    fleet.kill(fleet.held("chunk"))
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))

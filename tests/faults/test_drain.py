@@ -14,7 +14,8 @@ from cli.child import baton_command, baton_environment
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import trace_of, wait_for, workers
-from tests.integration.reference import BLOCK
+from tests.integration.reference import BLOCK, Reference
+from tests.integration.reference import NUM_TOKENS as NUM_ANSWER
 
 PROMPT = list(range(5, 105))
 NUM_TOKENS = 1500
@@ -24,7 +25,7 @@ EARLY = 20
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(prefill=1, decode=3) as fleet:
+    with faulty_fleet(prefill=2, decode=3) as fleet:
         yield fleet
 
 
@@ -92,13 +93,13 @@ def test_what_has_not_begun_to_decode_is_placed_anew(
     fleet: FaultyFleet, expected: list[int]
 ) -> None:
     fleet.revive()
-    fleet.arm(["prefill-1"], "chunk", 1)
+    fleet.arm(fleet.names(Role.PREFILL), "chunk", 1)
     fresh = [7, *PROMPT]
     stream = Stream(fleet.url, fresh, EARLY)
-    fleet.held("chunk")
+    computing = fleet.held("chunk")
     shown = wait_for("a worker to wait for blocks", lambda: _busy(fleet))
     fleet.signal(shown, signal.SIGTERM)
-    fleet.release("prefill-1", "chunk")
+    fleet.release(computing, "chunk")
     assert ended_well(fleet, shown)
     stream.wait()
     again = Stream(fleet.url, fresh, EARLY).wait()
@@ -148,6 +149,31 @@ def test_without_another_decode_worker_it_finishes_what_it_has(
     assert (stream.error, stream.tokens) == (None, expected[:200])
     fleet.revive()
     assert modes(trace_of(fleet.fleet, stream.request_id)) == ["remote"]
+
+
+def test_a_prefill_worker_finishes_what_it_has_and_gets_nothing_new(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    fleet.revive()
+    reference, other = long_prompts[:2]
+    fleet.arm(fleet.names(Role.PREFILL), "chunk", 3)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_ANSWER)
+    drained = fleet.held("chunk")
+    fleet.arm([drained], "close")
+    fleet.signal(drained, signal.SIGTERM)
+    fleet.release(drained, "chunk")
+    assert fleet.held("close") == drained
+    wait_for("the router to hear", lambda: workers(fleet.fleet)[drained]["state"] == "draining")
+    elsewhere = Stream(fleet.url, list(other.prompt), NUM_ANSWER).wait()
+    assert elsewhere.tokens == list(other.output)
+    (attempt,) = trace_of(fleet.fleet, elsewhere.request_id)["attempts"]
+    assert attempt["prefill"]["worker_id"] != drained
+    fleet.release(drained, "close")
+    assert ended_well(fleet, drained)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    (attempt,) = trace_of(fleet.fleet, stream.request_id)["attempts"]
+    assert attempt["prefill"]["worker_id"] == drained
 
 
 def _busy(fleet: FaultyFleet, but: str = "") -> str | None:

@@ -18,8 +18,9 @@ MOMENTS = {
     "between chunks": ("chunk", 3),
     "before the last blocks, after the first token": ("post", 3),
     "during a write, after the first token": ("posted", 3),
+    "as the last write begins": ("landing", 1),
 }
-_AFTER_FIRST_TOKEN = ("post", "posted")
+_AFTER_FIRST_TOKEN = ("post", "posted", "landing")
 
 
 @pytest.fixture(scope="module", params=["nixl", "shm"])
@@ -30,12 +31,17 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_another_prefill_worker_sends_only_what_is_missing(
-    fleet: FaultyFleet, long_prompts: list[Reference], moment: str
+    fleet: FaultyFleet,
+    long_prompts: list[Reference],
+    one_chunk_prompts: list[Reference],
+    moment: str,
 ) -> None:
     fleet.revive()
     acquaint(fleet)
     point, passes = MOMENTS[moment]
     reference = long_prompts[list(MOMENTS).index(moment)]
+    if point == "landing":  # which is their only write
+        reference = one_chunk_prompts[0]
     num_tokens = len(reference.prompt) + (point in _AFTER_FIRST_TOKEN)  # of the retry's prompt
     num_blocks = -(-num_tokens // BLOCK)
     before = counters(fleet.fleet, "decode-1")["blocks_received"]
@@ -52,6 +58,23 @@ def test_another_prefill_worker_sends_only_what_is_missing(
     assert retry["prefill"]["worker_id"] != killed
     assert retry["decode"]["granted_blocks"] == num_blocks - arrived
     assert counters(fleet.fleet, "decode-1")["blocks_received"] - before == num_blocks
+
+
+def test_it_has_written_everything_but_not_said_so(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    """The decode worker has all that it needs, and goes on."""
+    fleet.revive()
+    acquaint(fleet)
+    reference = long_prompts[len(MOMENTS) + 1]
+    fleet.arm(fleet.names(Role.PREFILL), "close")
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    held = fleet.held("close")
+    stream.wait_tokens(2)
+    fleet.kill(held)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    assert len(fleet.attempts(stream.request_id)) == 1
 
 
 def test_without_another_prefill_worker_the_decode_worker_prefills(

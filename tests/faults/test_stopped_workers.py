@@ -9,8 +9,8 @@ import pytest
 
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import counters, trace_of, wait_for, workers
-from tests.integration.reference import NUM_TOKENS, Reference
+from tests.integration.fleets import assert_idle, counters, trace_of, wait_for, workers
+from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +19,22 @@ def fleet() -> Iterator[FaultyFleet]:
         yield fleet
 
 
-def stop_until_dead(fleet: FaultyFleet, name: str) -> None:
+def stop_until_dead(fleet: FaultyFleet, name: str) -> int:
+    """How often it had come back as another before."""
+    former = lapses(fleet, name)
     fleet.signal(name, signal.SIGSTOP)
     wait_for(f"{name} to be taken for dead", lambda: not fleet.is_known(name))
+    return former
 
 
-def go_on(fleet: FaultyFleet, name: str) -> None:
+def go_on(fleet: FaultyFleet, name: str, former: int) -> None:
     fleet.signal(name, signal.SIGCONT)
     fleet.revive()
-    wait_for(
-        f"{name} to say that it came back as another",
-        lambda: workers(fleet.fleet)[name]["counters"].get("lapses"),
-    )
+    wait_for(f"{name} to come back as another", lambda: lapses(fleet, name) > former)
+
+
+def lapses(fleet: FaultyFleet, name: str) -> int:
+    return workers(fleet.fleet)[name]["counters"].get("lapses", 0)
 
 
 def test_a_decode_worker_that_was_taken_for_dead(
@@ -41,12 +45,67 @@ def test_a_decode_worker_that_was_taken_for_dead(
     fleet.arm(fleet.names(Role.DECODE), "decode", 6)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held("decode")
-    stop_until_dead(fleet, stopped)
+    former = stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
-    go_on(fleet, stopped)  # with a step's token still to deliver, and tasks nobody wants
+    go_on(fleet, stopped, former)  # with a step's token still to deliver, and tasks nobody wants
     assert fleet.pids == pids
     assert counters(fleet.fleet, stopped)["decode_tokens"] < 2 * NUM_TOKENS
+    again = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
+    assert again.tokens == list(reference.output)
+
+
+def test_a_decode_worker_that_was_taken_for_dead_while_it_was_written_to(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    """All that was for it comes while it stands: it drops that, and keeps no blocks."""
+    reference = long_prompts[4]
+    pids = fleet.pids
+    fleet.arm(fleet.names(Role.PREFILL), "chunk", 3)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    writing = fleet.held("chunk")
+    (receiving,) = wait_for(
+        "the handoff to be shown",
+        lambda: [
+            name
+            for name, each in workers(fleet.fleet).items()
+            if each["role"] == "decode" and each["num_handoffs"]
+        ],
+    )
+    former = lapses(fleet, receiving)
+    fleet.signal(receiving, signal.SIGSTOP)
+    fleet.release(writing, "chunk")
+    wait_for(f"{receiving} to be taken for dead", lambda: not fleet.is_known(receiving))
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    go_on(fleet, receiving, former)
+    assert_idle(fleet.fleet)
+    assert fleet.pids == pids
+    again = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
+    assert again.tokens == list(reference.output)
+
+
+def test_a_prefill_worker_that_was_taken_for_dead_in_the_middle_of_a_write(
+    fleet: FaultyFleet, long_prompts: list[Reference]
+) -> None:
+    """It was posted in time, and lands late: behind the fence."""
+    reference = long_prompts[5]
+    fleet.arm(fleet.names(Role.PREFILL), "landing", 2)
+    stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+    stopped = fleet.held("landing")
+    former = stop_until_dead(fleet, stopped)
+    stream.wait()
+    assert (stream.error, stream.tokens) == (None, list(reference.output))
+    decoder = fleet.attempts(stream.request_id)[-1]["decode"]["worker_id"]
+    num_blocks = -(-len(reference.prompt) // BLOCK)
+
+    def is_fenced() -> bool:
+        shown = workers(fleet.fleet)[decoder]
+        return (shown["num_handoffs"], shown["blocks_used"]) == (1, num_blocks)
+
+    wait_for("its blocks to be all that is in use", is_fenced)
+    go_on(fleet, stopped, former)
+    assert_idle(fleet.fleet)
     again = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
     assert again.tokens == list(reference.output)
 
@@ -61,7 +120,7 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     fleet.arm(fleet.names(Role.PREFILL), point)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held(point)
-    stop_until_dead(fleet, stopped)
+    former = stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
@@ -71,6 +130,6 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
         lambda: workers(fleet.fleet)[decoder]["num_handoffs"] == 1,
     )
     sent = workers(fleet.fleet)[decoder]["counters"]["blocks_received"]
-    go_on(fleet, stopped)
+    go_on(fleet, stopped, former)
     wait_for("the fence to fall", lambda: not workers(fleet.fleet)[decoder]["num_handoffs"])
     assert counters(fleet.fleet, decoder)["blocks_received"] == sent, "nothing was written late"
