@@ -64,6 +64,8 @@ GC_ALLOCATIONS = 10_000
 """So many more objects made than freed until the garbage collector looks at the youngest: what is
 left in cycles by then is a megabyte or two. Python's own figure has it look 14 times as often.
 """
+SWEEPS = 4
+"""Looks at who is silent in the time after which one is."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,7 +116,7 @@ async def _run(settings: RouterSettings) -> None:
             server.serve_until(stop, listener),
             stop,
             watcher.run(),
-            _sweep(parts.fleet, settings.ping_interval_s),
+            _sweep(parts.fleet, min(settings.ping_interval_s, settings.silence_s / SWEEPS)),
             _open_api(settings, path, tokenizer, parts, app),
         )
     log.info("stopped")

@@ -170,7 +170,7 @@ class RouterSettings:
         1.0, help="time between two pings of a worker", unit="s", minimum=0.05
     )
     silence_s: float = setting(
-        2.5,
+        2.0,
         help="silence after which a worker gets no new requests while others answer",
         unit="s",
         minimum=0.1,
