@@ -247,8 +247,9 @@ def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pai
         introduce(pair)
         pair.alive = False
         process.send_signal(signal.SIGSTOP)
-        assert pair.peers.gone(1e9) == []
+        gone = pair.peers.gone(1e9)
         process.kill()
+        assert gone == []
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet
         assert pair.peers.gone(2e9) == ["p-i"]
 
