@@ -139,6 +139,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._is_receiving = True
         self._head_bytes = 0
         self._message_bytes = 0
+        if self.transport.get_write_buffer_size() == 0:
+            self._stop_stall()  # the answer before was read: its time is not the next one's
         super().on_message_begin()
         offer_connection(self.scope, self)
 

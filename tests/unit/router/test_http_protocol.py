@@ -33,12 +33,13 @@ from router.http_protocol import (
 from router.http_server import Doorway, HttpServer, TlsFiles, listen, url_of
 from router.request_scope import RequestRecord
 from router.tokenizer import Tokenizer
-from tests.unit.router.api_harness import MODEL, ScriptedGenerator
+from tests.unit.router.api_harness import MODEL, Forever, ScriptedGenerator
 
 WAIT_S = 30.0
 SOON_S = 0.3
 KERNEL_BYTES = 16 * 1024
 MAX_BODY_BYTES = 20_000
+COMPLETIONS = "/v1/completions"
 
 
 class Served:
@@ -98,7 +99,7 @@ class Served:
         return self.metric("connections_cut_total", reason=reason)
 
     def statuses(self, status: int) -> float:
-        return self.metric("requests_total", endpoint="/v1/completions", status=str(status))
+        return self.metric("requests_total", endpoint=COMPLETIONS, status=str(status))
 
     async def until(self, condition) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -109,7 +110,7 @@ class Served:
         state = self.server.server_state
         await self.until(lambda: not state.connections and not state.tasks)
         self.generator.wait_idle()
-        assert self.metric("requests_in_flight", endpoint="/v1/completions") == 0
+        assert self.metric("requests_in_flight", endpoint=COMPLETIONS) == 0
 
 
 @pytest.fixture
@@ -201,6 +202,32 @@ async def test_an_answer_that_is_whole_but_not_read_does_not_stay(
     await served.until_nothing_is_left()
     assert served.statuses(200) == 1
     client.close()
+
+
+async def test_the_time_to_read_an_answer_is_not_that_of_the_next_one(
+    serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client reads to the end, but what was left of it never filled the buffer."""
+    monkeypatch.setattr("router.http_protocol.WRITE_BUFFER_BYTES", 10**7)
+    served = await serve()
+    large = TokenDelta([70] * 100_000, finish=FinishReason.LENGTH)
+    served.generator.script = lambda request: [large]
+    client = await served.connect()
+    await served.send(client, completion(max_tokens=100_000, return_token_ids=True))
+    await served.until(lambda: served.statuses(200) == 1)
+    (connection,) = served.server.server_state.connections
+    assert connection._stall_timer is not None, "the answer is whole, and was not read"
+    answer, loop = b"", asyncio.get_running_loop()
+    async with asyncio.timeout(WAIT_S):
+        while not answer.endswith(b'"text_completion"}'):
+            answer += await loop.sock_recv(client, 65536)
+    served.generator.script = lambda request: [Forever()]
+    await served.send(client, completion(stream=True))
+    await served.until(lambda: served.metric("requests_in_flight", endpoint=COMPLETIONS) == 1)
+    assert connection._stall_timer is None
+    client.close()
+    await served.until_nothing_is_left()
+    assert served.cuts("answer not read in time") == 0
 
 
 # -- requests that are too much -----------------------------------------------------------------
@@ -346,7 +373,7 @@ async def test_a_request_that_does_not_come_whole_is_cut(serve, begun: bytes) ->
     await served.until_nothing_is_left()
     has_body = begun.startswith(b"POST")
     assert served.statuses(499) == has_body
-    assert served.metric("requests_total", endpoint="/v1/completions", status="500") == 0
+    assert served.metric("requests_total", endpoint=COMPLETIONS, status="500") == 0
     client.close()
 
 
