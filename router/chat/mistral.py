@@ -22,9 +22,14 @@ CALL_ID = "[CALL_ID]"
 LIST_FORM = CallForm(opening=(MARKER, " ["), closing=("]",), separator=(", ",))
 NAMED_FORM = CallForm(begin=(MARKER,), middle=(ARGS,), separator=(), arguments_key=None)
 SPECIAL_MARKERS = (MARKER, ARGS, CALL_ID)
-_NAMED = re.compile(r"(?P<name>[\w.-]{1,256})\s*(\[CALL_ID\]\s*\w{1,64}\s*)?(\[ARGS\]\s*)?(?=\{)")
+_SPACE = r"\s{0,64}"
+_NAMED = re.compile(
+    rf"(?P<name>[\w.-]{{1,256}}){_SPACE}(\[CALL_ID\]{_SPACE}\w{{1,64}}{_SPACE})?"
+    rf"(\[ARGS\]{_SPACE})?(?=\{{)"
+)
 _NAMED_SO_FAR = re.compile(
-    r"[\w.-]{0,256}\s*(\[[A-Z_]{0,7}\]?\s*(\w{0,64}\s*(\[[A-Z]{0,4}\]?\s*)?)?)?"
+    rf"[\w.-]{{0,256}}{_SPACE}(\[[A-Z_]{{0,7}}\]?{_SPACE}"
+    rf"(\w{{0,64}}{_SPACE}(\[[A-Z]{{0,4}}\]?{_SPACE})?)?)?"
 )
 
 

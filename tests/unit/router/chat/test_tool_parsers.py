@@ -129,6 +129,7 @@ def test_a_call_is_read(family, text, content, calls):
         ("llama3", " a {"),
         ("mistral", "[TOOL_CALLS] what?"),
         ("mistral", "[TOOL_CALLS]add[ARGS] 12"),
+        ("mistral", f"[TOOL_CALLS]add[ARGS]{' ' * 65}{{}}"),
         ("mistral", '[TOOL_CALLS] [{"nam": 1}]'),
         ("mistral", "[TOOL_CALLS] [  "),
         ("mistral", "a [TOOL_CALL"),
