@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MessageFinish = Literal["stop", "length", "tool_calls"]
@@ -11,9 +11,10 @@ MessageFinish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the message's content."""
+    """More of the message's content; `end` is where it ends in the model's text, in characters."""
 
     text: str
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

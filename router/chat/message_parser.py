@@ -34,15 +34,16 @@ class MessageParser:
         self._tools = tools
         self._max_calls = max_calls
         self._called = False
+        self._length = 0
+        self._has_content = False
 
     def push(self, delta: TextDelta) -> MessageDelta:
         """What a delta says; with its `finish` everything that was held back."""
         events: list[MessageEvent] = []
+        self._length += len(delta.text)
         content = self._split(delta.text, events)
-        if self._tools is not None and content:
-            events += self._counted(self._tools.push(content))
-        elif content:
-            events.append(ContentText(content))
+        if content:
+            self._add_content(content, events)
         if delta.finish is None:
             return MessageDelta(events)
         self._flush(events)
@@ -58,15 +59,23 @@ class MessageParser:
             events.append(ReasoningText(reasoning))
         return content
 
+    def _add_content(self, content: str, events: list[MessageEvent]) -> None:
+        """What is not reasoning: the end of the text so far, and from here on all of it."""
+        if self._tools is None:
+            events.append(ContentText(content, self._length))
+            return
+        if not self._has_content:
+            self._has_content = True
+            self._tools.begin_at(self._length - len(content))
+        events += self._counted(self._tools.push(content))
+
     def _flush(self, events: list[MessageEvent]) -> None:
         if self._reasoning is not None:
             reasoning, content = self._reasoning.flush()
             if reasoning:
                 events.append(ReasoningText(reasoning))
-            if self._tools is not None:
-                events += self._counted(self._tools.push(content))
-            elif content:
-                events.append(ContentText(content))
+            if content:
+                self._add_content(content, events)
         if self._tools is not None:
             events += self._counted(self._tools.flush())
 

@@ -27,13 +27,19 @@ class ToolParser(ABC):
         self._call_ids = call_ids
         self._names = names
         self._pending = ""
+        self._length = 0
         self._events: list[ToolEvent] = []
         self._num_calls = 0
         self._space = ""
         self._after_call = False
 
+    def begin_at(self, place: int) -> None:
+        """So many characters of the model's text were not for this parser."""
+        self._length = place
+
     def push(self, text: str) -> list[ToolEvent]:
         """Events that this text settles."""
+        self._length += len(text)
         self._pending += text
         while self._pending and self._step():
             pass
@@ -42,10 +48,9 @@ class ToolParser(ABC):
     def flush(self) -> list[ToolEvent]:
         """The rest, now that no more text comes."""
         self._give_up()
-        self._add_content(self._pending)
-        self._pending = ""
+        self._add_content(self._take(len(self._pending)))
         if not self._num_calls and self._space:
-            self._events.append(ContentText(self._space))
+            self._events.append(ContentText(self._space, self._length))
         return self._take_events()
 
     @abstractmethod
@@ -94,7 +99,7 @@ class ToolParser(ABC):
             self._add_call_event(ToolCallArguments(self._num_calls - 1, text))
 
     def _add_content(self, text: str) -> None:
-        """Content; space at its end waits, since a call may follow."""
+        """Content, which was taken last; space at its end waits, since a call may follow."""
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
@@ -102,7 +107,8 @@ class ToolParser(ABC):
         content = text.rstrip()
         self._space = text[len(content) :]
         if content:
-            self._events.append(ContentText(content))
+            end = self._length - len(self._pending) - len(self._space)
+            self._events.append(ContentText(content, end))
 
     def _take_events(self) -> list[ToolEvent]:
         events, self._events = self._events, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.messages import FinishReason
@@ -18,9 +18,9 @@ ASKED = Conversation((Message("user", "?"),), (Tool("add"),))
 NO_LOGPROBS = TokenLogprobs(0.0, ())
 
 
-def told(pieces: list[str]) -> tuple[str, list[str]]:
+def told(pieces: list[str], family: str = "hermes") -> tuple[str, list[str]]:
     """The content of a message that comes in these pieces, and the texts of its tokens."""
-    markup = ChatMarkup(TOOL_MARKUPS["hermes"], REASONING_MARKERS["think"])
+    markup = ChatMarkup(TOOL_MARKUPS[family], REASONING_MARKERS["think"])
     parser, tokens = markup.parser(ASKED, "", "seed"), ContentTokens()
     content, texts, start = "", [], 0
     for number, piece in enumerate([*pieces, ""]):
@@ -54,9 +54,19 @@ def test_tokens_of_the_content(pieces: list[str], texts: list[str]) -> None:
 
 
 PARTS = ["<think>", "</think>", CALL, "<tool_call>", " ", "\n", "Well", "a", "{", "}", "é"]
+PARTS += ["[add(a='Well', b={'a': 1})]", "[TOOL_CALLS]add[ARGS]{}", '{"name": "add"}', "[add("]
+PARTS += ['<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>']
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=12))
-def test_characters_of_the_content_are_its_tokens(parts: list[str]) -> None:
-    content, texts = told(list("".join(parts)))
+@given(st.sampled_from(sorted(TOOL_MARKUPS)), st.lists(st.sampled_from(PARTS), max_size=12))
+@example("pythonic", ["[add(a='Well', b={'a': 1})]", " ", "Well", "{", "a", "}"])
+def test_characters_of_the_content_are_its_tokens(family: str, parts: list[str]) -> None:
+    content, texts = told(list("".join(parts)), family)
     assert "".join(texts) == content
+
+
+@given(st.sampled_from(sorted(TOOL_MARKUPS)), st.lists(st.sampled_from(PARTS), max_size=12))
+def test_a_token_that_holds_content_is_told_once(family: str, parts: list[str]) -> None:
+    content, texts = told(parts, family)
+    shown = iter("".join(texts))
+    assert all(character in shown for character in content)
