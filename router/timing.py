@@ -27,9 +27,12 @@ class PlacementShown(Struct, frozen=True):
 
 
 class ChoiceTiming(Struct, frozen=True):
-    """Milliseconds of one choice: of its last attempt, but for `ttft_ms` and `decode_ms`."""
+    """Milliseconds of one choice: of its last attempt, but for `ttft_ms` and `decode_ms`.
 
-    index: int
+    `index` is its place in the answer; None of a candidate that was not the best.
+    """
+
+    index: int | None
     placement: PlacementShown | None
     num_attempts: int
     ttft_ms: float | None
@@ -49,7 +52,7 @@ TraceLookup = Callable[[str], RequestTrace | None]
 """Gives the trace of a generation by its id."""
 
 
-def choice_timing(index: int, trace: RequestTrace) -> ChoiceTiming:
+def choice_timing(index: int | None, trace: RequestTrace) -> ChoiceTiming:
     """What a trace says now."""
     spans = trace.durations()
     placement = None

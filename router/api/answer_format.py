@@ -76,17 +76,22 @@ class TimedFormat:
         document = self._inner.chunk(choice, delta, is_first)
         self._num_open -= delta.finish is not None
         is_last = self._num_open == 0 and not self._has_usage
-        return self._timed(document) if is_last else document
+        return self._timed(document, self._choices) if is_last else document
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat."""
-        return self._timed(self._inner.usage_chunk(usage))
+        return self._timed(self._inner.usage_chunk(usage), self._choices)
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
         """See AnswerFormat."""
-        return self._timed(self._inner.answer(texts, usage))
+        shown = [choice for choice, _ in texts]
+        return self._timed(self._inner.answer(texts, usage), shown)
 
-    def _timed(self, document: bytes) -> bytes:
-        found = [(each.index, self._traces(each.request.request_id)) for each in self._choices]
-        timings = [choice_timing(index, trace) for index, trace in found if trace is not None]
+    def _timed(self, document: bytes, shown: Sequence[Choice]) -> bytes:
+        """Tells of the choices shown, as they are numbered there, then of all others."""
+        places: dict[str, int | None] = {each.request.request_id: each.index for each in shown}
+        for each in self._choices:
+            places.setdefault(each.request.request_id, None)
+        found = [(place, self._traces(name)) for name, place in places.items()]
+        timings = [choice_timing(place, trace) for place, trace in found if trace is not None]
         return add_timing(document, Timing(timings))

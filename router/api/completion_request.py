@@ -58,9 +58,14 @@ class CompletionRequest(GenerationFields):
         return max(self.n or 1, self.best_of or 1)
 
     @property
+    def has_spare_choices(self) -> bool:
+        """Whether more is generated than answered."""
+        return self.num_candidates > (self.n or 1)
+
+    @property
     def output_logprobs(self) -> int | None:
         """How many alternatives to compute for every token; 0 where the best are to be chosen."""
-        if self.logprobs is None and self.num_candidates > (self.n or 1):
+        if self.logprobs is None and self.has_spare_choices:
             return 0
         return self.logprobs
 
@@ -77,7 +82,7 @@ class CompletionRequest(GenerationFields):
         super().check_together()
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise InvalidRequest("'best_of' must be at least 'n'", "best_of")
-        if self.stream and self.num_candidates > (self.n or 1):
+        if self.stream and self.has_spare_choices:
             raise InvalidRequest("'best_of' greater than 'n' needs 'stream' to be false", "best_of")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
             raise InvalidRequest("'suffix' needs one text as 'prompt', and no 'echo'", "suffix")

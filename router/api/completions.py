@@ -14,7 +14,6 @@ from router.api.completion_request import CompletionRequest, Prompt
 from router.api.context import ApiContext
 from router.api.identity import identify
 from router.api.logprobs import (
-    LOWEST,
     EchoedPrompt,
     TokenNames,
     completion_logprobs,
@@ -76,7 +75,8 @@ def completions_router(context: ApiContext) -> APIRouter:
             context.tokenizer,
             fields,
         )
-        plan = Plan(identity, fields, choices)
+        num_best = fields.n or 1
+        plan = Plan(identity, fields, choices, num_best if fields.has_spare_choices else None)
         return await reply(request, context, plan, answer_format)
 
     router.add_api_route("/v1/completions", create_completion, methods=["POST"])
@@ -125,7 +125,7 @@ class CompletionFormat:
         return frame.fill(delta.text)
 
     def _chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        part = self._choice(choice, delta, choice.index, is_first)
+        part = self._choice(choice, delta, is_first)
         return self._document([part], None if self.fields.wants_usage else UNSET)
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -134,8 +134,7 @@ class CompletionFormat:
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
         """See AnswerFormat."""
-        shown = enumerate(_best_of_each_prompt(texts, self.fields.n or 1))
-        parts = [self._choice(choice, text, index, True) for index, (choice, text) in shown]
+        parts = [self._choice(choice, text, True) for choice, text in texts]
         return self._document(parts, usage)
 
     def _document(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
@@ -143,12 +142,10 @@ class CompletionFormat:
             Completion(self.request_id, self.created, self.model, choices, usage)
         )
 
-    def _choice(
-        self, choice: Choice, delta: TextDelta, index: int, is_first: bool
-    ) -> CompletionChoice:
+    def _choice(self, choice: Choice, delta: TextDelta, is_first: bool) -> CompletionChoice:
         with_ids = bool(self.fields.return_token_ids)
         return CompletionChoice(
-            index=index,
+            index=choice.index,
             text=choice.echo + delta.text if is_first else delta.text,
             logprobs=self._logprobs(choice, delta),
             finish_reason=delta.finish.value if delta.finish else None,
@@ -176,26 +173,3 @@ class CompletionFormat:
         if count is None or told is None:
             return UNSET
         return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
-
-
-_Text = tuple[Choice, TextDelta]
-
-
-def _best_of_each_prompt(texts: Sequence[_Text], kept: int) -> list[_Text]:
-    """So many of each prompt's texts; if there are more, those with the highest log-probability
-    per token, the best first, as OpenAI's `best_of` has it."""
-    by_prompt: dict[int, list[_Text]] = {}
-    for each in texts:
-        by_prompt.setdefault(each[0].prompt_index, []).append(each)
-    best: list[_Text] = []
-    for candidates in by_prompt.values():
-        if len(candidates) > kept:
-            candidates.sort(key=lambda each: -_mean_logprob(each[1]))
-        best += candidates[:kept]
-    return best
-
-
-def _mean_logprob(text: TextDelta) -> float:
-    """Of the reported tokens; a text without any is the least likely."""
-    logprobs = [max(LOWEST, token.logprobs.logprob) for token in text.tokens]
-    return sum(logprobs) / len(logprobs) if logprobs else LOWEST

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
 from router.api.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
+from router.api.best_of import best_of_each_prompt
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.api.responses import CachedTokens, Usage
@@ -36,11 +37,15 @@ _TIMING = TIMING_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request asks for: which stream or answer it is, and the choices to run."""
+    """What a request asks for: which stream or answer it is, and the choices to run.
+
+    Of each prompt's choices an answer holds the `num_best` likeliest, or all.
+    """
 
     identity: StreamIdentity
     fields: GenerationFields
     choices: list[Choice]
+    num_best: int | None = None
 
     def bookmark(self, key: bytes, body_digest: bytes) -> Bookmark | EventCount:
         """What gives the events of its stream their ids."""
@@ -70,7 +75,7 @@ async def reply(
         )
 
     if not fields.stream:
-        answer = _Answer(choices)
+        answer = _Answer(choices, plan.num_best)
         await while_connected(connection_of(request.scope), run(answer))
         document = await context.tokenizer.off_loop(
             lambda: answer.whole(answer_format), answer.num_prompt_logprobs
@@ -100,9 +105,10 @@ class _Answer:
 
     is_full = False
 
-    def __init__(self, choices: list[Choice]) -> None:
+    def __init__(self, choices: list[Choice], num_best: int | None) -> None:
         self._usage = _UsageCount(choices)
         self._choices = choices
+        self._num_best = num_best
         self._parts: list[list[TextDelta]] = [[] for _ in choices]
 
     async def wait_room(self) -> None:
@@ -131,6 +137,8 @@ class _Answer:
             if shared is not None:
                 text = msgspec.structs.replace(text, prompt_logprobs=shared)
             texts.append((choice, text))
+        if self._num_best is not None:
+            texts = best_of_each_prompt(texts, self._num_best)
         return answer_format.answer(texts, self._usage.total())
 
 

@@ -25,6 +25,7 @@ from router.app import AppOptions, create_app
 from router.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
 from router.http_protocol import BoundedProtocols, ConnectionLimits
 from router.tokenizer import Tokenizer
+from router.trace import RequestTrace
 
 MODEL = "tiny"
 MAX_CONTEXT = 200
@@ -162,6 +163,7 @@ class LiveApi:
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator(lambda request: [])
         self.unready_reason: str | None = None
+        self.traces: dict[str, RequestTrace] = {}
         self.registry = CollectorRegistry()
         self.app = create_app(
             self.generator,
@@ -169,7 +171,7 @@ class LiveApi:
             ServedModel(MODEL, path, lambda: max_context, created=1_700_000_000),
             self.registry,
             ready=lambda: self.unready_reason,
-            options=AppOptions(limits=limits),
+            options=AppOptions(limits=limits, trace_of=self.traces.get),
         )
 
     def __enter__(self) -> LiveApi:
@@ -206,6 +208,7 @@ class LiveApi:
         """Forgets requests; the script becomes the word "Hello" and the end of text."""
         self.unready_reason = None
         self.generator.requests.clear()
+        self.traces.clear()
         self.generator.most_active = 0
         self.says("Hello")
 

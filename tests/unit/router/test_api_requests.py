@@ -15,6 +15,7 @@ from protocol.sampling import SamplingParams, TokenLogprobs
 from router.api.sampling import choice_seed
 from router.generation import GenerationRequest, TokenDelta
 from router.tokenizer import Tokenizer
+from router.trace import RequestTrace
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi
 
 END = 1
@@ -288,6 +289,23 @@ def test_the_best_of_several_are_those_whose_tokens_are_the_likeliest(api):
     assert {each.sampling.logprobs for each in api.generator.requests} == {0}
     told = api.complete(best_of=3, logprobs=2).json()["choices"][0]["logprobs"]
     assert told["token_logprobs"] == [-2.0]
+
+
+def test_the_timing_of_candidates_is_told_by_their_places_in_the_answer(api):
+    """Candidate i has a log-probability of -(i * 2 % 5), and its first token after 1 + i ms."""
+
+    def script(request: GenerationRequest) -> list[TokenDelta]:
+        number = int(request.request_id.rpartition("-")[2])
+        trace = RequestTrace(request.request_id, 1000, 1, first_token_us=2000 + 1000 * number)
+        api.traces[request.request_id] = trace
+        logprobs = TokenLogprobs(-float(number * 2 % 5), ())
+        return [TokenDelta([70], [logprobs], FinishReason.LENGTH)]
+
+    api.generator.script = script
+    body = {"model": MODEL, "prompt": "Hi", "best_of": 4, "n": 2}
+    answer = api.post("/v1/completions", body, **{"x-baton-timing": "1"}).json()
+    shown = [(each["index"], each["ttft_ms"]) for each in answer["baton"]["choices"]]
+    assert shown == [(0, 1.0), (1, 4.0), (None, 2.0), (None, 3.0)]
 
 
 def test_the_best_are_chosen_for_each_prompt(api):
