@@ -31,6 +31,10 @@ MAX_INLINE_CHARS = 1000
 the words are known, up to `word_table.MAX_TEXT_CHARS` take no longer than half a millisecond."""
 
 
+CHARS_PER_TOKEN = 8
+"""More than nearly all texts have: so many characters show that a text has too many tokens."""
+
+
 class Tokenizer:
     """Encodes prompts and makes detokenizers.
 
@@ -102,6 +106,18 @@ class Tokenizer:
         if known is not None:
             return known
         return await self.off_loop(lambda: self._by_tokenizer(text, add_special_tokens), len(text))
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """How many tokens a text has at least, if its beginning shows that they are more than
+        `most`; else 0. Of a text that is far too long only that much is encoded."""
+        place = most * CHARS_PER_TOKEN
+        if self._words is None or len(text) <= place:
+            return 0
+        seam = self._words.seam(text, place)
+        if seam is None:
+            return 0
+        (encoding,) = self._tokenizer.encode_batch_fast([text[:seam]], add_special_tokens=False)
+        return len(encoding.ids) if len(encoding.ids) > most else 0
 
     async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
         """Runs what would hold up the event loop, because it reads so many characters."""

@@ -43,6 +43,7 @@ _SAMPLE = (
     "I'll SAY \"it's\" 12345 times,\n\n  don't  you?!\n\t x=[1.5];\x00\x1c\x1f\x7f \r\n\f _a  "
 )
 
+_find_seam = re.compile("[A-Za-z](?= [A-Za-z])").search
 _Ids = tuple[int, ...]
 
 
@@ -56,6 +57,7 @@ class WordTable:
         self._find_uncertain = re.compile(f"[^{character_classes().certain}]").search
         self._must_be_nfc = tokenizer.normalizer is not None
         self._cut = _cutter(tokenizer)
+        self._has_seams = not any(" " in each for each in _added_tokens(tokenizer))
         self._ids: dict[str, _Ids] = {}
 
     def takes(self, text: str) -> bool:
@@ -96,6 +98,13 @@ class WordTable:
                 known[word] = tuple(ids)
         self._bound()
         return True
+
+    def seam(self, text: str, start: int) -> int | None:
+        """The first place from `start` on, if one is known, at which any text may be cut in two
+        that have its token ids together: a space between letters, as all patterns begin a word
+        there, and no normalizing joins it to what comes before."""
+        found = _find_seam(text, start) if self._has_seams else None
+        return None if found is None else found.end()
 
     def _words(self, text: str) -> list[str]:
         """Added tokens count as words."""
@@ -183,11 +192,15 @@ def _for_python(pattern: str) -> str:
 def _cutter(tokenizer: HfTokenizer) -> Callable[[str], list[Any]] | None:
     """What cuts a text into texts and added tokens, in turn; of several that begin at one place
     the longest counts."""
-    added = {each.content for each in tokenizer.get_added_tokens_decoder().values()} - {""}
+    added = _added_tokens(tokenizer)
     if not added:
         return None
     longest_first = sorted(added, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
+
+
+def _added_tokens(tokenizer: HfTokenizer) -> set[str]:
+    return {each.content for each in tokenizer.get_added_tokens_decoder().values()} - {""}
 
 
 def _by_word(encoding: Encoding) -> list[list[int]]:

@@ -21,7 +21,7 @@ from router.api.logprobs import (
     joined_logprobs,
     prompt_logprobs,
 )
-from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_model
+from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_length, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
 from router.api.responses import (
@@ -38,7 +38,7 @@ from router.choices import Choice
 from router.fill_in_middle import fill_in_middle
 from router.output import TextDelta
 from router.request_scope import new_id, record_of
-from router.tokenizer import Tokenizer
+from router.tokenizer import CHARS_PER_TOKEN, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -52,7 +52,7 @@ def completions_router(context: ApiContext) -> APIRouter:
         fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
-        prompts = [await _encode(context.tokenizer, fields, each) for each in fields.prompts]
+        prompts = [await _encode(context, fields, each) for each in fields.prompts]
         grammar = await wanted_grammar(
             fields.response_format, fields.structured_outputs, context.grammars
         )
@@ -83,7 +83,11 @@ def completions_router(context: ApiContext) -> APIRouter:
     return router
 
 
-async def _encode(tokenizer: Tokenizer, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+    tokenizer = context.tokenizer
+    is_long = len(prompt) > CHARS_PER_TOKEN * context.model.max_context
+    if is_long and isinstance(prompt, str) and fields.truncate_prompt_tokens is None:
+        await tokenizer.in_thread(lambda: check_length(context, prompt, "prompt"))
     if fields.suffix and isinstance(prompt, str):
         token_ids = await tokenizer.in_thread(
             lambda: fill_in_middle(tokenizer, prompt, fields.suffix or "")

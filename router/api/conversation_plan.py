@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
-from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish
+from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_length
 from router.api.request_fields import GenerationFields
 from router.chat.conversation import Conversation, ToolMode
 from router.chat.message_parser import MessageParser
@@ -44,8 +44,9 @@ async def plan_conversation(
 
     Raises InvalidRequest for what the model's template or parsers cannot do, PromptTooLong.
     """
-    with_special = fields.add_special_tokens is True
-    text, token_ids = await encode_conversation(context, conversation, with_special)
+    is_cut = fields.truncate_prompt_tokens is not None
+    with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
+    text, token_ids = await encode_conversation(context, conversation, with_special, param)
     prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
     grammar = await _tool_grammar(context, conversation, text, wish.grammar)
     reasons = wish.grammar is None or grammar is not None
@@ -79,11 +80,15 @@ async def _tool_grammar(
 
 
 async def encode_conversation(
-    context: ApiContext, conversation: Conversation, add_special_tokens: bool = False
+    context: ApiContext,
+    conversation: Conversation,
+    add_special_tokens: bool = False,
+    limited_param: str | None = None,
 ) -> tuple[str, list[int]]:
     """Text and token ids of the prompt; templates write the special tokens themselves.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest; with `limited_param`, which holds the conversation, also PromptTooLong
+    for one that is far too long, before all of it is encoded.
     """
     tokenizer = context.tokenizer
 
@@ -94,6 +99,8 @@ async def encode_conversation(
 
     def encode() -> tuple[str, list[int]]:
         text = render()
+        if limited_param is not None:
+            check_length(context, text, limited_param)
         return text, tokenizer.encode(text, add_special_tokens)
 
     if not _is_plain(conversation):

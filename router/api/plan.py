@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from protocol.errors import InvalidRequest, ModelNotFound
+from protocol.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from protocol.sampling import SamplingParams
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
@@ -75,6 +75,18 @@ def check_model(context: ApiContext, name: str) -> None:
     if name != context.model.name:
         raise ModelNotFound(
             f"the model {name!r} does not exist; this server serves {context.model.name!r}", "model"
+        )
+
+
+def check_length(context: ApiContext, text: str, param: str) -> None:
+    """Raises PromptTooLong for a prompt so long that its beginning is too much for the context;
+    one that is not may still be too long. Takes its time: not for the event loop."""
+    most = context.model.max_context
+    least = context.tokenizer.least_tokens(text, most)
+    if least:
+        raise PromptTooLong(
+            f"the model's context is {most} tokens, but '{param}' has more than {least}",
+            param,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from protocol.errors import PromptTooLong
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation
 from router.chat.conversation import Conversation
@@ -29,11 +30,17 @@ async def truncated(
     def behind(start: int) -> Conversation:
         return replace(conversation, messages=(*messages[:head], *messages[start:]))
 
+    async def fits(start: int) -> bool:
+        try:
+            _, token_ids = await encode_conversation(context, behind(start), limited_param="input")
+        except PromptTooLong:
+            return False
+        return len(token_ids) <= room
+
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
-        _, token_ids = await encode_conversation(context, behind(starts[middle]))
-        if len(token_ids) <= room:
+        if await fits(starts[middle]):
             high = middle
         else:
             low = middle + 1

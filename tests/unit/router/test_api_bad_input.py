@@ -8,6 +8,7 @@ import pytest
 
 from router.api.chat_request import ChatRequest
 from router.api.completion_request import CompletionRequest
+from router.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MAX_BODY_BYTES, MAX_CONTEXT, MODEL
 
 COMPLETIONS = "/v1/completions"
@@ -418,6 +419,26 @@ def test_prompt_and_output_must_fit_the_context(api, length, fields, status):
 def test_a_conversation_that_is_too_long(api):
     error = api.chat("x" * 500).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def user_says(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_encoded(api, monkeypatch, path):
+    text = "word " * 10_000
+    question = {"prompt": text} if path == COMPLETIONS else {"messages": [user_says(text)]}
+    kept = api.post(path, {**VALID[path], **question, "truncate_prompt_tokens": 5}).json()
+    assert kept["usage"]["prompt_tokens"] == 5
+
+    def encode(self: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        raise AssertionError(f"{len(text)} characters are encoded")
+
+    monkeypatch.setattr(Tokenizer, "_by_tokenizer", encode)
+    error = check_error(api.post(path, {**VALID[path], **question}), 413, next(iter(question)))
+    assert error["code"] == "context_length_exceeded"
+    assert f"context is {MAX_CONTEXT} tokens" in str(error["message"])
 
 
 def test_the_template_s_own_message_is_passed_on(api):

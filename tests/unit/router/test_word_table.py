@@ -62,6 +62,28 @@ def test_every_text_has_the_tokenizer_s_ids(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=150)
+@given(parts=st.lists(st.one_of(PIECES, st.just("word word")), max_size=12))
+def test_a_text_that_is_cut_at_a_seam_has_the_same_ids(name: str, parts: list[str]) -> None:
+    tokenizer, text = TOKENIZERS[name], "".join(parts)
+    seam = table_of(tokenizer).seam(text, len(text) // 3)
+    assert seam is not None or "word word" not in text[len(text) // 3 :]
+    if seam is not None:
+        assert seam > len(text) // 3
+        whole, before, behind = (
+            tokenizer.encode(each, add_special_tokens=False).ids
+            for each in (text, text[:seam], text[seam:])
+        )
+        assert before + behind == whole
+
+
+def test_with_spaces_in_added_tokens_no_seam_is_certain() -> None:
+    tokenizer = demo()
+    tokenizer.add_tokens([AddedToken("of the", normalized=False)])
+    assert table_of(tokenizer).seam("word word", 0) is None
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_every_character_that_is_taken_is_classed_as_the_tokenizer_does(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     table = table_of(tokenizer)
