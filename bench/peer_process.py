@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +21,8 @@ from typing import Any
 from bench.engine_work import EngineNeeds
 from protocol.errors import BatonError
 
+PATIENCE_S = 1800.0
+"""Of whoever waits for a peer: loading, and the slowest of works on the slowest of machines."""
 _SCRIPTS = Path(__file__).parent / "peers"
 
 
@@ -70,12 +74,16 @@ def is_installed(kind: PeerKind, python: str) -> bool:
 class PeerProcess:
     """A peer that was started for some needs, which it gets as JSON.
 
-    Raises BatonError if it does not start, or ends; the end of what it said is in the message.
+    Raises BatonError if it does not start, ends, or says nothing for `patience_s`; the end of what
+    it said is in the message.
     """
 
-    def __init__(self, name: str, python: str, needs: EngineNeeds) -> None:
+    def __init__(
+        self, name: str, python: str, needs: EngineNeeds, patience_s: float = PATIENCE_S
+    ) -> None:
         kind = PEERS[name]
         self._name = name
+        self._patience_s = patience_s
         self._log = Path(f"{needs.folder}.{name}.log")
         environment = dict(os.environ) | dict(kind.environment)
         environment["OMP_NUM_THREADS"] = str(needs.threads)
@@ -90,8 +98,11 @@ class PeerProcess:
                 text=True,
                 start_new_session=True,
             )
-        self.version: str = self._hear()["version"]
-        self._stop()
+        with ExitStack() as stack:
+            stack.push(self)
+            self.version: str = self._hear()["version"]
+            self._stop()
+            stack.pop_all()
 
     def __enter__(self) -> PeerProcess:
         return self
@@ -123,11 +134,20 @@ class PeerProcess:
         return answer
 
     def _hear(self) -> dict[str, Any]:
+        """The next line, which it must say in time: else it is killed, and the line is empty."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        too_late = threading.Timer(self._patience_s, self._signal, (signal.SIGKILL,))
+        too_late.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            is_in_time = too_late.is_alive()
+            too_late.cancel()
+            too_late.join()
         if not line:
             said = self._log.read_text(errors="replace").strip()[-600:]
-            raise BatonError(f"{self._name} ended: {said}")
+            ending = "ended" if is_in_time else f"said nothing for {self._patience_s:g} s"
+            raise BatonError(f"{self._name} {ending}: {said}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -51,6 +51,17 @@ def test_it_answers_and_stands_still_between_questions(fake):
     assert process.status() == psutil.STATUS_STOPPED
 
 
+def test_one_that_says_nothing_is_given_up(tmp_path, monkeypatch):
+    script = tmp_path / "run_silent.py"
+    script.write_text("import sys\nprint('well', file=sys.stderr)\nsys.stdin.read()")
+    monkeypatch.setitem(peer_process.PEERS, "silent", PeerKind(str(script), "json", "it is there"))
+    needs = EngineNeeds(tmp_path / "model", "bfloat16", 1, 64, 1, 64, 2**20, 64)
+    before = psutil.Process().children()
+    with pytest.raises(BatonError, match=r"silent said nothing for 0.5 s"):
+        PeerProcess("silent", sys.executable, needs, patience_s=0.5)
+    assert psutil.Process().children() == before
+
+
 def test_its_end_is_explained(fake):
     with pytest.raises(BatonError, match=r"(?s)fake ended: .*thirteen"):
         fake.seconds(1, 13, 0, "seed")
