@@ -16,7 +16,7 @@ from rich.console import Console
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.tables import print_workers
 from protocol.errors import ServiceError
-from protocol.messages import WorkerInfo
+from router.worker import registered
 from runtime.membership import read_fleet
 from runtime.settings import setting, setting_of, settings_or_exit
 from runtime.worker_settings import WorkerSettings
@@ -84,19 +84,3 @@ def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
         print(f"baton status: {error}; load is not known", file=sys.stderr)
         found = read_fleet(settings.redis_url, settings.cluster, settings.timeout_s)
         return [registered(info) for info in found.values()], False
-
-
-def registered(info: WorkerInfo) -> dict[str, Any]:
-    """A registration as a row: what `GET /fleet` shows of it, without load."""
-    return {
-        "worker_id": info.worker_id,
-        "role": info.role.value,
-        "state": info.state.value,
-        "host": info.host,
-        "pid": info.pid,
-        "control": info.control,
-        "model": info.model,
-        "transport": info.transport,
-        "transport_paths": list(info.transport_paths),
-        "blocks_total": info.num_blocks,
-    }

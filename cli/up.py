@@ -15,10 +15,10 @@ from rich.console import Console
 
 from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
-from cli.status import registered
 from cli.tables import print_workers
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError, ConfigError, ModelLoadError
+from router.worker import registered
 from runtime.cores import ranges_of, usable_cores
 from runtime.model_source import model_name, resolve_model
 from runtime.settings import config_path_of, flags_given, settings_or_exit

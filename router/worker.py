@@ -125,8 +125,8 @@ class Worker:
         return describe(self.info, self.stats, is_connected=self.link.is_ready)
 
 
-def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) -> dict[str, Any]:
-    """A worker as `/fleet` shows it; loads are 0 until its first stats."""
+def registered(info: WorkerInfo) -> dict[str, Any]:
+    """What its registration tells of a worker, as `/fleet` shows it."""
     return {
         "worker_id": info.worker_id,
         "role": info.role.value,
@@ -137,10 +137,17 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "model": info.model,
         "transport": info.transport,
         "transport_paths": list(info.transport_paths),
+        "blocks_total": info.num_blocks,
+    }
+
+
+def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) -> dict[str, Any]:
+    """A worker as `/fleet` shows it; loads are 0 until its first stats."""
+    return {
+        **registered(info),
         "num_waiting": stats.num_waiting if stats else 0,
         "num_running": stats.num_running if stats else 0,
         "queued_tokens": stats.queued_tokens if stats else 0,
-        "blocks_total": info.num_blocks,
         "blocks_used": stats.blocks_used if stats else 0,
         "blocks_cached": stats.blocks_cached if stats else 0,
         "num_handoffs": stats.num_handoffs if stats else 0,
