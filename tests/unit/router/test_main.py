@@ -19,6 +19,7 @@ import pytest
 import zmq.asyncio
 
 from protocol.messages import Abort, FinishReason, Generate, Role
+from router.main import main
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import WorkerLease
 from runtime.network import Network
@@ -264,39 +265,64 @@ async def test_a_stopping_router_aborts_whole_answers_that_are_not_finished(
     assert await router.stop() == 0
 
 
-async def test_what_an_operator_gets_wrong_is_one_line(tmp_path: Path, checkpoint: Path) -> None:
-    taken = socket.create_server(("127.0.0.1", 0))
-    port = taken.getsockname()[1]
-    good = {"BATON_REDIS_URL": "redis://127.0.0.1:1", "BATON_CLUSTER_SECRET": SECRET}
-    cases = [
-        ((f"--model={checkpoint}",), {}, "redis_url is required"),
-        (
-            (f"--model={checkpoint}",),
-            {"BATON_REDIS_URL": "redis://127.0.0.1:1"},
-            "cluster_secret is required",
-        ),
-        ((f"--model={checkpoint}", "--prot=1"), good, "flag --prot: unknown; did you mean --port?"),
-        (("--model=/no/such/folder",), good, "there is no folder"),
-        ((f"--model={tmp_path}", "--port=0"), good, "tokenizer.json is missing"),
-        ((f"--model={checkpoint}", f"--port={port}"), good, f"127.0.0.1 port {port}: "),
-        (
-            (f"--model={checkpoint}", "--port=0", "--port-file=/no/such/file"),
-            good,
-            "port file /no/such/file cannot be written",
-        ),
-    ]  # fmt: skip
-    processes = [
-        await spawn(tmp_path / f"{number}", *flags, **environment)
-        for number, (flags, environment, _) in enumerate(cases)
-    ]
-    for number, (process, (_, _, told)) in enumerate(zip(processes, cases, strict=True)):
+GOOD = {"BATON_REDIS_URL": "redis://127.0.0.1:1", "BATON_CLUSTER_SECRET": SECRET}
+
+
+def exit_status(*flags: str) -> object:
+    """Of the command, which runs in this process: so many imports would cost their time."""
+    try:
+        return main(flags)
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "told"),
+    [
+        ((), {}, "redis_url is required"),
+        ((), {"BATON_REDIS_URL": "redis://127.0.0.1:1"}, "cluster_secret is required"),
+        (("--prot=1",), GOOD, "flag --prot: unknown; did you mean --port?"),
+        (("--model=/no/such/folder",), GOOD, "there is no folder"),
+        (("--model=/", "--port=0"), GOOD, "tokenizer.json is missing"),
+    ],
+)
+def test_what_an_operator_gets_wrong_is_one_line(
+    checkpoint: Path,
+    flags: tuple[str, ...],
+    environment: dict[str, str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("router.main.setup_logs", lambda *arguments: None)
+    for name, value in ({"BATON_MODEL": str(checkpoint)} | environment).items():
+        monkeypatch.setenv(name, value)
+    assert exit_status(*flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("baton router: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--port-file=/no/such/file", "--port=0"), "port file /no/such/file cannot be written"),
+        (("--port={taken}",), "127.0.0.1 port {taken}: "),
+    ],
+)
+async def test_what_is_wrong_with_its_port_ends_the_process_with_one_line(
+    tmp_path: Path, checkpoint: Path, flags: tuple[str, ...], told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        given = [each.format(taken=taken) for each in flags]
+        process = await spawn(tmp_path / "log", f"--model={checkpoint}", *given, **GOOD)
         async with asyncio.timeout(2 * WAIT_S):
             assert await process.wait() == 2
-        lines = (tmp_path / f"{number}").read_text().splitlines()
-        assert lines[-1].startswith("baton router: ")
-        assert told in lines[-1]
-        assert not any("Traceback" in line for line in lines)
-    taken.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[-1].startswith("baton router: ")
+    assert told.format(taken=taken) in lines[-1]
+    assert not any("Traceback" in line for line in lines)
 
 
 async def test_help_names_every_setting_with_its_unit(tmp_path: Path) -> None:
