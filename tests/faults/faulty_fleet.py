@@ -23,7 +23,14 @@ from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from protocol.messages import Role
 from tests.faults.faulty_worker import FAULTS_DIR
-from tests.integration.fleets import assert_idle, our_processes, segments_of, wait_for, workers
+from tests.integration.fleets import (
+    SETTINGS,
+    assert_idle,
+    our_processes,
+    segments_of,
+    wait_for,
+    workers,
+)
 from tests.integration.reference import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -170,18 +177,7 @@ def faulty_fleet(
 
     `environment` reaches its processes, for settings that `baton up` has not.
     """
-    defaults: dict[str, Any] = {
-        "model": str(DEMO_MODEL),
-        "port": 0,
-        "dtype": "float32",
-        "num_blocks": 2048,
-        "torch_threads": 1,
-        "device": "cpu",
-        "restart": False,
-        "chunk_max_tokens": 64,
-        "local_prefill_threshold_tokens": 0,
-        "startup_timeout_s": 120.0,
-    }
+    defaults = SETTINGS | {"chunk_max_tokens": 64, "local_prefill_threshold_tokens": 0}
     before = our_processes()
     with tempfile.TemporaryDirectory() as folder:
         known = UpSettings(**(defaults | settings))

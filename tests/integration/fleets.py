@@ -23,6 +23,17 @@ SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.02  # between two looks over HTTP, which would else keep a core busy
 PAUSE = threading.Event()
 T = TypeVar("T")
+SETTINGS: dict[str, Any] = {
+    "model": str(DEMO_MODEL),
+    "port": 0,
+    "dtype": "float32",
+    "num_blocks": 2048,
+    "torch_threads": 1,
+    "device": "cpu",
+    "restart": False,
+    "startup_timeout_s": 120.0,
+}
+"""Of every fleet of tests, unless a test says otherwise."""
 
 
 def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 15.0) -> T:
@@ -42,22 +53,12 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
 
     `environment` reaches its processes, for settings that `baton up` has not.
     """
-    defaults: dict[str, Any] = {
-        "model": str(DEMO_MODEL),
-        "port": 0,
-        "dtype": "float32",
-        "num_blocks": 2048,
-        "torch_threads": 1,
-        "device": "cpu",
-        "restart": False,
-        "startup_timeout_s": 120.0,
-    }
     before = our_processes()
-    chosen = UpSettings(**(defaults | settings))
+    chosen = UpSettings(**(SETTINGS | settings))
     children = None
     if environment is not None:
         environ = {**os.environ, **environment}
-        children = ChildSettings(chosen, frozenset(defaults | settings), environ)
+        children = ChildSettings(chosen, frozenset(SETTINGS | settings), environ)
     with Fleet(chosen, children) as fleet:
         yield fleet
         assert_idle(fleet)

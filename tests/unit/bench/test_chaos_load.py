@@ -14,6 +14,7 @@ from bench import chaos_load
 from bench.chaos import is_clean
 from bench.chaos_load import Load, Tally
 from bench.soak_load import SoakLoad
+from tests.unit.bench.answering_server import AnsweringServer, header
 
 DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 ANSWER = [5, 6, 7]
@@ -29,36 +30,21 @@ def stream_of(*tokens: int) -> str:
     return "".join(event(number, token) for number, token in enumerate(tokens, start=1)) + DONE
 
 
-class Router:
+class Router(AnsweringServer):
     """Answers a question to learn from with ANSWER, and any stream with `stream`."""
 
     def __init__(self, stream: str, status: str = "200 OK") -> None:
-        self.bodies: list[dict[str, Any]] = []
+        super().__init__()
         self.resumed_from: list[str] = []
         self._stream = stream
         self._status = status
 
-    async def __aenter__(self) -> Router:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-        body = json.loads(await reader.readexactly(length))
-        self.bodies.append(body)
-        self.resumed_from.append(head.partition("last-event-id: ")[2].partition("\r\n")[0])
+    async def answer(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.resumed_from.append(header(head, "last-event-id"))
         status, text = "200 OK", json.dumps({"choices": [LEARNT]})
         if body.get("stream") or self._status != status:
             status, text = self._status, self._stream
         writer.write(f"HTTP/1.1 {status}\r\nconnection: close\r\n\r\n{text}".encode())
-        await writer.drain()
-        writer.close()
 
 
 LEARNT = {

@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from typing import Any
 
 import pytest
 
 from bench.interference import Contestant, Result, quantile, ratios, report
 from bench.stream_load import Phase, StreamClient, StreamLoad
 from protocol.errors import BatonError
+from tests.unit.bench.answering_server import AnsweringServer
 
 LOAD = StreamLoad("m", 100, 3, 5, 8, 40, 2, 50.0, seed=1)
 
 
-class Server:
-    """Streams as many events as tokens were asked for; remembers the bodies."""
+class Server(AnsweringServer):
+    """Streams as many events as tokens were asked for."""
 
     def __init__(self, status: str = "200 OK") -> None:
-        self.bodies: list[dict] = []
+        super().__init__()
         self._status = status
 
-    async def __aenter__(self) -> Server:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        body = json.loads(await reader.readexactly(length))
-        self.bodies.append(body)
+    async def answer(self, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 {self._status}\r\n\r\n".encode())
-        try:
-            for _ in range(body["max_tokens"]):
-                writer.write(b"data: {}\n\n")
-                await writer.drain()
-                await asyncio.sleep(0.002)
-            writer.write(b"data: [DONE]\n\n")
+        for _ in range(body["max_tokens"]):
+            writer.write(b"data: {}\n\n")
             await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+            await asyncio.sleep(0.002)
+        writer.write(b"data: [DONE]\n\n")
 
 
 async def test_both_loads_are_sent_and_counted():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.tokenizer import Tokenizer
+from tests.unit.router.api_clients import write_tools_checkpoint
 from tests.unit.router.api_harness import LiveApi, write_checkpoint
 
 
@@ -38,3 +39,13 @@ def api(running_api: LiveApi) -> Iterator[LiveApi]:
     running_api.reset()
     yield running_api
     running_api.generator.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
+    """A server whose model thinks and calls tools; tests reset it."""
+    path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
+    tokenizer = Tokenizer(path)
+    with LiveApi(path, tokenizer) as live:
+        yield live
+    tokenizer.close()

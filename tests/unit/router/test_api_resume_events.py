@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +12,7 @@ import pytest
 
 from protocol.messages import FinishReason
 from router.generation import GenerationRequest, TokenDelta
-from router.tokenizer import Tokenizer
-from tests.unit.router.api_clients import CALL, SCHEMA, SHORT_CALL, THINKING, write_tools_checkpoint
+from tests.unit.router.api_clients import CALL, SCHEMA, SHORT_CALL, THINKING
 from tests.unit.router.api_harness import MODEL, LiveApi, Step, token_steps
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -31,15 +29,6 @@ TEXTS = {
     "nothing": "",
 }
 Event = tuple[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    path: Path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
-    tokenizer = Tokenizer(path)
-    with LiveApi(path, tokenizer) as live:
-        yield live
-    tokenizer.close()
 
 
 @pytest.fixture
