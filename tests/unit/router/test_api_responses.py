@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -13,15 +12,7 @@ from pydantic import TypeAdapter
 
 from protocol.errors import Overloaded
 from protocol.messages import FinishReason
-from router.tokenizer import Tokenizer
-from tests.unit.router.api_clients import (
-    ARGUMENTS,
-    CALL,
-    SCHEMA,
-    SHORT_CALL,
-    THINKING,
-    write_tools_checkpoint,
-)
+from tests.unit.router.api_clients import ARGUMENTS, CALL, SCHEMA, SHORT_CALL, THINKING
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, TIMEOUT_S, Forever, LiveApi
 
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
@@ -31,15 +22,6 @@ WHERE = '{"city": "Köln"}'
 IMAGE = [{"role": "user", "content": [{"type": "input_image"}]}]
 LOGPROBS = "message.output_text.logprobs"
 EVENT = TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    path: Path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
-    tokenizer = Tokenizer(path)
-    with LiveApi(path, tokenizer) as live:
-        yield live
-    tokenizer.close()
 
 
 @pytest.fixture
@@ -297,6 +279,8 @@ def test_an_error_before_the_stream_has_a_status(client, api):
 
 
 def test_a_client_that_leaves_ends_the_generation(client, api):
+    left = {"endpoint": "/v1/responses", "status": "499"}
+    before = api.metric("baton_http_requests_total", **left)
     steps = api.generator.script
     api.generator.script = lambda request: [*steps(request)[:1], Forever()]
     stream = ask(client, stream=True)
@@ -304,3 +288,5 @@ def test_a_client_that_leaves_ends_the_generation(client, api):
     api.generator.wait_active(1)
     stream.close()
     api.generator.wait_idle()
+    assert api.generator.most_active == 1
+    api.settle(lambda: api.metric("baton_http_requests_total", **left) == before + 1)

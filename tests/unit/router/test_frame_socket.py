@@ -45,7 +45,8 @@ def pair() -> Iterator[Pair]:
 async def test_what_came_before_is_taken(pair: Pair) -> None:
     pair.far.send(b"early")
     served = pair.serve()
-    await until(lambda: pair.taken == [b"early"])
+    await until(lambda: bool(pair.taken))
+    assert (pair.taken, pair.errors) == ([b"early"], [])
     served.close()
 
 

@@ -128,10 +128,13 @@ async def test_a_silent_worker_is_not_responsive_but_ready(harness: Harness) -> 
 
 async def test_a_worker_that_forgot_us_is_greeted_anew(harness: Harness) -> None:
     (worker,) = await harness.join("d1")
-    await worker.received.next(Hello)
+    first = await worker.received.next(Hello)
+    await worker.received.next(CacheDumpRequest)
     worker.send(NO_HELLO)
-    await worker.received.next(Hello)
+    assert await worker.received.next(Hello) == first
+    await worker.received.next(CacheDumpRequest)
     await until(lambda: harness.is_usable("d1"))
+    assert harness.metric("refused_frames_total", reason="no_hello") == 0
 
 
 async def test_a_worker_that_listens_late_is_reached(harness: Harness) -> None:
@@ -146,6 +149,7 @@ async def test_a_worker_that_listens_late_is_reached(harness: Harness) -> None:
     late.events.bind(events)
     await until(lambda: harness.is_usable("d1"))
     await late.subscribed()
+    assert harness.fleet.worker("d1").link is link
 
 
 def free_port() -> int:
