@@ -10,10 +10,10 @@ the blocks of ended ones that a peer may still write to.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 
 from decode_worker.departures import Departures
 from decode_worker.inbound import InboundHandoffs
+from decode_worker.outbox import Outbox
 from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
@@ -38,8 +38,6 @@ from protocol.messages import (
     PeerDescriptor,
     Resume,
     Role,
-    SequenceTokens,
-    StepTokens,
 )
 from protocol.sampling import TokenLogprobs
 from runtime.control import Peer
@@ -75,7 +73,7 @@ class DecodeWorker:
         self._uncompiled: list[Task] = []  # could join, but for their grammars
         self._silent: list[str] = []  # incarnations of prefill workers
         self._ended = ClosedHandoffs(_REMEMBERED)
-        self._outbox: dict[Peer, list[SequenceTokens]] = defaultdict(list)
+        self._outbox = Outbox(host)
 
     @property
     def num_jobs(self) -> int:
@@ -100,7 +98,7 @@ class DecodeWorker:
         for result in outcome.results:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
-        self._flush()
+        self._outbox.flush()
         self._publish()
 
     # -- receive ----------------------------------------------------------------------------
@@ -219,7 +217,7 @@ class DecodeWorker:
             self._scheduler.finish(sequence, release=False)
         else:
             self._end(task)
-        self._flush()  # its tokens come before the end of its part
+        self._outbox.flush()  # its tokens come before the end of its part
         trace = task.trace(self._host.worker_id, self._host.wall_us())
         self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
         if keeps_kv:
@@ -338,17 +336,9 @@ class DecodeWorker:
         self._host.count(Count.DECODE_TOKENS)
         tokens = task.tokens(produced, logprobs, trace)
         if task.orphaned_at is None:
-            self._outbox[task.router].append(tokens)
-            if tokens.prompt_logprobs is not None:
-                self._flush()  # a message holds those of one prompt: they may be long
+            self._outbox.put(task.router, tokens)
         if trace is not None:
             self._resumption.keep(task, trace)
-
-    def _flush(self) -> None:
-        """One message per router and step."""
-        for router, sequences in self._outbox.items():
-            self._host.send(router, StepTokens(sequences=sequences))
-        self._outbox.clear()
 
     def _publish(self) -> None:
         self._inbound.count()
@@ -365,7 +355,7 @@ class DecodeWorker:
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
         """The attempt ends without its last token, and the router hears why."""
         self._end(task)
-        self._flush()  # its tokens come before its end
+        self._outbox.flush()  # its tokens come before its end
         if task.orphaned_at is None:
             self._host.send(task.router, self._host.failure(task.asked, reason, retryable))
 

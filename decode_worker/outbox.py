@@ -1,0 +1,30 @@
+"""A step's tokens on their way to the routers: one message per router and step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from protocol.messages import SequenceTokens, StepTokens
+from runtime.control import Peer
+from runtime.worker_host import WorkerHost
+
+
+class Outbox:
+    """What was produced and has not been sent; belongs to the loop's thread."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        self._queued: dict[Peer, list[SequenceTokens]] = defaultdict(list)
+
+    def put(self, router: Peer, tokens: SequenceTokens) -> None:
+        """With the next `flush`; at once with a prompt's log-probabilities, which may be long: a
+        message holds those of one prompt."""
+        self._queued[router].append(tokens)
+        if tokens.prompt_logprobs is not None:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was put in, in that order."""
+        for router, sequences in self._queued.items():
+            self._host.send(router, StepTokens(sequences=sequences))
+        self._queued.clear()
