@@ -12,64 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, IllegalMove, key_of
+from kv_transfer.handoff_states import ReceiverEvent, ReceiverState, receiver_transition
 from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
-
-
-class ReceiverState(StrEnum):
-    """Where a handoff stands on the decode side."""
-
-    GRANTED = "granted"  # wanted; the peer may write
-    CLOSED_EARLY = "closed early"  # wanted; closed in order, but notifications are on their way
-    VERIFYING = "verifying"  # every block is here; the owner compares digests
-    ABORTING = "aborting"  # not wanted; the peer may write until it answers
-    LANDING = "landing"  # not wanted; posted writes may land until a time
-    ENDED = "ended"  # the fence has fallen
-
-
-class ReceiverEvent(StrEnum):
-    """What moves a handoff on."""
-
-    ARRIVED = "arrived"  # every block
-    CHECK = "check"  # every block, and digests are to be compared
-    GIVE_UP = "give up"  # not wanted any more
-    CLOSE = "close"  # the peer writes nothing more, and all that it wrote has landed
-    LOSE = "lose"  # the peer writes nothing more, but something may still land
-    EXPIRE = "expire"  # the time for landing is over
-
-
-_MOVES = {
-    (ReceiverState.GRANTED, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.GRANTED, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
-    (ReceiverState.GRANTED, ReceiverEvent.GIVE_UP): ReceiverState.ABORTING,
-    (ReceiverState.GRANTED, ReceiverEvent.CLOSE): ReceiverState.CLOSED_EARLY,
-    (ReceiverState.GRANTED, ReceiverEvent.LOSE): ReceiverState.LANDING,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
-    (ReceiverState.VERIFYING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.VERIFYING, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.CLOSE): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.LOSE): ReceiverState.LANDING,
-    (ReceiverState.LANDING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.LANDING, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
-}
 _WANTED = (ReceiverState.GRANTED, ReceiverState.CLOSED_EARLY)
 _TIMED = (ReceiverState.CLOSED_EARLY, ReceiverState.LANDING)
-
-
-def transition(state: ReceiverState, event: ReceiverEvent) -> ReceiverState:
-    """The next state. Raises IllegalMove."""
-    try:
-        return _MOVES[state, event]
-    except KeyError:
-        raise IllegalMove(f"a receiver cannot {event} when {state}") from None
 
 
 @dataclass(frozen=True)
@@ -294,7 +244,7 @@ class HandoffReceiver:
             return self._lose(key, handoff, closed.error, now)
         if handoff.state is ReceiverState.ABORTING:
             return self._end(key, handoff, ReceiverEvent.CLOSE)
-        handoff.state = transition(handoff.state, ReceiverEvent.CLOSE)
+        handoff.state = receiver_transition(handoff.state, ReceiverEvent.CLOSE)
         handoff.landed_at = now + self._landing_s
         return []
 
@@ -317,7 +267,7 @@ class HandoffReceiver:
             return self._end(key, handoff, ReceiverEvent.ARRIVED)
         if not self._checksum:
             return self._end(key, handoff, ReceiverEvent.ARRIVED, Complete(key))
-        handoff.state = transition(handoff.state, ReceiverEvent.CHECK)
+        handoff.state = receiver_transition(handoff.state, ReceiverEvent.CHECK)
         digests = tuple(digest for _, digest in sorted(handoff.digests.items()))
         return [Verify(key, handoff.block_ids, digests)]
 
@@ -333,7 +283,7 @@ class HandoffReceiver:
         return []
 
     def _ask_to_stop(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
-        handoff.state = transition(handoff.state, ReceiverEvent.GIVE_UP)
+        handoff.state = receiver_transition(handoff.state, ReceiverEvent.GIVE_UP)
         return [SendAbort(key, handoff.peer)]
 
     def _lose(
@@ -341,7 +291,7 @@ class HandoffReceiver:
     ) -> list[ReceiverAction]:
         """Wait until nothing can land any more; whoever wanted the blocks hears of it now."""
         wanted = handoff.state in _WANTED
-        handoff.state = transition(handoff.state, ReceiverEvent.LOSE)
+        handoff.state = receiver_transition(handoff.state, ReceiverEvent.LOSE)
         handoff.landed_at = now + self._landing_s
         return [Failed(key, reason, self._arrived(handoff))] if wanted else []
 
@@ -360,7 +310,7 @@ class HandoffReceiver:
         outcome: Complete | Failed | None = None,
     ) -> list[ReceiverAction]:
         """Lift the fence, after telling the outcome if somebody still waits for one."""
-        handoff.state = transition(handoff.state, event)
+        handoff.state = receiver_transition(handoff.state, event)
         del self._handoffs[key]
         self._ended.remember(key, "")
         unfence = Unfence(key, handoff.block_ids)

@@ -13,49 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, IllegalMove, key_of
+from kv_transfer.handoff_states import SenderEvent, SenderState, sender_transition
 from protocol.messages import KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
-
-
-class SenderState(StrEnum):
-    """Where a handoff stands on the prefill side."""
-
-    GRANTED_EARLY = "granted early"  # the grant came before the prompt
-    WAITING = "waiting"  # open, without a grant
-    SENDING = "sending"  # open and granted
-    DRAINING = "draining"  # nothing more is posted; writes may be outstanding
-    CLOSED = "closed"
-
-
-class SenderEvent(StrEnum):
-    """What moves a handoff on."""
-
-    OPEN = "open"
-    GRANT = "grant"
-    STOP = "stop"
-    DRAINED = "drained"
-
-
-_MOVES = {
-    (SenderState.GRANTED_EARLY, SenderEvent.OPEN): SenderState.SENDING,
-    (SenderState.WAITING, SenderEvent.GRANT): SenderState.SENDING,
-    (SenderState.GRANTED_EARLY, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.WAITING, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.SENDING, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.DRAINING, SenderEvent.DRAINED): SenderState.CLOSED,
-}
-
-
-def transition(state: SenderState, event: SenderEvent) -> SenderState:
-    """The next state. Raises IllegalMove."""
-    try:
-        return _MOVES[state, event]
-    except KeyError:
-        raise IllegalMove(f"a sender cannot {event} when {state}") from None
 
 
 @dataclass(frozen=True)
@@ -182,7 +145,7 @@ class HandoffSender:
         if handoff is None:
             handoff = self._handoffs[key] = _Handoff(SenderState.WAITING)
         elif handoff.num_blocks is None:
-            handoff.state = transition(handoff.state, SenderEvent.OPEN)
+            handoff.state = sender_transition(handoff.state, SenderEvent.OPEN)
         else:
             raise IllegalMove(f"handoff {key} is opened twice")
         handoff.num_blocks = num_blocks
@@ -286,7 +249,7 @@ class HandoffSender:
         if handoff is None:
             handoff = self._handoffs[key] = _Handoff(SenderState.GRANTED_EARLY)
         elif handoff.state is SenderState.WAITING:
-            handoff.state = transition(handoff.state, SenderEvent.GRANT)
+            handoff.state = sender_transition(handoff.state, SenderEvent.GRANT)
         else:
             self.ignored += 1
             return []
@@ -367,7 +330,7 @@ class HandoffSender:
         return self._settle(key, handoff)
 
     def _stop(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SenderAction]:
-        handoff.state = transition(handoff.state, SenderEvent.STOP)
+        handoff.state = sender_transition(handoff.state, SenderEvent.STOP)
         handoff.error = error
         return self._settle(key, handoff)
 
@@ -375,7 +338,7 @@ class HandoffSender:
         """Close a stopped handoff once no write is outstanding."""
         if handoff.state is not SenderState.DRAINING or handoff.outstanding:
             return []
-        handoff.state = transition(handoff.state, SenderEvent.DRAINED)
+        handoff.state = sender_transition(handoff.state, SenderEvent.DRAINED)
         del self._handoffs[key]
         self._closed.remember(key, handoff.error)
         actions: list[SenderAction] = []

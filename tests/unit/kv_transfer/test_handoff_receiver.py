@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kv_transfer.handoff import ClosedHandoffs, HandoffKey, IllegalMove
+from kv_transfer.handoff_states import ReceiverEvent, ReceiverState, receiver_transition
 from kv_transfer.receiver import (
     Complete,
     Failed,
     HandoffReceiver,
-    ReceiverEvent,
-    ReceiverState,
     SendAbort,
     SendGrant,
     SendRenew,
     Unfence,
     Verify,
-    transition,
 )
 from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
 
@@ -229,9 +227,9 @@ def test_a_handoff_is_offered_once(offered: HandoffReceiver) -> None:
 def test_an_ended_handoff_does_not_move() -> None:
     for event in ReceiverEvent:
         with pytest.raises(IllegalMove, match="when ended"):
-            transition(ReceiverState.ENDED, event)
+            receiver_transition(ReceiverState.ENDED, event)
     with pytest.raises(IllegalMove):
-        transition(ReceiverState.ABORTING, ReceiverEvent.EXPIRE)
+        receiver_transition(ReceiverState.ABORTING, ReceiverEvent.EXPIRE)
 
 
 def test_the_memory_of_closed_handoffs_is_bounded() -> None:

@@ -7,15 +7,13 @@ import itertools
 import pytest
 
 from kv_transfer.handoff import HandoffKey, IllegalMove
+from kv_transfer.handoff_states import SenderEvent, SenderState, sender_transition
 from kv_transfer.sender import (
     Close,
     HandoffSender,
     PostWrite,
     Release,
     SenderAction,
-    SenderEvent,
-    SenderState,
-    transition,
 )
 from protocol.messages import KvGrant, KvRenew, KvWritten
 
@@ -292,10 +290,10 @@ def test_only_the_listed_moves_exist() -> None:
     legal = 0
     for state, event in itertools.product(SenderState, SenderEvent):
         try:
-            transition(state, event)
+            sender_transition(state, event)
             legal += 1
         except IllegalMove:
             continue
     assert legal == 6
     with pytest.raises(IllegalMove, match="cannot grant when draining"):
-        transition(SenderState.DRAINING, SenderEvent.GRANT)
+        sender_transition(SenderState.DRAINING, SenderEvent.GRANT)
