@@ -77,7 +77,10 @@ def run_fleet(
         except KeyboardInterrupt:
             console.print("stopping ...")
         finally:
-            fleet.stop()
+            try:
+                fleet.stop()
+            except KeyboardInterrupt:  # the first signal, while it stopped by itself
+                fleet.stop()
 
 
 def announce_start(fleet: Fleet, console: Console) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from cli.fleet import Fleet
 from cli.http_json import get_json
+from cli.up import run_fleet
 from cli.up_settings import UpSettings
 from protocol.errors import ServiceError
 from tests.unit.cli.fake_process import FakeChildren
@@ -103,6 +105,26 @@ def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
         pass
     ends = {name: child.exit_status() for name, child in fleet.processes.items()}
     assert ends == {"prefill-1": 0, "decode-1": -signal.SIGKILL, "router": 0}
+
+
+class ImpatientlyStopped(Fleet):
+    """Gets a signal when it begins to stop."""
+
+    num_stops = 0
+
+    def stop(self) -> None:
+        self.num_stops += 1
+        if self.num_stops == 1:
+            signal.raise_signal(signal.SIGINT)
+        super().stop()
+
+
+def test_a_signal_while_it_stops_by_itself_leaves_nothing(tmp_path: Path) -> None:
+    settings = UpSettings(model="nothing", port=0, log_dir=str(tmp_path), startup_timeout_s=WAIT_S)
+    fleet = ImpatientlyStopped(settings, FakeChildren(settings))
+    run_fleet(fleet, Console(quiet=True), while_serving=lambda fleet: False)
+    assert fleet.num_stops == 2
+    assert {child.exit_status() for child in fleet.processes.values()} == {0}
 
 
 def test_a_process_that_dies_is_reported_and_started_anew(tmp_path: Path) -> None:
