@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from router.tokenizer import Tokenizer
 from tests.unit.router.api_clients import write_tools_checkpoint
 from tests.unit.router.api_harness import LiveApi, write_checkpoint
+from tests.unit.router.router_harness import Harness
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +51,29 @@ def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
     with LiveApi(path, tokenizer) as live:
         yield live
     tokenizer.close()
+
+
+@pytest.fixture
+async def make_harness() -> AsyncIterator[Callable[..., Harness]]:
+    """Harnesses that must be clean when the test ends."""
+    made: list[Harness] = []
+
+    def make(**settings) -> Harness:
+        made.append(Harness(**settings))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        assert harness.dispatcher.inflight == 0
+        assert harness.traces.num_running == 0
+        assert harness.metric("inflight") == 0
+        for worker_id in harness.workers:
+            worker = harness.fleet.worker(worker_id)
+            assert worker is None or worker.num_reservations == 0
+        await harness.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.fixture
+def harness(make_harness) -> Harness:
+    return make_harness()

@@ -10,8 +10,17 @@ from collections.abc import Callable
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
-from protocol.sampling import SamplingParams
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    AttemptFailed,
+    FinishReason,
+    Generate,
+    Hello,
+    Role,
+    WorkerInfo,
+    WorkerStats,
+)
+from protocol.sampling import PromptLogprobs, SamplingParams
 from router.cache_index import CacheIndex
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
@@ -166,3 +175,45 @@ class Consumer:
     async def cancel(self) -> None:
         self.task.cancel()
         await asyncio.wait([self.task])
+
+
+def failed(leg, worker, *, retryable: bool = True) -> AttemptFailed:
+    return AttemptFailed(
+        request_id=leg.request_id,
+        attempt=leg.attempt,
+        worker_id=worker.info.worker_id,
+        reason="out of luck",
+        retryable=retryable,
+    )
+
+
+async def finish_on(worker, consumer: Consumer, index: int = 0) -> list[int]:
+    """Serve the next Generate whole, each token being 1000 + its index."""
+    leg = await worker.received.next(Generate)
+    assert leg.num_output == index
+    worker.tokens(leg, index, [1000 + each for each in range(index, 6)], finish=FinishReason.STOP)
+    return await consumer.end()
+
+
+WHOLE = [1000, 1001, 1002, 1003, 1004, 1005]
+
+
+TOLD = PromptLogprobs(0, bytes(4 * 99), bytes(4 * 99), b"", b"")
+
+
+async def first_with(workers: dict, kind: type):
+    await until(lambda: any(each.received.count(kind) for each in workers.values()))
+    return next(each for each in workers.values() if each.received.count(kind))
+
+
+def stats_of(worker: FakeWorker, num_running: int = 1) -> WorkerStats:
+    return WorkerStats(
+        worker_id=worker.info.worker_id,
+        incarnation=worker.info.incarnation,
+        num_waiting=0,
+        num_running=num_running,
+        queued_tokens=0,
+        blocks_total=1000,
+        blocks_used=25,
+        blocks_cached=0,
+    )
