@@ -109,8 +109,8 @@ def _mps() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="baton-mps-") as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(places)
-        subprocess.run([_CONTROL, "-d"], check=True, timeout=_CONTROL_S)
         try:
+            subprocess.run([_CONTROL, "-d"], check=True, timeout=_CONTROL_S)
             yield
         finally:
             subprocess.run([_CONTROL], input=b"quit\n", check=False, timeout=_CONTROL_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,9 +52,11 @@ LLAMA_8B = {
 }
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
 DECODE_BATCHES = (1, 8, 32, 128, 256)
+GRAPH_BATCHES = (1, 32)
 CONTEXTS = (1024, 8192)
 CHUNKS = (512, 2048, 8192)
 _POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens
+_MIXED_BLOCKS = 20_000  # more than any of its steps reads
 _BF16 = "bfloat16"
 
 Part = Callable[[torch.device], Iterator[Row]]
@@ -101,14 +104,18 @@ def logits(device: torch.device) -> Iterator[Row]:
 
 
 def mixed(device: torch.device) -> Iterator[Row]:
-    """Attention of decodes beside a chunk, by one call and by two."""
-    from bench.gpu_mixed import MIXED_STEPS, check_mixed
+    """Attention of decodes beside a chunk, by one call and by two; of chunks, by fa3 and by fa2."""
+    from bench.gpu_mixed import MIXED_STEPS, check_kernels, check_mixed
 
     config = _llama(num_layers=4)
     backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
-    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, _BF16), 20_000, device)
-    pool.tensor.normal_()
-    yield from check_mixed(backend.attention(pool), backend.layers(pool), MIXED_STEPS)
+    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, _BF16), _MIXED_BLOCKS, device)
+    _fill(pool)
+    attention, layers = backend.attention(pool), backend.layers(pool)
+    yield from check_mixed(attention, layers, MIXED_STEPS)
+    if backend.choice.prefill == "fa3":
+        other = backend.attention(pool, choice=replace(backend.choice, prefill="fa2"))
+        yield from check_kernels(attention, other, layers)
 
 
 def decode(device: torch.device) -> Iterator[Row]:
@@ -122,7 +129,7 @@ def decode(device: torch.device) -> Iterator[Row]:
         for batch in DECODE_BATCHES:
             yield check_decode(card, passes, batch, context)
     yield check_overhead(card, passes)
-    for batch in (1, 32):
+    for batch in GRAPH_BATCHES:
         yield check_graphs(card, passes, batch, CONTEXTS[0])
 
 

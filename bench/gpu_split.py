@@ -20,6 +20,7 @@ import torch
 
 from bench.fleet import BenchFleet, FleetConfig
 from bench.gpu_checks import BLOCK_SIZE, Card, Row
+from bench.gpu_exactness import first_difference
 from engine.config import load_model_config
 from protocol.errors import BatonError
 
@@ -52,9 +53,11 @@ def check_split(card: Card, folder: Path, load: SplitLoad) -> Iterator[Row]:
     device = str(card.device)
     expected, _ = _serve(device, folder, load, num_prefill=0)
     tokens, traces = _serve(device, folder, load, num_prefill=1)
-    same = sum(ours == theirs for ours, theirs in zip(tokens, expected, strict=True))
-    goal = f"= {len(expected)}"
-    yield Row("split", "equal to one worker's", same, "prompts", goal, f"{load}")
+    parted = [first_difference(*pair) for pair in zip(tokens, expected, strict=True)]
+    differing = [f"prompt {i} from token {at}" for i, at in enumerate(parted) if at is not None]
+    note = ", ".join([str(load), *differing[:3]])
+    same = len(expected) - len(differing)
+    yield Row("split", "equal to one worker's", same, "prompts", f"= {len(expected)}", note)
     handoffs = [handoff_of(trace) for trace in traces[_WARM_UP:]]
     note = f"{len(handoffs)} prompts of {load.num_prompt}, by {traces[-1]['transport']}"
     p50 = statistics.median(each.ms for each in handoffs)
@@ -90,6 +93,7 @@ def _serve(
     context = load.num_prompt + load.num_output
     flags = (
         f"--device={device}",
+        f"--chunk-min-tokens={load.chunk}",  # the same chunks on both sides: the same rounding
         f"--chunk-max-tokens={load.chunk}",
         f"--num-blocks={4 * (-(-context // BLOCK_SIZE) + 1)}",
     )

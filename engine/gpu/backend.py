@@ -13,6 +13,7 @@ import torch
 
 from engine.attention.flashinfer_backend import (
     FlashInferAttention,
+    FlashInferChoice,
     PoolLayers,
     check_supported,
     choose_kernels,
@@ -69,11 +70,17 @@ class CardBackend:
 
         return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
-    def attention(self, pool: KvPool, mixed: MixedStep | None = None) -> FlashInferAttention:
-        """Attention for any batch over `pool`. With `mixed`, a step that is typical of those to
-        come, decodes beside chunks go by one call or two, whichever is found faster now."""
-        layers = self.layers(pool)
-        attention = FlashInferAttention(layers, self._workspace, self.choice, self._library)
+    def attention(
+        self,
+        pool: KvPool,
+        mixed: MixedStep | None = None,
+        choice: FlashInferChoice | None = None,
+    ) -> FlashInferAttention:
+        """Attention for any batch over `pool`, by the model's kernels or those of `choice`. With
+        `mixed`, a step that is typical of those to come, decodes beside chunks go by one call or
+        two, whichever is found faster now."""
+        layers, chosen = self.layers(pool), choice or self.choice
+        attention = FlashInferAttention(layers, self._workspace, chosen, self._library)
         if mixed is not None:
             choose_mixed(attention, layers, mixed)
         return attention

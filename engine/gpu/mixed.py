@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +66,20 @@ def measure_mixed(
 ) -> MixedTimes:
     """Both ways; only reads the pool. Leaves `attention` with the faster one."""
     segments = step.segments(layers.block_size, len(layers.caches[0][0]))
-    shape = (step.num_decodes + step.chunk, layers.num_heads, layers.head_dim)
+    seconds = {}
+    for joined in (True, False):
+        attention.joins_mixed = joined
+        seconds[joined] = time_attention(attention, layers, segments)
+    attention.joins_mixed = seconds[True] < seconds[False]
+    return MixedTimes(seconds[True], seconds[False])
+
+
+def time_attention(
+    attention: FlashInferAttention, layers: PoolLayers, segments: Sequence[Segment]
+) -> float:
+    """Seconds of a plan and all layers; only reads the pool."""
+    num_tokens = sum(segment.query_len for segment in segments)
+    shape = (num_tokens, layers.num_heads, layers.head_dim)
     q = torch.zeros(shape, dtype=layers.dtype, device=layers.device)
 
     def run() -> None:
@@ -74,12 +87,7 @@ def measure_mixed(
         for layer in range(len(layers.caches)):
             attention.attend(layer, q)
 
-    seconds = {}
-    for joined in (True, False):
-        attention.joins_mixed = joined
-        seconds[joined] = _least(run, layers.device)
-    attention.joins_mixed = seconds[True] < seconds[False]
-    return MixedTimes(seconds[True], seconds[False])
+    return _least(run, layers.device)
 
 
 def choose_mixed(attention: FlashInferAttention, layers: PoolLayers, step: MixedStep) -> None:
