@@ -87,7 +87,7 @@ def test_a_silent_stream_is_kept_alive(impatient_api: LiveApi, path: str, at: in
         return [*steps[:at], pause, *steps[at:]]
 
     impatient_api.generator.script = script
-    sign = "event: ping\n" if path == "/v1/messages" else ": keep-alive\n\n"
+    sign = "event: ping\n" if path == "/v1/messages" else ": keep-alive\n"
     text = ""
     with impatient_api.http.stream("POST", path, json=body_for(path, True)) as answer:
         for part in answer.iter_text():
