@@ -28,8 +28,13 @@ class ClientConnection(Protocol):
         """Whether the client is gone."""
         ...
 
-    def watch(self, on_lost: Callable[[], object] | None) -> None:
+    def watch(self, on_lost: Callable[[], object]) -> None:
         """Call this, and nobody else, once when the client goes."""
+        ...
+
+    def unwatch(self, on_lost: Callable[[], object]) -> None:
+        """Do not call this any more. Whoever answers the connection's next request may have begun
+        to watch in the meantime, and goes on."""
         ...
 
     @property
@@ -76,7 +81,8 @@ async def while_connected(connection: ClientConnection, work: Coroutine[Any, Any
     if connection.is_lost:
         work.close()
         raise ClientGone
-    connection.watch(task.cancel)
+    on_lost = task.cancel
+    connection.watch(on_lost)
     try:
         return await work
     except asyncio.CancelledError:
@@ -85,4 +91,4 @@ async def while_connected(connection: ClientConnection, work: Coroutine[Any, Any
         task.uncancel()
         raise ClientGone from None
     finally:
-        connection.watch(None)
+        connection.unwatch(on_lost)

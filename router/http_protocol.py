@@ -203,9 +203,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether the client is gone."""
         return self._is_lost
 
-    def watch(self, on_lost: Callable[[], object] | None) -> None:
+    def watch(self, on_lost: Callable[[], object]) -> None:
         """Call this once when the client goes."""
         self._on_lost = on_lost
+
+    def unwatch(self, on_lost: Callable[[], object]) -> None:
+        """Unless somebody else watches by now."""
+        if self._on_lost is on_lost:
+            self._on_lost = None
 
     @property
     def is_paused(self) -> bool:
