@@ -44,7 +44,7 @@ from protocol.layout import KvLayout
 from protocol.messages import Abort, KvClosed, KvGrant, KvRenew, PeerDescriptor
 from runtime.process_watch import WatchedProcess
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LANDING_S = 0.2
 SECRET = b"of the fleet"
 KEY = HandoffKey("request", 1)
@@ -103,7 +103,9 @@ class Rank:
         self.outbox: list[tuple[int, Any]] = []  # to ranks of the group
         self.outcome: dict[str, Any] = {}
         self.is_done = False
-        self.others_done = [False]  # of the group, by rank
+        self.num_arrived = 0
+        self.group_done = [False]  # by rank of the group
+        self.group_arrived = [0]  # blocks that the rank has whole
 
     def digests(self, blocks: tuple[int, ...], other: KvLayout) -> list[bytes]:
         heads = shared_heads(self.layout, other)
@@ -158,10 +160,11 @@ class SourceRank(Rank):
         self.carry_out(actions)
 
     def die_in_time(self, num_blocks: int) -> None:
-        """In the middle: when source rank 0 has written all, and we so many blocks."""
+        """In the middle: when source rank 0 has written all, and we so many blocks, which the
+        target rank knows."""
         if self.num_ready == 0 and len(self.added) == len(self.peers):
             self.compute(FIRST_BLOCK + num_blocks)
-        if self.num_ready and self.num_written == num_blocks and self.others_done[0]:
+        if self.num_written == num_blocks == self.group_arrived[-1] and self.group_done[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def receive(self, sender: int, message: Any) -> None:
@@ -237,6 +240,7 @@ class TargetRank(Rank):
                 self.carry_out(self.receiver.agent_gone(name, now))
         self.carry_out(self.receiver.sweep(now))
         self.is_done = self.receiver.num_open == 0
+        self.num_arrived = len(self.receiver.arrived(KEY))
 
     def receive(self, sender: int, message: Any) -> None:
         assert isinstance(message, KvClosed)
@@ -308,20 +312,21 @@ def rounds(player: SourceRank | TargetRank | None, rank: int) -> dict[str, Any]:
     """Rounds of messages until all are done."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        mine: tuple[list[tuple[int, Any]], bool] = ([], True)
+        mine: tuple[list[tuple[int, Any]], bool, int] = ([], True, 0)
         if player is not None:
             player.turn()
-            mine, player.outbox = (player.outbox, player.is_done), []
+            mine, player.outbox = (player.outbox, player.is_done, player.num_arrived), []
         try:
             everybody = gather(mine)
         except RuntimeError:  # a rank is dead, and with it the group: whoever waits for us hears
             dist.destroy_process_group()
             return alone(player)
-        if all(done for _, done in everybody):
+        if all(done for _, done, _ in everybody):
             break
         if player is not None:
-            player.others_done = [done for _, done in everybody]
-            for sender, (messages, _) in enumerate(everybody):
+            player.group_done = [done for _, done, _ in everybody]
+            player.group_arrived = [num_arrived for _, _, num_arrived in everybody]
+            for sender, (messages, _, _) in enumerate(everybody):
                 for message in [each for to, each in messages if to == rank]:
                     player.receive(sender, message)
     return {} if player is None else player.outcome

@@ -36,7 +36,7 @@ from protocol.layout import KvLayout
 from protocol.messages import PeerDescriptor
 from protocol.sampling import SamplingParams
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SECRET = b"of the fleet"
 MAX_TOKENS = 16
 BLOCK = 8

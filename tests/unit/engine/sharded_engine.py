@@ -20,7 +20,7 @@ from engine.sequence import Sequence
 from engine.tensor_parallel import Ranks
 from protocol.sampling import SamplingParams
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 MAX_TOKENS = 12
 LOST = 17
 """The exit status of a rank that is lost on purpose."""
