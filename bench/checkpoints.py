@@ -1,7 +1,10 @@
-"""The benchmark's two checkpoints: real shapes, random weights, made once and kept.
+"""The benchmark's checkpoints: real shapes, random weights, made once and kept.
 
-M1 is Llama-shaped with some 100M parameters, M2 shaped like Qwen3-0.6B. Weights are seeded, so
-every machine measures the same numbers. Knows nothing of engines.
+M1 is Llama-shaped with some 100M parameters, M2 shaped like Qwen3-0.6B. M3 is M2 made to tell right
+tokens from wrong ones: with tied embeddings random weights repeat the last token, and they attend
+to all tokens nearly alike, whatever lies in the KV. So M3's are not tied, and its norms of q and k
+have it attend to few. Weights are seeded, so every machine measures the same numbers. Knows nothing
+of engines.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+SHAPES["M3"] = SHAPES["M2"] | {"tie_word_embeddings": False, "vocab_size": 32_000}
+_QK_NORMS = {"M3": 2.0}
 _REST = {
     "max_position_embeddings": 32_768,
     "rms_norm_eps": 1e-6,
@@ -58,7 +63,7 @@ _REST = {
 
 
 def benchmark_checkpoint(name: str) -> Path:
-    """The folder of M1 or M2, in the user's cache; made if it is not there."""
+    """The folder of M1, M2 or M3, in the user's cache; made if it is not there."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "baton" / "bench" / name
     if folder.exists():
@@ -67,7 +72,8 @@ def benchmark_checkpoint(name: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         config = SHAPES[name] | _REST
         Path(made, "config.json").write_text(json.dumps(config, indent=2))
-        save_file(random_weights(config), Path(made, "model.safetensors"), {"format": "pt"})
+        weights = random_weights(config, _QK_NORMS.get(name, 1.0))
+        save_file(weights, Path(made, "model.safetensors"), {"format": "pt"})
         Path(made).rename(folder)
         Path(made).mkdir()  # for the clean-up
     return folder
@@ -95,8 +101,9 @@ def _write(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-def random_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Normal weights of a deviation of 0.02, norms of 1, by Hugging Face's names, in bf16."""
+def random_weights(config: dict[str, Any], qk_norm: float = 1.0) -> dict[str, torch.Tensor]:
+    """Normal weights of a deviation of 0.02, norms of 1 but those of q and k, by Hugging Face's
+    names, in bf16."""
     generator = torch.Generator().manual_seed(0)
     hidden, head = config["hidden_size"], config["head_dim"]
     q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]
@@ -127,6 +134,7 @@ def random_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
             "mlp.down_proj.weight": normal(hidden, inner),
         }
         if config["model_type"] == "qwen3":
-            layer |= {"self_attn.q_norm.weight": ones(head), "self_attn.k_norm.weight": ones(head)}
+            norm = qk_norm * ones(head)
+            layer |= {"self_attn.q_norm.weight": norm, "self_attn.k_norm.weight": norm.clone()}
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     return weights

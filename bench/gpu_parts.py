@@ -76,8 +76,8 @@ def build(device: torch.device) -> Iterator[Row]:
 
 
 def build_small(device: torch.device) -> Iterator[Row]:
-    """Those of M1 and M2."""
-    for name in ("M1", "M2"):
+    """Those of M1 and M3, which M2 shares."""
+    for name in ("M1", "M3"):
         yield _built(device, name, load_model_config(benchmark_checkpoint(name)), _BF16)
 
 
@@ -91,7 +91,7 @@ def exactness(device: torch.device) -> Iterator[Row]:
     """Tokens of small checkpoints."""
     from bench.gpu_exactness import check_exactness
 
-    for name in ("M1", "M2"):
+    for name in ("M1", "M3"):
         yield from check_exactness(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
 
 
@@ -99,7 +99,7 @@ def logits(device: torch.device) -> Iterator[Row]:
     """Logits of small checkpoints."""
     from bench.gpu_models import check_logits
 
-    for name in ("M1", "M2"):
+    for name in ("M1", "M3"):
         yield from check_logits(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
 
 
@@ -167,7 +167,7 @@ def fp8(device: torch.device) -> Iterator[Row]:
 
     yield from check_accuracy(DEMO_MODEL)
     card = Card(device, 1.0, 1.0)
-    for name in ("M1", "M2"):
+    for name in ("M1", "M3"):
         yield from check_error(card, benchmark_checkpoint(name), name)
     plain, narrow = (
         _passes(_llama(), device, 3 * max(CHUNKS) // BLOCK_SIZE, [1, 32], bits, kv_dtype)
@@ -197,7 +197,7 @@ def split(device: torch.device) -> Iterator[Row]:
 
     card = measure_card(device)
     torch.cuda.empty_cache()
-    yield from check_split(card, _served("M2"), SplitLoad())
+    yield from check_split(card, _served("M3"), SplitLoad())
 
 
 def interference(device: torch.device) -> Iterator[Row]:

@@ -125,7 +125,7 @@ CHECKPOINT = {
     "head_dim": 64,  # the bundled model's 32 are none of FlashInfer's
     "intermediate_size": 512,
     "vocab_size": 2048,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e4,
@@ -137,10 +137,10 @@ MakeEngine = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small checkpoint that FlashInfer serves."""
+    """A small checkpoint that FlashInfer serves, whose tokens depend on its attention."""
     made = tmp_path_factory.mktemp("checkpoint")
     (made / "config.json").write_text(json.dumps(CHECKPOINT))
-    save_file(random_weights(CHECKPOINT), made / "model.safetensors", {"format": "pt"})
+    save_file(random_weights(CHECKPOINT, qk_norm=2.0), made / "model.safetensors", {"format": "pt"})
     return made
 
 
