@@ -113,7 +113,9 @@ class ShardedReceiver:
         self._handoffs[key] = _Handoff(first_block, tuple(block_ids), sources, set(sources))
         actions: list[ShardedReceiverAction] = []
         for source, peer in peers.items():
-            lane = self._lanes.setdefault(source, self._make_receiver())
+            if source not in self._lanes:
+                self._lanes[source] = self._make_receiver()
+            lane = self._lanes[source]
             actions += self._join(source, lane.offer(key, peer, first_block, block_ids, now))
         return actions
 

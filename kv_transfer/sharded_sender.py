@@ -125,7 +125,9 @@ class ShardedSender:
     ) -> list[ShardedSenderAction]:
         joined: list[ShardedSenderAction] = []
         for target in targets:
-            lane = self._lanes.setdefault(target, self._make_sender())
+            if target not in self._lanes:
+                self._lanes[target] = self._make_sender()
+            lane = self._lanes[target]
             for action in move(lane):
                 if isinstance(action, Release):
                     joined += self._release(action, target)

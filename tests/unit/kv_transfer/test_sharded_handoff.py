@@ -431,3 +431,47 @@ def test_what_cannot_be_offered() -> None:
         made.offer(HandoffKey("s", 1), {}, 0, (1,), 0.0)
     assert made.written(*written(7, 2, 1)) == []
     assert made.ignored == 1
+
+
+def writes(actions: list[Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """(target rank, source blocks, target blocks) of all writes."""
+    return [
+        (lane.target, lane.action.source_blocks, lane.action.target_blocks)
+        for lane in actions
+        if isinstance(lane, ForLane) and isinstance(lane.action, p_side.PostWrite)
+    ]
+
+
+def grant(first_block: int, blocks: list[int]) -> KvGrant:
+    return KvGrant(
+        request_id="r", attempt=1, agent="d", first_block=first_block, block_ids=blocks, ttl_ms=9000
+    )
+
+
+def test_one_prompt_feeds_all_lanes_and_is_let_go_of_once() -> None:
+    sender = ShardedSender(lambda: HandoffSender(0.5))
+    assert sender.open(KEY, [0, 1], 2, 0.0, 5.0) == []
+    assert sender.blocks_ready(KEY, 0, [8, 9], 0, 0.0) == []
+    first = sender.grant(0, grant(1, [4]), 0.0)
+    assert writes(first) == [(0, (9,), (4,))]
+    second = sender.grant(1, grant(0, [6, 7]), 0.0)
+    assert writes(second) == [(1, (8, 9), (6, 7))]
+    assert sender.finish(KEY, 0.0) == []
+    (closed,) = sender.write_finished(0, first[0].action.write_id, None)
+    assert closed == ForLane(0, p_side.Close(KEY, "d", ""))
+    failed, released = sender.write_finished(1, second[0].action.write_id, "cut")
+    assert failed == ForLane(1, p_side.Close(KEY, "d", "cut"))
+    assert released == p_side.Release(KEY)
+    assert sender.num_open == sender.num_outstanding == 0
+
+
+def test_a_lane_that_nobody_grants_does_not_hold_up_the_others() -> None:
+    sender = ShardedSender(lambda: HandoffSender(0.5))
+    sender.open(KEY, [0, 1], 1, 0.0, 5.0)
+    sender.blocks_ready(KEY, 0, [8], 0, 0.0)
+    sender.finish(KEY, 0.0)
+    (write,) = sender.grant(1, grant(0, [4]), 0.0)
+    assert len(sender.write_finished(1, write.action.write_id, None)) == 1, "still pinned"
+    assert sender.sweep(5.0) == [p_side.Release(KEY)]
+    with pytest.raises(ValueError, match="no target rank"):
+        sender.open(HandoffKey("s", 1), [], 1, 0.0, 5.0)
