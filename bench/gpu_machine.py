@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 from bench.gpu_checks import Row
 
@@ -30,7 +31,7 @@ def describe_machine(device: torch.device) -> Iterator[Row]:
     missing = [name for name, found in versions.items() if found == "missing"]
     note = ", ".join(f"{name} {found}" for name, found in versions.items())
     yield Row("limits", "packages that are missing", len(missing), "", "= 0", note)
-    tools = {name: shutil.which(name) or "missing" for name in ("nvcc", "ninja")}
+    tools = {name: _tool(name) for name in ("nvcc", "ninja")}
     note = ", ".join(f"{name} {found}" for name, found in tools.items())
     absent = sum(found == "missing" for found in tools.values())
     yield Row("limits", "tools that are missing", absent, "", "= 0", note)
@@ -41,6 +42,12 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "missing"
+
+
+def _tool(name: str) -> str:
+    """Where it is, as FlashInfer finds it: on the path, or with CUDA."""
+    folders = [f"{CUDA_HOME}/bin"] if CUDA_HOME else []
+    return shutil.which(name) or shutil.which(name, path=":".join(folders)) or "missing"
 
 
 def _driver() -> str:

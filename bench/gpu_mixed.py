@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from bench.gpu_checks import Row
 from engine.attention.base import Segment
 from engine.attention.flashinfer_backend import FlashInferAttention, PoolLayers
-from engine.gpu.mixed import MixedStep, measure_mixed, time_attention
+from engine.gpu.tuning import MixedStep, measure_mixed, time_attention
 
 MIXED_STEPS = (
     MixedStep(16, 1024, 512),

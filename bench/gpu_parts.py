@@ -114,7 +114,7 @@ def mixed(device: torch.device) -> Iterator[Row]:
     attention, layers = backend.attention(pool), backend.layers(pool)
     yield from check_mixed(attention, layers, MIXED_STEPS)
     if backend.choice.prefill == "fa3":
-        other = backend.attention(pool, choice=replace(backend.choice, prefill="fa2"))
+        other = backend.attention(pool, replace(backend.choice, prefill="fa2"))
         yield from check_kernels(attention, other, layers)
 
 

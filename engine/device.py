@@ -49,6 +49,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor`, from host memory, on `device`; does not wait for a copy to a card."""
     if device.type == "cpu":
         return tensor
+    if tensor.numel() == 0:  # nothing to pin
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

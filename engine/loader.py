@@ -29,7 +29,7 @@ from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
-from engine.gpu.mixed import MixedStep
+from engine.gpu.tuning import MixedStep
 from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
 from engine.model import DecoderModel, RunnableModel
@@ -324,7 +324,7 @@ class _Parts:
             return self.attention(pool)
         scheduler = self.config.scheduler
         sizes = (scheduler.max_batch_size, scheduler.chunk_max_tokens, self.context)
-        return self.card.attention(pool, MixedStep.typical(*sizes))
+        return self.card.tuned_attention(pool, MixedStep.typical(*sizes))
 
     def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
         """Decode's graphs, captured now; None where there are none."""

@@ -173,6 +173,7 @@ class FlashInferAttention:
         library: ModuleType | None = None,
     ) -> None:
         library = library or load_flashinfer()
+        self.choice = choice
         self._layers = layers
         self._decodes: dict[int | None, Any] = {}
         self._chunks: dict[int | None, Any] = {}

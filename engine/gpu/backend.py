@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -22,7 +23,7 @@ from engine.attention.flashinfer_backend import (
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.config import ModelConfig
-from engine.gpu.mixed import MixedStep, choose_mixed
+from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool
 from engine.layer_ops import LayerOps
 
@@ -71,18 +72,22 @@ class CardBackend:
         return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
     def attention(
-        self,
-        pool: KvPool,
-        mixed: MixedStep | None = None,
-        choice: FlashInferChoice | None = None,
+        self, pool: KvPool, choice: FlashInferChoice | None = None
     ) -> FlashInferAttention:
-        """Attention for any batch over `pool`, by the model's kernels or those of `choice`. With
-        `mixed`, a step that is typical of those to come, decodes beside chunks go by one call or
-        two, whichever is found faster now."""
-        layers, chosen = self.layers(pool), choice or self.choice
-        attention = FlashInferAttention(layers, self._workspace, chosen, self._library)
-        if mixed is not None:
-            choose_mixed(attention, layers, mixed)
+        """Attention for any batch over `pool`, by the model's kernels or those of `choice`."""
+        chosen = choice or self.choice
+        return FlashInferAttention(self.layers(pool), self._workspace, chosen, self._library)
+
+    def tuned_attention(self, pool: KvPool, typical: MixedStep) -> FlashInferAttention:
+        """As `attention`, by what is found faster now for a step that is typical of those to come;
+        only reads the pool. fa2 is tried beside fa3 where decodes are by its kernel, too, so that
+        nothing is built for the trial."""
+        candidates = [self.attention(pool)]
+        if self.choice.prefill == "fa3" and self.choice.decode_on_tensor_cores:
+            candidates.append(self.attention(pool, replace(self.choice, prefill="fa2")))
+        layers = self.layers(pool)
+        attention = faster_chunks(candidates, layers, typical)
+        choose_mixed(attention, layers, typical)
         return attention
 
     def fixed_decodes(

@@ -39,7 +39,7 @@ from bench.stream_load import Phase
 from engine.attention.flashinfer_backend import FlashInferAttention, FlashInferChoice
 from engine.attention.torch_backend import TorchAttention
 from engine.config import parse_model_config
-from engine.gpu.mixed import MixedStep
+from engine.gpu.tuning import MixedStep
 from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 from tests.unit.engine import fake_flashinfer

@@ -3,6 +3,8 @@ meaning. What a card would be the first to run is run here before."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ import torch
 from bench import gpu_ahead, gpu_checks, gpu_mixed, gpu_parts
 from bench.gpu_checks import Row
 from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
-from engine.config import ModelConfig
+from engine.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
-from engine.gpu.mixed import MixedStep
+from engine.gpu.tuning import MixedStep
+from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 from tests.unit.engine import fake_flashinfer
 from tests.unit.engine.torch_pool_layers import TorchPoolLayers
@@ -122,6 +125,25 @@ def test_a_part_gives_its_rows(small: None, part: str) -> None:
     rows: list[Row] = list(gpu_parts.PARTS[part](CPU))
     assert [row.name for row in rows] == EXPECTED[part]
     assert {row.part for row in rows} <= {part, "overhead"}
+
+
+def test_a_model_gets_the_attention_that_was_found_faster():
+    config = parse_model_config(JsonKeys(gpu_parts.LLAMA_8B | SMALL, "test"))
+    backend = FakeBackend(config, CPU, torch.bfloat16, torch.bfloat16)
+    pool = KvPool(config.kv_layout("test", 16, "bfloat16"), 8)
+    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    assert attention.choice.prefill in ("fa3", "fa2")
+    backend.choice = FlashInferChoice("fa3", decode_on_tensor_cores=False)
+    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    assert attention.choice.prefill == "fa3"  # fa2 would have to be built for the trial
+
+
+NOT_FOR_ALL = ("zmq", "redis", "fastapi", "starlette", "transformers", "flashinfer", "triton")
+
+
+def test_the_program_starts_where_only_some_parts_can_run():
+    code = f"import sys; sys.modules.update(dict.fromkeys({NOT_FOR_ALL})); import bench.gpu"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):

@@ -28,7 +28,8 @@ from engine.attention.flashinfer_backend import (
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.attention.paging import NO_SLOT, pad_decodes, page
 from engine.attention.torch_backend import TorchAttention
-from engine.gpu.mixed import MixedStep, choose_mixed
+from engine.gpu import tuning
+from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
 from tests.unit.engine import fake_flashinfer
@@ -171,6 +172,21 @@ def test_the_typical_mixed_step_lies_in_its_pool(caplog):
         choose_mixed(attention, layers, small)
     assert torch.equal(pool.tensor, before)
     assert f"mixed steps take {'one' if attention.joins_mixed else 'two'}" in caplog.text
+
+
+def test_chunks_go_by_the_kernel_that_takes_less_time(monkeypatch, caplog):
+    pool = make_pool(2, 4)
+    layers = TorchPoolLayers(pool, (None, None), 4, torch.float32)
+    candidates = [
+        FlashInferAttention(layers, workspace(), FlashInferChoice(name, True), FAKE)
+        for name in ("fa3", "fa2")
+    ]
+    for slow, fast in (candidates, candidates[::-1]):
+        spans = {slow: 2e-3, fast: 1e-3}
+        monkeypatch.setattr(tuning, "time_attention", lambda each, *rest, spans=spans: spans[each])
+        with caplog.at_level("INFO"):
+            assert faster_chunks(candidates, layers, MixedStep(1, 4, 4)) is fast
+        assert f"1.00 ms by {fast.choice.prefill}" in caplog.text
 
 
 MIB = 1 << 20

@@ -1,9 +1,9 @@
-"""Whether decodes beside a chunk are one call of attention or two: measured once, at the start.
+"""Which of attention's kernels are faster here: measured once, at the start.
 
-Two calls give each kind the kernel that suits it, one after the other; one call has both at once,
-the decodes padded to the chunk's tiles, and by fa3 each of their contexts on one multiprocessor.
-Which is faster depends on the card, the heads and the sizes, so the step that is typical here is
-run both ways. Results differ in rounding alone.
+Chunks go by fa3 or by fa2. Decodes beside a chunk are two calls, each by the kernel that suits it,
+one after the other; or one that has both at once, the decodes padded to the chunk's tiles, and by
+fa3 each of their contexts on one multiprocessor. What is faster depends on the card, the heads and
+the sizes, so a step that is typical here is run each way. Results differ in rounding alone.
 """
 
 from __future__ import annotations
@@ -88,6 +88,21 @@ def time_attention(
             attention.attend(layer, q)
 
     return _least(run, layers.device)
+
+
+def faster_chunks(
+    candidates: Sequence[FlashInferAttention], layers: PoolLayers, step: MixedStep
+) -> FlashInferAttention:
+    """The candidate that takes the least time for the step's chunk alone; says so."""
+    table = [block % len(layers.caches[0][0]) for block in range(step.chunk)]
+    segment = Segment(step.chunk, step.chunk, table)
+    spans = {
+        candidate.choice.prefill: time_attention(candidate, layers, [segment])
+        for candidate in candidates
+    }
+    said = ", ".join(f"{1e3 * span:.2f} ms by {name}" for name, span in spans.items())
+    logger.info("attention of a chunk of %d: %s", step.chunk, said)
+    return min(candidates, key=lambda candidate: spans[candidate.choice.prefill])
 
 
 def choose_mixed(attention: FlashInferAttention, layers: PoolLayers, step: MixedStep) -> None:
