@@ -47,13 +47,14 @@ class SoakLoad:
             await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
 
     async def fill_word_caches(self) -> None:
-        """Have every router tokenise more different words than it remembers.
+        """Have every router tokenise more different words than it remembers, until it has forgotten
+        some twice.
 
         Under load alone that bounded store (some MiB) fills for an hour, and looks like a leak.
         Raises httpx.HTTPError.
         """
         rng = random.Random(1)
-        number = WORD_CACHES + WORDS_AT_ONCE
+        number = WORD_CACHES * 5 // 4
         words = ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(number)]
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             for url in self._urls:

@@ -49,6 +49,7 @@ from router.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.settings import RouterSettings
 from router.tokenizer import Tokenizer
 from router.trace import TraceStore
+from runtime.allocator import give_back_large_blocks
 from runtime.clock import wall_us
 from runtime.lifecycle import StopSignal
 from runtime.logs import setup_logs
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
         section="router",
     )
     setup_logs(settings.log_level, settings.log_format, "router")
+    give_back_large_blocks()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
