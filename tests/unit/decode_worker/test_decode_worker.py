@@ -207,6 +207,14 @@ def test_an_older_attempt_does_not_end_a_newer_one(d: DecodeBench) -> None:
     assert tokens_of(sent) == continuation(PROMPT, 4)
 
 
+def test_an_abort_of_an_older_attempt_does_not_end_a_newer_one(d: DecodeBench) -> None:
+    stale = d.counter(Count.STALE_MESSAGES)
+    sent = say(d, msgspec.structs.replace(LOCAL, attempt=2))
+    sent += say(d, Abort(request_id="r", attempt=1), turns=8)
+    assert tokens_of(sent) == continuation(PROMPT, 4)
+    assert d.counter(Count.STALE_MESSAGES) == stale + 1
+
+
 @pytest.mark.parametrize("how", ["gone", "forgotten", "closed"])
 @pytest.mark.parametrize("blocks_came", [False, True])
 def test_a_first_token_that_cannot_come_is_not_waited_for(
