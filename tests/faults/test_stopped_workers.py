@@ -42,15 +42,20 @@ def test_a_decode_worker_that_was_taken_for_dead(
 ) -> None:
     reference = long_prompts[0]
     pids = fleet.pids
-    fleet.arm(fleet.names(Role.DECODE), "decode", 6)
+    steps = 6
+    fleet.arm(fleet.names(Role.DECODE), "decode", steps)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held("decode")
     former = stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
+    fleet.signal(stopped, signal.SIGCONT)
+    told = fleet.fleet.processes[stopped].log_path
+    wait_for("it to notice that it lapsed", lambda: "lease of" in told.read_text())
     go_on(fleet, stopped, former)  # with a step's token still to deliver, and tasks nobody wants
     assert fleet.pids == pids
-    assert counters(fleet.fleet, stopped)["decode_tokens"] < 2 * NUM_TOKENS
+    produced = counters(fleet.fleet, stopped)["decode_tokens"]
+    assert produced == steps + 1, "with the first, and that of the step in which it stood"
     again = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
     assert again.tokens == list(reference.output)
 
