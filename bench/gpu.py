@@ -28,9 +28,9 @@ from bench.gpu_checks import Row
 from bench.gpu_parts import PARTS, Part
 from bench.gpu_process import run_apart
 
-PART_LIMIT_S = 450.0
+PART_LIMIT_S = 420.0
 """After which a part ends itself with what it has."""
-_KILL_S = 25.0  # later, if it did not
+_KILL_S = 55.0  # later, if it did not: a fleet takes a while to stop
 
 
 class PartOverran(Exception):

@@ -67,6 +67,12 @@ def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 81
     return Card(device, 2 * num_bytes / copy_s, 2 * width**3 / product_s)
 
 
+def attention_of(device: str) -> str:
+    """The setting that a card's figures are taken by: with `auto`, a card without FlashInfer would
+    be measured with torch's attention."""
+    return "kernel" if device.startswith("cuda") else "auto"
+
+
 def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
     """Bytes of weights and KV that decode reads per second, as a share of the copy bandwidth."""
     segments, positions = decodes_of(passes, batch, context)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.gpu_checks import Row
+from bench.gpu_checks import Row, attention_of
 from bench.interference import Contestant, Result, contestants, quantile, run_contestant
 from bench.stream_load import StreamLoad
 from engine.config import load_model_config
@@ -54,7 +54,9 @@ class FleetLoad:
     def fleets(self, device: str) -> list[Contestant]:
         """Whole, chunked, apart."""
         cores = usable_cores()
-        return contestants(cores, self.long_prompt + 32, self.itl_target_ms, device)
+        fleets = contestants(cores, self.long_prompt + 32, self.itl_target_ms, device)
+        flag = f"--attention={attention_of(device)}"
+        return [replace(fleet, flags=(*fleet.flags, flag)) for fleet in fleets]
 
 
 def check_interference(device: str, folder: Path, load: FleetLoad) -> Iterator[Row]:

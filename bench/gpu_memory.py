@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_checks import BLOCK_SIZE, Card, Row
+from bench.gpu_checks import BLOCK_SIZE, Card, Row, attention_of
 from engine.device import wait_for
 from engine.gpu.memory import Taken
 from engine.loader import EngineConfig, load_engine
@@ -42,6 +42,7 @@ def check_memory(card: Card, folder: Path, fraction: float) -> Iterator[Row]:
         dtype="bfloat16",
         device=str(card.device),
         memory_fraction=fraction,
+        attention=attention_of(str(card.device)),
     )
     started = time.monotonic()
     loaded = load_engine(config, time.monotonic)

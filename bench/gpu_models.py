@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu_checks import BLOCK_SIZE, Card, Row
+from bench.gpu_checks import BLOCK_SIZE, Card, Row, attention_of
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
@@ -138,6 +138,7 @@ def _our_rate(card: Card, folder: Path, load: Load) -> float:
         device=str(card.device),
         num_blocks=load.num_requests * (-(-context // BLOCK_SIZE) + 1),
         max_context=context + BLOCK_SIZE,
+        attention=attention_of(str(card.device)),
     )
     engine = load_engine(config, time.monotonic).engine
     engine.one_step_ahead = True  # as decode workers on a card have it

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.fleet import BenchFleet, FleetConfig
-from bench.gpu_checks import BLOCK_SIZE, Card, Row
+from bench.gpu_checks import BLOCK_SIZE, Card, Row, attention_of
 from bench.gpu_exactness import first_difference
 from engine.config import load_model_config
 from protocol.errors import BatonError
@@ -96,6 +96,7 @@ def _serve(
         f"--chunk-min-tokens={load.chunk}",  # the same chunks on both sides: the same rounding
         f"--chunk-max-tokens={load.chunk}",
         f"--num-blocks={4 * (-(-context // BLOCK_SIZE) + 1)}",
+        f"--attention={attention_of(device)}",
     )
     config = FleetConfig(str(folder), 1, num_prefill, 1, worker_flags=flags)
     generator = torch.Generator().manual_seed(0)
