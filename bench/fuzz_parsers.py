@@ -24,7 +24,7 @@ from bench.fuzz_seeds import BODIES, HEADS, example, variants
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff import HandoffKey
 from kv_transfer.receiver import HandoffReceiver
-from protocol import messages, wire
+from protocol import events, messages, registration, wire
 from protocol.errors import ProtocolError, RequestError
 from router.api.anthropic.request import MessagesRequest
 from router.api.chat_request import ChatRequest
@@ -68,7 +68,7 @@ def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
     return [
         *(_body_parser(path, schema) for path, schema in _SCHEMAS.items()),
         _frames("control frames", messages.ControlMessage, wire.decode_control),
-        _frames("event frames", messages.EventMessage, wire.decode_event),
+        _frames("event frames", events.EventMessage, wire.decode_event),
         _notifications(),
         _metadata(),
         _registrations(),
@@ -164,7 +164,7 @@ def _metadata() -> Parser:
 
 def _registrations() -> Parser:
     """A worker's value in the store, among good ones."""
-    seeds = [msgspec.json.encode(example(messages.WorkerInfo))]
+    seeds = [msgspec.json.encode(example(registration.WorkerInfo))]
     view = FleetView(settle_s=0.0)
 
     def parse(value: bytes) -> None:

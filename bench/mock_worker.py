@@ -21,26 +21,24 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
+from protocol.events import WorkerStats
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     CacheDump,
     CacheDumpRequest,
     ControlMessage,
-    DecodeTrace,
     FinishReason,
     FirstToken,
     Generate,
     Prefill,
     PrefillDone,
-    PrefillTrace,
     Role,
     SequenceTokens,
     StepTokens,
-    WorkerInfo,
-    WorkerState,
-    WorkerStats,
 )
+from protocol.registration import WorkerInfo, WorkerState
+from protocol.traces import DecodeTrace, PrefillTrace
 from runtime.clock import wall_us
 from runtime.control import ControlServer, HelloPolicy, Peer
 from runtime.events import EventPublisher

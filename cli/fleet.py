@@ -21,7 +21,8 @@ from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
 from protocol.errors import BatonError, ConfigError, ServiceError
-from protocol.messages import Role, WorkerInfo, WorkerState
+from protocol.messages import Role
+from protocol.registration import WorkerInfo, WorkerState
 from router.api_keys import make_key
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import read_fleet

@@ -13,7 +13,8 @@ from engine.sequence import Sequence
 from kv_transfer.handoff import HandoffKey
 from kv_transfer.sender import HandoffSender
 from kv_transfer.transfer_loop import TransferEvent
-from protocol.messages import HandoffToken, PrefillDone, PrefillTrace, WriteSpan
+from protocol.messages import HandoffToken, PrefillDone
+from protocol.traces import PrefillTrace, WriteSpan
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.outbound import FromDecodeWorker, OutboundHandoffs

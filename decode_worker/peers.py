@@ -14,14 +14,8 @@ from dataclasses import dataclass
 import zmq
 
 from protocol.errors import ProtocolError
-from protocol.messages import (
-    ControlMessage,
-    Message,
-    PrefillPeer,
-    Role,
-    WorkerInfo,
-    WorkerState,
-)
+from protocol.messages import ControlMessage, Message, PrefillPeer, Role
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.control import ControlLink
 from runtime.process_watch import WatchedProcess
 from runtime.worker_process import Surroundings

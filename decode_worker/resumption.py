@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decode_worker.task import Task
-from protocol.messages import DecodeTrace, NotKept, Resume, Resumed
+from protocol.messages import NotKept, Resume, Resumed
+from protocol.traces import DecodeTrace
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.worker_host import WorkerHost

@@ -10,8 +10,6 @@ from engine.batch import Produced
 from engine.sequence import Sequence, SequenceState
 from kv_transfer.handoff import HandoffKey
 from protocol.messages import (
-    ChunkSpan,
-    DecodeTrace,
     FinishReason,
     HandedOver,
     HandoffToken,
@@ -21,6 +19,7 @@ from protocol.messages import (
     SequenceTokens,
 )
 from protocol.sampling import PromptLogprobs, TokenLogprobs
+from protocol.traces import ChunkSpan, DecodeTrace
 from runtime.control import Peer
 
 

@@ -27,7 +27,6 @@ from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
 from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
-    ChunkSpan,
     ControlMessage,
     Generate,
     HandoffToken,
@@ -40,6 +39,7 @@ from protocol.messages import (
     Role,
 )
 from protocol.sampling import TokenLogprobs
+from protocol.traces import ChunkSpan
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.worker_host import WorkerHost

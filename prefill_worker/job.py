@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 from engine.batch import Produced
 from engine.sequence import Sequence
 from kv_transfer.handoff import HandoffKey
-from protocol.messages import (
-    ChunkSpan,
-    FirstToken,
-    HandoffToken,
-    PrefillTrace,
-    WriteSpan,
-)
+from protocol.messages import FirstToken, HandoffToken
 from protocol.sampling import TokenLogprobs
+from protocol.traces import ChunkSpan, PrefillTrace, WriteSpan
 from runtime.control import Peer
 
 

@@ -19,17 +19,15 @@ from prefill_worker.job import Job
 from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
-    ChunkSpan,
     ControlMessage,
     KvGrant,
     KvRenew,
     PeerDescriptor,
     Prefill,
     PrefillDone,
-    PrefillTrace,
     Role,
-    WriteSpan,
 )
+from protocol.traces import ChunkSpan, PrefillTrace, WriteSpan
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.outbound import OutboundHandoffs

@@ -1,4 +1,4 @@
-"""Every message between Baton's processes.
+"""Every message between two of Baton's processes; what workers publish is in `protocol.events`.
 
 Tagged, frozen, MessagePack. Whatever concerns a request carries `request_id` and `attempt`: an
 attempt number fences everything that an earlier attempt may still send. `Hello` comes first on
@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
+from protocol.traces import DecodeTrace, PrefillTrace
 
 PROTOCOL_VERSION = 4
 
@@ -26,14 +27,6 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
-class WorkerState(StrEnum):
-    """Life of a worker as its lease shows it; only READY ones get new requests."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-
-
 class FinishReason(StrEnum):
     """Why a sequence ended on its worker."""
 
@@ -43,37 +36,6 @@ class FinishReason(StrEnum):
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages; the class name is the tag on the wire."""
-
-
-# -- membership -----------------------------------------------------------------------------
-
-
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker registers under its lease, for everyone to read.
-
-    `incarnation` is new for every process, so a restarted worker is another worker.
-    `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
-    `machine` see each other by `pid`; "" is nobody's. `transport_paths` are for people to read.
-    """
-
-    worker_id: str
-    incarnation: str
-    role: Role
-    state: WorkerState
-    host: str
-    pid: int
-    control: str
-    events: str
-    protocol_version: int
-    model: str
-    model_fingerprint: str
-    layout_fingerprint: str
-    transport: str
-    block_size: int
-    num_blocks: int
-    max_context: int
-    machine: str = ""
-    transport_paths: tuple[str, ...] = ()
 
 
 # -- connection set-up ----------------------------------------------------------------------
@@ -204,57 +166,6 @@ class CacheDump(Message, frozen=True, kw_only=True):
 
 
 # -- workers to router ----------------------------------------------------------------------
-
-
-class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One prefill chunk: when it ran, and how many tokens it computed."""
-
-    start_us: int
-    end_us: int
-    num_tokens: int
-
-
-class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One posted write of KV blocks: when it was posted, when it was seen complete.
-
-    `chunk` is the index of the chunk that completed the last of its blocks (-1: cached before).
-    """
-
-    post_us: int
-    done_us: int
-    num_blocks: int
-    chunk: int
-
-
-class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prefill worker spent its time on an attempt."""
-
-    worker_id: str
-    received_us: int
-    scheduled_us: int
-    cached_tokens: int
-    chunks: tuple[ChunkSpan, ...]
-    writes: tuple[WriteSpan, ...] = ()
-    transport: str = ""
-    blocks_moved: int = 0
-    bytes_moved: int = 0
-
-
-class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a decode worker spent its time on an attempt; 0 where something did not happen."""
-
-    worker_id: str
-    received_us: int
-    admitted_us: int = 0
-    granted_blocks: int = 0
-    cached_tokens: int = 0
-    chunks: tuple[ChunkSpan, ...] = ()
-    blocks_arrived_us: int = 0
-    first_token_us: int = 0
-    first_step_us: int = 0
-    finished_us: int = 0
-    num_decode_steps: int = 0
-    num_preemptions: int = 0
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -432,43 +343,6 @@ class KvWritten(Message, frozen=True, kw_only=True):
     tp_rank: int = 0
 
 
-# -- published by workers ---------------------------------------------------------------------
-
-
-class WorkerStats(Message, frozen=True, kw_only=True):
-    """Load of a worker, published at most every `stats_interval`.
-
-    `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
-    hold a prefix. The step coefficients are those of `engine.step_model`. `counters` only grow.
-    `reported_us` is the worker's wall clock, so that a reader sees how old a report is.
-    """
-
-    worker_id: str
-    incarnation: str
-    num_waiting: int
-    num_running: int
-    queued_tokens: int
-    blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    num_handoffs: int = 0
-    reported_us: int = 0
-    step_fixed_us: float = 0.0
-    step_per_token_us: float = 0.0
-    step_per_attended_us: float = 0.0
-    counters: dict[str, int] = {}
-
-
-class CacheEvents(Message, frozen=True, kw_only=True):
-    """Blocks that became usable, or ceased to be, since the previous number."""
-
-    worker_id: str
-    incarnation: str
-    seq: int
-    stored: list[bytes]
-    removed: list[bytes]
-
-
 ControlMessage = (
     Hello
     | HelloAccepted
@@ -495,4 +369,3 @@ ControlMessage = (
     | HandoffToken
     | KvClosed
 )
-EventMessage = WorkerStats | CacheEvents

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from protocol.errors import ProtocolError
-from protocol.messages import ControlMessage, EventMessage, KvWritten, Message, WorkerInfo
+from protocol.events import EventMessage
+from protocol.messages import ControlMessage, KvWritten, Message
+from protocol.registration import WorkerInfo
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 

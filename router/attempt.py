@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from protocol.messages import Abort, WorkerState
+from protocol.messages import Abort
+from protocol.registration import WorkerState
 from router.generation import DeltaSink, GenerationRequest, TokenDelta
 from router.mailbox import Mailbox
 from router.placement import Mode, Placement

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.messages import CacheDump, CacheEvents
+from protocol.events import CacheEvents
+from protocol.messages import CacheDump
 
 MAX_BUFFERED_EVENTS = 4096
 

@@ -17,17 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protocol.errors import IncompatiblePeer
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    CacheDump,
-    CacheDumpRequest,
-    CacheEvents,
-    ControlMessage,
-    EventMessage,
-    Role,
-    WorkerInfo,
-    WorkerState,
-)
+from protocol.events import CacheEvents, EventMessage
+from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, ControlMessage, Role
+from protocol.registration import WorkerInfo, WorkerState
 from router.cache_index import CacheIndex
 from router.fleet_metrics import FleetMetrics
 from router.link import LinkCallbacks

@@ -19,17 +19,17 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from protocol.errors import ProtocolError
+from protocol.events import EventMessage
 from protocol.messages import (
     ControlMessage,
-    EventMessage,
     Hello,
     HelloAccepted,
     HelloRefused,
     Message,
     Ping,
     Pong,
-    WorkerInfo,
 )
+from protocol.registration import WorkerInfo
 from protocol.wire import decode_control, decode_event, encode
 from router.fleet_metrics import FleetMetrics
 from router.frame_socket import FrameSocket

@@ -24,7 +24,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from protocol.messages import PROTOCOL_VERSION, Hello, Role
+from protocol.registration import WorkerInfo
 from router.access import KeyCheck, access_rules, warn_of_open_doors
 from router.admin import admin_router
 from router.api.context import ApiLimits

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.messages import DecodeTrace, PrefillTrace
+from protocol.traces import DecodeTrace, PrefillTrace
 from router.fleet_metrics import FleetMetrics
 from router.placement import Placement
 from runtime.trace_context import CURRENT_TRACE

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from protocol.messages import Message, Role, WorkerInfo, WorkerState, WorkerStats
+from protocol.events import WorkerStats
+from protocol.messages import Message, Role
+from protocol.registration import WorkerInfo, WorkerState
 from router.cache_index import PrefixMatch
 from router.placement import WorkerLoad
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zmq
 
 from protocol import wire
-from protocol.messages import EventMessage
+from protocol.events import EventMessage
 from runtime.network import Network
 
 

@@ -20,7 +20,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from protocol.errors import ServiceError
-from protocol.messages import WorkerInfo, WorkerState
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.registry import (
     BACKOFF_MAX_S,
     BACKOFF_S,

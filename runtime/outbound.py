@@ -22,15 +22,8 @@ from kv_transfer.transfer_loop import (
     WriteFinished,
 )
 from protocol import wire
-from protocol.messages import (
-    Abort,
-    HandoffToken,
-    KvClosed,
-    KvGrant,
-    KvRenew,
-    PeerDescriptor,
-    WriteSpan,
-)
+from protocol.messages import Abort, HandoffToken, KvClosed, KvGrant, KvRenew, PeerDescriptor
+from protocol.traces import WriteSpan
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.worker_host import WorkerHost

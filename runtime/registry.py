@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
-from protocol.messages import WorkerInfo
+from protocol.registration import WorkerInfo
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from collections import Counter
 import msgspec
 
 from engine.engine import Engine
-from protocol.messages import CacheDump, CacheEvents, WorkerStats
+from protocol.events import CacheEvents, WorkerStats
+from protocol.messages import CacheDump
 from runtime.clock import wall_us
 from runtime.counters import Count
 from runtime.events import EventPublisher

@@ -34,8 +34,8 @@ from protocol.messages import (
     ControlMessage,
     Message,
     PeerDescriptor,
-    WorkerState,
 )
+from protocol.registration import WorkerState
 from runtime.clock import wall_us
 from runtime.control import ControlServer, Peer
 from runtime.counters import Count

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from protocol.messages import Role, WorkerStats
+from protocol.events import WorkerStats
+from protocol.messages import Role
 
 _GAUGES = {
     "num_waiting": "Sequences without KV blocks",

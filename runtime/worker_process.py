@@ -29,14 +29,8 @@ from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transport import PoolMemory, Transport, create_transport
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    PeerDescriptor,
-    Role,
-    WorkerInfo,
-    WorkerState,
-)
+from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.control import ControlServer, HelloPolicy
 from runtime.cores import cores_in, keep_to_cores
 from runtime.events import EventPublisher

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.messages import PROTOCOL_VERSION, Role, WorkerInfo, WorkerState
+from protocol.messages import PROTOCOL_VERSION, Role
+from protocol.registration import WorkerInfo, WorkerState
 
 
 def registration(worker_id: str, incarnation: str = "life-1", **changes: Any) -> WorkerInfo:

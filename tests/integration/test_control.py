@@ -14,11 +14,11 @@ import zmq
 
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
+from protocol.events import CacheEvents
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     CacheDumpRequest,
-    CacheEvents,
     Hello,
     HelloAccepted,
     HelloRefused,

@@ -23,8 +23,8 @@ from protocol.messages import (
     KvGrant,
     PeerDescriptor,
     Role,
-    WorkerInfo,
 )
+from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
 from runtime.network import Network
 from tests.integration.fleets import complete, counters, running_fleet, wait_for

@@ -19,7 +19,7 @@ import redis
 
 from protocol import wire
 from protocol.errors import ServiceError
-from protocol.messages import WorkerInfo, WorkerState
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.embedded import EmbeddedValkey
 from runtime.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
 from runtime.registry import Registry

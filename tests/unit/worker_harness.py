@@ -44,15 +44,8 @@ from kv_transfer.transfer_loop import (
 )
 from prefill_worker.worker import PrefillWorker
 from protocol.layout import KvLayout
-from protocol.messages import (
-    Generate,
-    Message,
-    PeerDescriptor,
-    Prefill,
-    PrefillPeer,
-    Role,
-    WorkerState,
-)
+from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
+from protocol.registration import WorkerState
 from protocol.sampling import PromptLogprobs, SamplingParams
 from runtime.control import Peer
 from runtime.counters import Count

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from cli.child import Child, baton_environment
 from cli.child_settings import ChildSettings, Secrets
-from protocol.messages import PROTOCOL_VERSION, Role, WorkerInfo, WorkerState
+from protocol.messages import PROTOCOL_VERSION, Role
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.lifecycle import StopSignal
 from runtime.membership import WorkerLease, read_fleet
 

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from engine.grammar import GrammarMatcher, Grammars
 from kv_transfer.handoff import HandoffKey
+from protocol.events import WorkerStats
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -23,9 +24,8 @@ from protocol.messages import (
     KvWritten,
     PrefillPeer,
     StepTokens,
-    WorkerState,
-    WorkerStats,
 )
+from protocol.registration import WorkerState
 from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
 from runtime.counters import Count

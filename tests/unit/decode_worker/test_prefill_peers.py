@@ -23,9 +23,8 @@ from protocol.messages import (
     PeerDescriptor,
     PrefillPeer,
     Role,
-    WorkerInfo,
-    WorkerState,
 )
+from protocol.registration import WorkerInfo, WorkerState
 from runtime.control import ControlServer, HelloPolicy, Peer
 from runtime.network import Network
 from runtime.sockets import tcp_endpoint

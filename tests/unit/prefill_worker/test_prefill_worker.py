@@ -21,8 +21,8 @@ from protocol.messages import (
     Prefill,
     PrefillDone,
     Role,
-    WorkerState,
 )
+from protocol.registration import WorkerState
 from runtime.control import Peer
 from runtime.counters import Count
 from tests.unit import worker_harness

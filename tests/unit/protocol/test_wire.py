@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from protocol import wire
 from protocol.errors import IncompatiblePeer, ProtocolError
-from protocol.messages import (
-    ControlMessage,
-    Generate,
-    KvGrant,
-    KvWritten,
-    Ping,
-    WorkerStats,
-)
+from protocol.events import WorkerStats
+from protocol.messages import ControlMessage, Generate, KvGrant, KvWritten, Ping
 from protocol.sampling import SamplingParams
 from tests.registration import registration
 

@@ -22,13 +22,12 @@ from protocol.messages import (
     Message,
     Ping,
     Pong,
-    PrefillTrace,
     Role,
     SequenceTokens,
     StepTokens,
-    WorkerInfo,
-    WorkerState,
 )
+from protocol.registration import WorkerInfo, WorkerState
+from protocol.traces import PrefillTrace
 from protocol.wire import decode_control, encode
 from runtime.network import Network
 

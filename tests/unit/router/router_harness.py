@@ -10,16 +10,9 @@ from collections.abc import Callable
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    AttemptFailed,
-    FinishReason,
-    Generate,
-    Hello,
-    Role,
-    WorkerInfo,
-    WorkerStats,
-)
+from protocol.events import WorkerStats
+from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
+from protocol.registration import WorkerInfo
 from protocol.sampling import PromptLogprobs, SamplingParams
 from router.cache_index import CacheIndex
 from router.dispatch import Dispatcher

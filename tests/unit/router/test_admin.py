@@ -8,7 +8,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from protocol.messages import FinishReason, Generate, WorkerStats
+from protocol.events import WorkerStats
+from protocol.messages import FinishReason, Generate
 from router.admin import admin_router
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import CacheDump, CacheEvents
+from protocol.events import CacheEvents
+from protocol.messages import CacheDump
 from router.cache_index import CacheIndex, PrefixMatch
 
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+from protocol.events import CacheEvents
 from protocol.hashing import block_hashes, chain_root
-from protocol.messages import (
-    Abort,
-    AttemptFailed,
-    CacheEvents,
-    FinishReason,
-    Generate,
-    Prefill,
-)
+from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
 from protocol.sampling import TokenLogprobs
 from tests.unit.router.router_harness import (
     WHOLE,

@@ -7,8 +7,6 @@ import time
 
 from protocol.hashing import block_hashes, chain_root
 from protocol.messages import (
-    ChunkSpan,
-    DecodeTrace,
     FinishReason,
     Generate,
     Prefill,
@@ -16,6 +14,7 @@ from protocol.messages import (
     SequenceTokens,
     StepTokens,
 )
+from protocol.traces import ChunkSpan, DecodeTrace
 from router.cache_index import PrefixMatch
 from router.generation import TokenDelta
 from tests.unit.router.fake_worker import prefill_trace

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from protocol.events import WorkerStats
 from protocol.messages import (
     Abort,
     AttemptFailed,
-    DecodeTrace,
     FinishReason,
     Generate,
     HandedOver,
@@ -20,9 +20,9 @@ from protocol.messages import (
     Ping,
     Prefill,
     PrefillDone,
-    WorkerState,
-    WorkerStats,
 )
+from protocol.registration import WorkerState
+from protocol.traces import DecodeTrace
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 

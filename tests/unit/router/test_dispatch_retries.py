@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.events import CacheEvents
 from protocol.hashing import block_hashes, chain_root
-from protocol.messages import (
-    Abort,
-    CacheEvents,
-    FinishReason,
-    Generate,
-    Prefill,
-)
+from protocol.messages import Abort, FinishReason, Generate, Prefill
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import (
     TOLD,

@@ -10,15 +10,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    CacheDump,
-    CacheDumpRequest,
-    CacheEvents,
-    Hello,
-    Role,
-    WorkerState,
-)
+from protocol.events import CacheEvents
+from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Hello, Role
+from protocol.registration import WorkerState
 from tests.unit.router.router_harness import Harness, until
 
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
+from protocol.events import CacheEvents
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
-    CacheEvents,
     ControlMessage,
     Hello,
     HelloRefused,

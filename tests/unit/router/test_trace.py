@@ -7,7 +7,7 @@ import itertools
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protocol.messages import ChunkSpan, DecodeTrace
+from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet_metrics import FleetMetrics
 from router.placement import Candidate, Mode, Placement
 from router.trace import AttemptTrace, TraceStore

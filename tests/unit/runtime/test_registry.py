@@ -8,7 +8,7 @@ import redis
 
 from protocol import wire
 from protocol.errors import ConfigError
-from protocol.messages import WorkerInfo
+from protocol.registration import WorkerInfo
 from runtime.registry import FleetView, client_from_url, redacted
 from tests.registration import registration
 

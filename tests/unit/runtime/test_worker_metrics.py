@@ -6,7 +6,8 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.messages import Role, WorkerStats
+from protocol.events import WorkerStats
+from protocol.messages import Role
 from runtime.metrics import process_registry, start_metrics_server
 from runtime.worker_metrics import WorkerMetrics
 
