@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket as tcp
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from runtime.sockets import tcp_endpoint
 
 ANY_PORT = tcp_endpoint("127.0.0.1", 0)
 WAIT_S = 10.0
+PAUSE = threading.Event()
 SECRET = "the secret of a test's cluster"
 POLICY = HelloPolicy("decode-1", "life-1", "model-a", "layout-a")
 HELLO = Hello(
@@ -93,7 +95,8 @@ def bench() -> Iterator[Bench]:
 
 
 def until(what: Callable[[], object], *sockets: zmq.Socket) -> object:
-    """The first true result of `what`, tried again whenever one of the sockets has something."""
+    """The first true result of `what`, tried again whenever one of the sockets has something; if
+    none is named, after a moment: who only tried would use up the context's sockets."""
     poller = zmq.Poller()
     for each in sockets:
         poller.register(each, zmq.POLLIN)
@@ -103,7 +106,10 @@ def until(what: Callable[[], object], *sockets: zmq.Socket) -> object:
         if result:
             return result
         assert time.monotonic() < deadline, "waited in vain"
-        poller.poll(50)
+        if sockets:
+            poller.poll(50)
+        else:
+            PAUSE.wait(0.005)
 
 
 def received(server: ControlServer, count: int = 1) -> list[tuple[Peer, Message]]:
