@@ -16,7 +16,7 @@ from router.api.sampling import choice_seed
 from router.generation import GenerationRequest, TokenDelta
 from router.tokenizer import Tokenizer
 from router.trace import RequestTrace
-from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi, events_of
 
 END = 1
 CONFIGURED_END = 0
@@ -106,6 +106,22 @@ def test_the_output_limit_of_a_chat(api, fields, limit):
     api.chat(**fields)
     request = only_request(api)
     assert request.sampling.max_tokens == (limit or MAX_CONTEXT - len(request.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"stop_token_ids": [END]}, None),  # it would have ended the text anyway
+        ({"stop_token_ids": [END], "ignore_eos": True}, END),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_models_own_end_is_no_stop_that_somebody_named(api, fields, reason, stream):
+    for answer in (api.complete(stream=stream, **fields), api.chat(stream=stream, **fields)):
+        last = events_of(answer.text)[-1] if stream else answer.json()
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert last["choices"][0]["stop_reason"] == reason
 
 
 def test_which_end_of_a_prompt_is_kept(api):
