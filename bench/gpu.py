@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
                 log = options.output.with_suffix(f".{name}.log")
                 reason = run_apart(command, log, PART_LIMIT_S + _KILL_S)
                 if reason:
+                    file.write("\n")  # after what it may have begun
                     _keep(Row(name, "process", 0.0, "failed", note=reason), file)
     rows = read_rows(options.output, before)
     if not options.here:
@@ -83,9 +84,12 @@ def run_part(
 
 
 def read_rows(file: Path, offset: int = 0) -> list[Row]:
-    """The rows in a file from a byte on; a line that is cut off is none."""
-    lines = file.read_bytes()[offset:].split(b"\n")[:-1]
-    return [Row(**json.loads(line)) for line in lines]
+    """The rows in a file from a byte on, without what a process that died had half written."""
+    rows = []
+    for line in file.read_bytes()[offset:].splitlines():
+        with suppress(ValueError):
+            rows.append(Row(**json.loads(line)))
+    return rows
 
 
 def table(rows: list[Row]) -> Table:

@@ -289,9 +289,10 @@ def test_parts_run_apart_and_a_process_that_dies_is_a_row(tmp_path, monkeypatch,
 
     def fake_run(command, log, limit_s):
         commands.append(command[2:])
+        has_died = "--part=build" in command
         with output.open("a") as file:
-            file.write(json.dumps(asdict(kept)) + "\n")
-        return "died of SIGSEGV: illegal address" if "--part=build" in command else ""
+            file.write(json.dumps(asdict(kept)) + "\n" + '{"part": "bui' * has_died)
+        return "died of SIGSEGV: illegal address" if has_died else ""
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "run_apart", fake_run)
@@ -300,7 +301,9 @@ def test_parts_run_apart_and_a_process_that_dies_is_a_row(tmp_path, monkeypatch,
         ["bench.gpu", "--here", "--part=limits"],
         ["bench.gpu", "--here", "--part=build"],
     ]
-    failed = gpu.read_rows(output)[-1]
+    rows = gpu.read_rows(output)
+    assert [row.name for row in rows] == ["of an earlier run", "kept", "kept", "process"]
+    failed = rows[-1]
     assert (failed.part, failed.unit) == ("build", "failed")
     assert failed.note == "died of SIGSEGV: illegal address"
     assert "of an earlier run" not in capsys.readouterr().out
