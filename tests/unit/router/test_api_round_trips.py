@@ -255,3 +255,29 @@ def test_vllms_name_for_thoughts(api: LiveApi) -> None:
     del message["reasoning_content"]
     api.chat(messages=[*ASK, message, *ASK], max_tokens=9)
     assert "<think>Let me see</think>Yes<|end|>" in prompt_of(api)
+
+
+def test_every_api_lets_an_answer_of_some_form_be_a_call_instead(
+    client: openai.OpenAI, claude: anthropic.Anthropic, api: LiveApi
+) -> None:
+    function = {"name": "weather", "parameters": SCHEMA}
+    asked: dict[str, Any] = {"model": MODEL}
+    says_in_turn(api, CALL, CALL, CALL)
+    chat = client.chat.completions.parse(
+        messages=ASK, tools=[{"type": "function", "function": function | {"strict": True}}],
+        response_format=Place, **asked,
+    )  # fmt: skip
+    assert chat.choices[0].finish_reason == "tool_calls"
+    response = client.responses.parse(
+        input=ASK, tools=[{"type": "function", **function}], text_format=Place, **asked
+    )
+    assert [item.type for item in response.output] == ["function_call"]
+    form = {"type": "json_schema", "schema": Place.model_json_schema()}
+    message = claude.messages.create(
+        messages=ASK, tools=[{"name": "weather", "input_schema": SCHEMA}], max_tokens=99,
+        output_config={"format": form}, **asked,
+    )  # fmt: skip
+    assert message.stop_reason == "tool_use"
+    for request in api.generator.requests:
+        assert "answer: %json" in str(request.sampling.grammar)
+        assert "call_0: %json" in str(request.sampling.grammar)
