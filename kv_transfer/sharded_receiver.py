@@ -46,7 +46,7 @@ class _Handoff:
     incomplete: set[int]  # source ranks
     fenced: set[int]  # source ranks whose lane's fence has not fallen
     is_wanted: bool = True
-    failed_lanes: dict[int, frozenset[int]] = field(default_factory=dict)  # what had arrived
+    failed_lanes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what had arrived
 
     @property
     def indices(self) -> frozenset[int]:
@@ -196,7 +196,7 @@ class ShardedReceiver:
     ) -> list[ShardedReceiverAction]:
         """The first lane that fails ends the handoff; the others are asked to stop."""
         handoff = self._handoffs[key]
-        handoff.failed_lanes[source] = frozenset(arrived)
+        handoff.failed_lanes[source] = arrived
         if not handoff.is_wanted:
             return []
         handoff.is_wanted = False
@@ -220,9 +220,8 @@ class ShardedReceiver:
 
     def _arrived(self, key: HandoffKey, handoff: _Handoff) -> tuple[int, ...]:
         """Prompt indices of the blocks that are here by every lane."""
-        parts = [handoff.failed_lanes.get(source) for source in handoff.incomplete]
         by_lane = [
-            frozenset(self._lanes[source].arrived(key)) if part is None else part
-            for source, part in zip(handoff.incomplete, parts, strict=True)
+            handoff.failed_lanes.get(source, self._lanes[source].arrived(key))
+            for source in handoff.incomplete
         ]
         return tuple(sorted(handoff.indices.intersection(*by_lane)))
