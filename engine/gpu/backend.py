@@ -82,11 +82,10 @@ class CardBackend:
         """As `attention`, by what is found faster now for a step that is typical of those to come;
         only reads the pool. fa2 is tried beside fa3 where decodes are by its kernel, too, so that
         nothing is built for the trial."""
-        candidates = [self.attention(pool)]
+        attention, layers = self.attention(pool), self.layers(pool)
         if self.choice.prefill == "fa3" and self.choice.decode_on_tensor_cores:
-            candidates.append(self.attention(pool, replace(self.choice, prefill="fa2")))
-        layers = self.layers(pool)
-        attention = faster_chunks(candidates, layers, typical)
+            other = self.attention(pool, replace(self.choice, prefill="fa2"))
+            attention = faster_chunks([attention, other], layers, typical)
         choose_mixed(attention, layers, typical)
         return attention
 
