@@ -7,7 +7,6 @@ there once the first decode worker has told what the fleet serves.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import socket
@@ -52,6 +51,7 @@ from router.tokenizer import Tokenizer
 from router.trace import TraceStore
 from runtime.allocator import give_back_large_blocks
 from runtime.clock import wall_us
+from runtime.collector import spare_the_collector
 from runtime.lifecycle import StopSignal
 from runtime.logs import setup_logs
 from runtime.membership import FleetWatcher
@@ -62,10 +62,6 @@ from runtime.settings import settings_or_exit
 
 log = logging.getLogger(__name__)
 
-GC_ALLOCATIONS = 10_000
-"""So many more objects made than freed until the garbage collector looks at the youngest: what is
-left in cycles by then is a megabyte or two. Python's own figure has it look 14 times as often.
-"""
 SWEEPS = 4
 """Looks at who is silent in the time after which one is."""
 
@@ -231,7 +227,7 @@ async def _open_api(
             parts.dispatcher, tokenizer, model, parts.registry, fleet.not_ready_reason, options
         )
     )
-    _spare_the_collector()
+    spare_the_collector()
     log.info("serving %s, context %d tokens", name, model.max_context)
 
 
@@ -246,14 +242,6 @@ def _context_of(fleet: Fleet) -> Callable[[], int]:
         return known
 
     return context
-
-
-def _spare_the_collector() -> None:
-    """What is here now stays, and what requests leave behind is freed by counting references:
-    cycles are rare, and looking for them as often as Python does costs a seventh of our time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 10, 10)
 
 
 async def _serve_beside(

@@ -31,6 +31,7 @@ from kv_transfer.transport import PoolMemory, Transport, create_transport
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
 from protocol.registration import WorkerInfo, WorkerState
+from runtime.collector import spare_the_collector
 from runtime.control import ControlServer, HelloPolicy
 from runtime.cores import cores_in, keep_to_cores
 from runtime.events import EventPublisher
@@ -143,6 +144,7 @@ def _serve(
     stack.callback(member.lease.close)
     member.host.join(member.lease)
     member.lease.start()
+    spare_the_collector()
     info = member.info
     log.info(
         "%s ready: %s, %d KV blocks of %d tokens, transport %s, device %s",
