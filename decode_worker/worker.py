@@ -17,10 +17,11 @@ from decode_worker.outbox import Outbox
 from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
+from decode_worker.tasks import Tasks
 from engine.batch import Batch, Produced
 from engine.sequence import Sequence, SequenceState
 from engine.step_result import StepResult
-from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
+from kv_transfer.handoff import HandoffKey, key_of
 from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
@@ -46,7 +47,6 @@ from runtime.worker_host import WorkerHost
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED = 8192
 _SILENT = "the prefill worker has fallen silent"
 
 
@@ -68,11 +68,10 @@ class DecodeWorker:
         self._peers = peers
         self._departures = Departures(host, sender)
         self._resumption = resumption
-        self._tasks: dict[HandoffKey, Task] = {}
+        self._tasks = Tasks()
         self._fenced: dict[HandoffKey, Sequence] = {}
         self._uncompiled: list[Task] = []  # could join, but for their grammars
         self._silent: list[str] = []  # incarnations of prefill workers
-        self._ended = ClosedHandoffs(_REMEMBERED)
         self._outbox = Outbox(host)
 
     @property
@@ -85,7 +84,7 @@ class DecodeWorker:
         while not self._host.is_finished(self.num_jobs):
             self.turn()
         self._departures.give_up("the worker stopped")
-        for task in list(self._tasks.values()):
+        for task in self._tasks:
             self._give_up(task, "the worker stopped", retryable=True)
         self._engine.try_withdraw()  # nobody wants the step under way
 
@@ -106,7 +105,7 @@ class DecodeWorker:
     def _receive(self) -> None:
         self._host.wait()
         if self._host.has_lapsed:
-            for task in list(self._tasks.values()):
+            for task in self._tasks:
                 self._end(task)
             self._resumption.clear()
             self._departures.abort_all()
@@ -137,11 +136,11 @@ class DecodeWorker:
     def _let_go(self) -> None:
         """Routers and decode workers that are gone, and streams that nobody came for."""
         for peer in self._host.server.lost(self._host.now()):
-            for task in [task for task in self._tasks.values() if task.router == peer]:
-                if not self._resumption.try_orphan(task):
+            for task in self._tasks:
+                if task.router == peer and not self._resumption.try_orphan(task):
                     self._end(task)
             self._departures.lose(peer)
-        for task in self._resumption.overdue(self._tasks.values()):
+        for task in self._resumption.overdue(self._tasks):
             self._end(task)
 
     def _handle(self, peer: Peer, message: ControlMessage) -> None:
@@ -151,7 +150,7 @@ class DecodeWorker:
             case Abort() if peer.role is Role.ROUTER:
                 self._abort(peer, message)
             case Resume() if peer.role is Role.ROUTER:
-                tasks = [t for key, t in self._tasks.items() if key[0] == message.request_id]
+                tasks = self._tasks.of_request(message.request_id)
                 self._resumption.answer(peer, message, tasks[0] if tasks else None)
             case HandOver() if peer.role is Role.ROUTER:
                 self._hand_over(peer, message)
@@ -160,23 +159,17 @@ class DecodeWorker:
             case _:
                 self._host.answer_common(peer, message)
 
-    def _task_of(self, router: Peer, message: Abort | HandOver) -> Task | None:
-        """The task that a router speaks of, if it is that router's."""
-        asked = key_of(message)
-        return next(
-            (t for t in self._tasks.values() if t.asked == asked and t.router == router), None
-        )
-
     def _start(self, router: Peer, message: Generate) -> None:
         """A new attempt; an older one of the same request ends. One that was here before is not
         begun again."""
         key = key_of(message)
-        others = [other for other in self._tasks if other.request_id == key.request_id]
-        if self._is_known(key) or any(self._tasks[o].attempt > key.attempt for o in others):
+        others = self._tasks.of_request(key.request_id)
+        is_known = self._tasks.is_known(key) or self._inbound.is_known(key)
+        if is_known or any(other.attempt > key.attempt for other in others):
             self._host.count(Count.STALE_MESSAGES)
             return
         for other in others:
-            self._end(self._tasks[other])
+            self._end(other)
         if self._host.is_draining or self._host.has_lapsed:
             self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
             return
@@ -188,16 +181,11 @@ class DecodeWorker:
             return
         now_us, is_resumable = self._host.wall_us(), message.is_resumable
         task = Task(router, sequence, message.prefill, now_us, is_resumable=is_resumable)
-        self._tasks[task.key] = task
-
-    def _is_known(self, key: HandoffKey) -> bool:
-        """Whether this attempt is or was here, as far as we remember."""
-        was_here = self._ended.error_of(key) is not None or self._inbound.is_known(key)
-        return key in self._tasks or was_here
+        self._tasks.add(task)
 
     def _abort(self, router: Peer, message: Abort) -> None:
         """Its router no longer wants it."""
-        task = self._task_of(router, message)
+        task = self._tasks.asked_by(router, key_of(message))
         if task is not None:
             self._end(task)
         elif not self._departures.try_abort(key_of(message)):
@@ -206,14 +194,14 @@ class DecodeWorker:
     def _hand_over(self, router: Peer, message: HandOver) -> None:
         """Its part here ends, between two steps. If it decodes, its blocks stay for the next
         attempt; one that only waits, receives or prefills has nothing that others cannot get."""
-        task = self._task_of(router, message)
+        task = self._tasks.asked_by(router, key_of(message))
         if task is None:
             self._host.count(Count.STALE_MESSAGES)
             return
         sequence = task.sequence
         keeps_kv = sequence.state is SequenceState.RUNNING
         if keeps_kv:
-            self._forget(task)
+            self._tasks.remove(task)
             self._scheduler.finish(sequence, release=False)
         else:
             self._end(task)
@@ -229,7 +217,7 @@ class DecodeWorker:
                 self._take_first_token(incarnation, message)
             case KvClosed():
                 self._inbound.close(message)
-                task = self._tasks.get(key_of(message))
+                task = self._tasks.find(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
                     reason = message.error or "the prefill worker closed without a first token"
                     self._give_up(task, reason, retryable=True)
@@ -240,12 +228,12 @@ class DecodeWorker:
     def _despair(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
         """A first token that has not come from this prefill worker is not waited for any more, nor
         blocks, if one despairs of them, too: those may yet be written."""
-        for task in list(self._tasks.values()):
+        for task in self._tasks:
             if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._give_up(task, reason, retryable=True)
 
     def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
-        task = self._tasks.get(key_of(message))
+        task = self._tasks.find(key_of(message))
         if task is None or not task.waits_for_token_of(incarnation):
             self._host.count(Count.STALE_MESSAGES)
             return
@@ -268,17 +256,17 @@ class DecodeWorker:
     def _begin(self, batch: Batch) -> None:
         """Before a batch runs: what was admitted gets its grant, what expired its end."""
         for sequence in batch.expired:
-            task = self._tasks.get(HandoffKey(*sequence.key))
+            task = self._tasks.find(HandoffKey(*sequence.key))
             if task is not None:
                 self._give_up(task, "its deadline passed", retryable=False)
         for sequence in batch.received:
-            task = self._tasks[HandoffKey(*sequence.key)]
+            task = self._tasks.of(sequence)
             self._mark_admitted(task)
             self._grant(task)
         for chunk in batch.chunks:
-            self._mark_admitted(self._tasks[HandoffKey(*chunk.sequence.key)])
+            self._mark_admitted(self._tasks.of(chunk.sequence))
         for sequence in batch.decodes:
-            task = self._tasks[HandoffKey(*sequence.key)]
+            task = self._tasks.of(sequence)
             task.first_step_us = task.first_step_us or self._host.wall_us()
 
     def _mark_admitted(self, task: Task) -> None:
@@ -315,13 +303,13 @@ class DecodeWorker:
     def _deliver(self, result: StepResult) -> None:
         for chunk in result.batch.chunks:
             started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
-            task = self._tasks[HandoffKey(*chunk.sequence.key)]
+            task = self._tasks.of(chunk.sequence)
             task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
             self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
         for sequence in result.batch.decodes:
-            self._tasks[HandoffKey(*sequence.key)].num_decode_steps += 1
+            self._tasks.of(sequence).num_decode_steps += 1
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
-            task = self._tasks[HandoffKey(*produced.sequence.key)]
+            task = self._tasks.of(produced.sequence)
             task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
             self._emit(task, produced, logprobs)
         for sequence, failure in result.failed:
@@ -332,7 +320,7 @@ class DecodeWorker:
         trace = None
         if produced.finish is not None:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
-            self._forget(task)
+            self._tasks.remove(task)
         self._host.count(Count.DECODE_TOKENS)
         tokens = task.tokens(produced, logprobs, trace)
         if task.orphaned_at is None:
@@ -350,7 +338,7 @@ class DecodeWorker:
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
         """A step failed, or some of its rows: their attempts end, the worker goes on."""
         for sequence in sequences:
-            self._give_up(self._tasks[HandoffKey(*sequence.key)], reason, retryable)
+            self._give_up(self._tasks.of(sequence), reason, retryable)
 
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
         """The attempt ends without its last token, and the router hears why."""
@@ -364,7 +352,7 @@ class DecodeWorker:
 
         What arrived stays cached, so that a next attempt need not fetch it again.
         """
-        self._forget(task)
+        self._tasks.remove(task)
         sequence = task.sequence
         self._scheduler.publish_arrived(sequence, self._inbound.arrived(task.key))
         if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
@@ -378,22 +366,18 @@ class DecodeWorker:
             self._fenced[task.key] = sequence
             self._inbound.abort(task.key)
 
-    def _forget(self, task: Task) -> None:
-        del self._tasks[task.key]
-        self._ended.remember(task.key, "")
-
     # -- how handoffs go: see `GrantOwner` ----------------------------------------------------
 
     def on_complete(self, key: HandoffKey) -> None:
         """Every block is here."""
-        task = self._tasks.get(key)
+        task = self._tasks.find(key)
         if task is not None:
             task.blocks_arrived_us = self._host.wall_us()
             self._try_join(task)
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
         """The attempt is over, except for what arrived."""
-        task = self._tasks.get(key)
+        task = self._tasks.find(key)
         if task is not None:
             self._scheduler.publish_arrived(task.sequence, arrived)
             self._give_up(task, reason, retryable=True)

@@ -129,7 +129,9 @@ def test_a_grammar_that_is_being_compiled_keeps_one_out_of_the_batch_and_waits_f
 ) -> None:
     compiled: Future[LLMatcher] = Future()
     say(d, REMOTE)
-    d.worker._tasks[HandoffKey("r", 1)].sequence.grammar = GrammarMatcher(compiled)
+    task = d.worker._tasks.find(HandoffKey("r", 1))
+    assert task is not None
+    task.sequence.grammar = GrammarMatcher(compiled)
     deliver_blocks(d)
     d.peers.inbox.append(("p-i", first_token()))
     other = msgspec.structs.replace(LOCAL, request_id="other")

@@ -1,0 +1,56 @@
+"""The attempts that a decode worker has, by name, and the names of those that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from decode_worker.task import Task
+from engine.sequence import Sequence
+from kv_transfer.handoff import ClosedHandoffs, HandoffKey
+from runtime.control import Peer
+
+_REMEMBERED = 8192
+
+
+class Tasks:
+    """Tasks by the name of their handoff. May be changed while it is iterated over."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[HandoffKey, Task] = {}
+        self._ended = ClosedHandoffs(_REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(list(self._tasks.values()))
+
+    def add(self, task: Task) -> None:
+        """One more."""
+        self._tasks[task.key] = task
+
+    def remove(self, task: Task) -> None:
+        """It has ended, but its name is remembered."""
+        del self._tasks[task.key]
+        self._ended.remember(task.key, "")
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether this attempt is or was here, as far as that is remembered."""
+        return key in self._tasks or self._ended.error_of(key) is not None
+
+    def find(self, key: HandoffKey) -> Task | None:
+        """The task of this name."""
+        return self._tasks.get(key)
+
+    def of(self, sequence: Sequence) -> Task:
+        """Whose sequence this is; it must be here."""
+        return self._tasks[HandoffKey(*sequence.key)]
+
+    def of_request(self, request_id: str) -> list[Task]:
+        """All attempts at a request."""
+        return [task for task in self._tasks.values() if task.sequence.request_id == request_id]
+
+    def asked_by(self, router: Peer, asked: HandoffKey) -> Task | None:
+        """The task that a router calls by this name, if it is that router's."""
+        found = (task for task in self._tasks.values() if task.asked == asked)
+        return next((task for task in found if task.router == router), None)
