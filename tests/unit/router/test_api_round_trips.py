@@ -281,3 +281,27 @@ def test_every_api_lets_an_answer_of_some_form_be_a_call_instead(
     for request in api.generator.requests:
         assert "answer: %json" in str(request.sampling.grammar)
         assert "call_0: %json" in str(request.sampling.grammar)
+
+
+@pytest.mark.parametrize(("many", "num_calls"), [(True, 2), (False, 1)])
+def test_every_api_can_ask_for_one_call_at_most(
+    client: openai.OpenAI, claude: anthropic.Anthropic, api: LiveApi, many: bool, num_calls: int
+) -> None:
+    function = {"name": "weather", "parameters": SCHEMA}
+    both = f"{CALL}\n{CALL}"
+    says_in_turn(api, both, both, both)
+    one: dict[str, Any] = {"model": MODEL, "parallel_tool_calls": many}
+    chat = client.chat.completions.create(
+        messages=ASK, tools=[{"type": "function", "function": function}], **one
+    )
+    assert len(chat.choices[0].message.tool_calls) == num_calls
+    response = client.responses.create(input=ASK, tools=[{"type": "function", **function}], **one)
+    assert len(response.output) == num_calls
+    message = claude.messages.create(
+        model=MODEL,
+        messages=ASK,
+        tools=[{"name": "weather", "input_schema": SCHEMA}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": not many},
+        max_tokens=300,
+    )
+    assert len(message.content) == num_calls
