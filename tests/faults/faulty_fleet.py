@@ -135,12 +135,14 @@ class FaultyFleet:
         """Send a signal to a worker."""
         self.fleet.processes[name].signal(number)
 
-    def kill(self, name: str) -> None:
-        """SIGKILL, wait until it has ended, and disarm it."""
-        self.signal(name, signal.SIGKILL)
-        assert self.fleet.processes[name].wait(10)
-        for path in self._folder.glob(f"{name}.*"):
-            path.unlink()
+    def kill(self, *names: str) -> None:
+        """SIGKILL to all of them at once; wait until they have ended, and disarm them."""
+        for name in names:
+            self.signal(name, signal.SIGKILL)
+        for name in names:
+            assert self.fleet.processes[name].wait(10)
+            for path in self._folder.glob(f"{name}.*"):
+                path.unlink()
 
     def revive(self) -> None:
         """Start anew whatever has ended, and wait until the router uses everybody."""
@@ -150,7 +152,7 @@ class FaultyFleet:
             if not child.is_running():
                 child.start()
         for child in children:
-            wait_for(f"{child.name} to serve", lambda child=child: self.serves(child), 60)
+            wait_for(f"{child.name} to serve", lambda child=child: self.serves(child), 120)
 
     def serves(self, child: Child) -> bool:
         """Whether the router uses this life of a worker."""

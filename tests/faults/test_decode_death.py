@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -116,8 +115,7 @@ def test_both_legs_of_a_request_may_die_at_once(
     fleet.arm(["prefill-1"], "chunk", 2)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     fleet.held("chunk")
-    for name in ("prefill-1", "decode-1"):
-        fleet.signal(name, signal.SIGKILL)
+    fleet.kill("prefill-1", "decode-1")
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
 
