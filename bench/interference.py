@@ -169,6 +169,7 @@ def plot(results: list[Result], path: Path) -> None:
             )
     axes.set(xscale="log", yscale="log", xlabel="inter-token latency, ms (dotted: undisturbed)")
     axes.set_ylabel("share of tokens that took longer")
+    axes.set_xlim(left=1.0)  # less are tokens that came together
     axes.legend()
     axes.grid(alpha=0.3, which="both")
     figure.tight_layout()

@@ -27,6 +27,7 @@ class RouterFleetConfig:
     max_context: int
     num_routers: int = 1
     step_ms: float = 0.0
+    router_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RouterFleet(BenchFleet):
                 num_routers=config.num_routers,
                 num_prefill=config.roles.count(Role.PREFILL),
                 num_decode=config.roles.count(Role.DECODE),
-                router_flags=("--max-inflight=4096",),
+                router_flags=("--max-inflight=4096", *config.router_flags),
             )
         )
         self._mock = config

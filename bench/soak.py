@@ -1,13 +1,15 @@
 """Memory under steady load: does any process of a fleet grow?
 
     python -m bench.soak --minutes 30 [--seed 1] [--clients 6] [--warm-up 8]
+    python -m bench.soak --mock [--turnovers 20]
 
-Two routers, two prefill and two decode workers as real processes. The warm-up is over after
-`--warm-up` minutes and once every router has answered four times as many requests as it keeps
-traces of: then every bounded store is full, and the allocator has found room for what comes and
-goes in them. The routers' memory of words is filled at the start. Growth is that of the median
-resident memory between the first and the last tenth of what follows. Exits with 1 unless each
-process grew by less than 2 % and no request failed.
+Two routers, two prefill and two decode workers as real processes; with `--mock` the workers compute
+nothing, so that routers are asked fifty times as much. The warm-up is over after `--warm-up`
+minutes and once every router has answered `--turnovers` times as many requests as it keeps traces
+of: then every bounded store is full, and the allocator has found room for what comes and goes in
+them. The routers' memory of words is filled at the start. Growth is that of the median resident
+memory between the first and the last tenth of what follows. Exits with 1 unless each process grew
+by less than 2 % and no request failed.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.fleet import BenchFleet, small_fleet
+from bench.router_fleet import RouterFleet, RouterFleetConfig
 from bench.soak_load import SoakLoad
+from protocol.messages import Role
 
 MAX_GROWTH = 0.02
 TRACE_HISTORY = 1000  # the router's default
 TURNOVERS = 4
 NUM_BLOCKS = 512
+MOCK_TOKENS = range(300, 900)
+MOCK_CONTEXT = 4096
 _PERIOD_S = 2.0
 _COLUMNS = 6
 
@@ -75,7 +81,7 @@ async def watch(
     urls = [fleet.url(name) for name in fleet.names("router")]
     while (passed := time.monotonic() - started) < 60 * arguments.minutes:
         memory.take(fleet.pids, passed)
-        is_full = all(load.answered[url] > TURNOVERS * arguments.traces for url in urls)
+        is_full = all(load.answered[url] > arguments.turnovers * arguments.traces for url in urls)
         if memory.warm_at is None and passed >= 60 * arguments.warm_up and is_full:
             memory.warm_at = len(memory.seconds) - 1
         if passed // 60 > shown // 60:
@@ -128,16 +134,31 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=8.0, help="minutes that do not count")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--mock", action="store_true", help="workers that compute nothing")
+    parser.add_argument("--turnovers", type=float, default=TURNOVERS, help="of the traces")
     parser.add_argument("--traces", type=int, default=TRACE_HISTORY, help="that each router keeps")
     return parser.parse_args(argv)
+
+
+def _fleet(arguments: argparse.Namespace) -> BenchFleet:
+    if not arguments.mock:
+        return BenchFleet(small_fleet(arguments.model, NUM_BLOCKS))
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
+    # Mock workers do not tell what they cached: what is expected of them must expire soon
+    flags = ("--expected-cache-s=0.1",)
+    return RouterFleet(
+        RouterFleetConfig(
+            Path(arguments.model), roles, list(MOCK_TOKENS), MOCK_CONTEXT, 2, router_flags=flags
+        )
+    )
 
 
 def main(argv: list[str]) -> int:
     """Run, print the table; 0 if no process grew."""
     arguments = parse(argv)
-    with BenchFleet(small_fleet(arguments.model, NUM_BLOCKS)) as fleet:
+    with _fleet(arguments) as fleet:
         load, memory, left = asyncio.run(run(fleet, arguments))
-    console = Console(soft_wrap=True)
+    console = Console(width=120, soft_wrap=True)
     console.print(report(memory))
     warm = memory.warm_at
     told = "never warm" if warm is None else f"warm after {memory.seconds[warm] / 60:.1f} min"
