@@ -39,12 +39,16 @@ LINEAR, ATTENTION, BETWEEN = "linear", "attention", "norms, rotary, gate"
 WAITING, TORCH, PYTHON, OTHER = "waiting", "torch", "Python", "other"
 PARTS = (LINEAR, ATTENTION, BETWEEN, WAITING, TORCH, PYTHON, OTHER)
 _SYMBOLS = {
-    LINEAR: ("multiply_", "_item", "baton::linear", "brgemm", "gemm", "jit_"),
+    LINEAR: (
+        *("multiply_panel", "multiply_group", "multiply_some", "_item"),
+        *("baton::linear", "brgemm", "gemm", "jit_"),
+    ),
     ATTENTION: (
+        *("multiply_block", "multiply_rows", "baton::multiply<"),
         *("attend", "soften", "pack_keys", "pack_values", "pack_query", "transpose_words"),
         *("merge_splits", "finish_head", "write_token", "carve", "plan_attention"),
     ),
-    BETWEEN: ("run_layer", "normalize", "rotate", "gate_row", "rms_norm"),
+    BETWEEN: ("run_layer", "finish_layer", "normalize", "rotate", "gate_row", "rms_norm"),
 }
 _LIBRARIES = {
     "libgomp": WAITING,
