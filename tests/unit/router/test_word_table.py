@@ -125,8 +125,8 @@ def test_the_number_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         text = f"n{number}x and more"
         assert table.try_encode(text) == tokenizer.encode(text).ids
         assert len(table._ids) <= 50
-    assert len(table._ids) > 40  # the oldest went, not all
-    assert "199" in table._ids
+        assert number < 60 or len(table._ids) > 40, "the oldest go, not all"
+        assert str(number) in table._ids
 
 
 def test_ids_around_a_text_are_not_taken_for_words() -> None:

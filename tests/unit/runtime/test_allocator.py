@@ -17,13 +17,14 @@ def resident():
 
 if {told}:
     assert give_back_large_blocks()
+before = resident()
 for _ in range(2):  # glibc learns from the first blocks that are freed
-    before = resident()
-    blocks = [bytearray(1 << 18) for _ in range(64)]
-    small = [bytearray(5000) for _ in range(100)]
+    blocks, small = [], []
+    for _ in range(64):  # what is small lies between, and stays
+        blocks.append(bytearray(1 << 18))
+        small.append(bytearray(5000))
     del blocks
-    after = resident()
-print(after - before)
+print(resident() - before)
 """
 
 
