@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 """Of every fleet of tests, unless a test says otherwise."""
 
 
-def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 15.0) -> T:
+def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) -> T:
     """The first result that is not None or False; AssertionError after the time."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -106,7 +106,7 @@ def assert_idle(fleet: Fleet) -> None:
     Only reports that were made after this call count.
     """
     called_us = time.time_ns() // 1000
-    deadline = time.monotonic() + 15.0
+    deadline = time.monotonic() + 60.0
     while left := _under_way(fleet, called_us):
         assert time.monotonic() < deadline, f"still under way: {left}"
         PAUSE.wait(POLL_S)
