@@ -143,7 +143,8 @@ NOT_FOR_ALL = ("zmq", "redis", "fastapi", "starlette", "transformers", "flashinf
 
 def test_the_program_starts_where_only_some_parts_can_run():
     code = f"import sys; sys.modules.update(dict.fromkeys({NOT_FOR_ALL})); import bench.gpu"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=100)
+    assert done.returncode == 0
 
 
 def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):

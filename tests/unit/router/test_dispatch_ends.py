@@ -177,6 +177,7 @@ async def test_generations_aborted_at_random_leave_nothing(harness: Harness) -> 
             await asyncio.sleep(0)
         await consumer.cancel()
     await until(lambda: harness.dispatcher.inflight == 0)
+    assert harness.metric("generations_total", outcome="closed") == len(consumers)
 
 
 async def test_a_generation_that_nobody_reads_is_given_up() -> None:

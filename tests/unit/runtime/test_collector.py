@@ -29,4 +29,4 @@ assert gc.collect() > 0, "cycles made since are still found"
 
 
 def test_a_look_is_at_what_came_later():
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+    assert subprocess.run([sys.executable, "-c", PROGRAM], check=False).returncode == 0

@@ -37,4 +37,8 @@ def test_more_wakes_than_a_pipe_holds_neither_block_nor_fail() -> None:
 def test_waking_after_close_does_nothing() -> None:
     wakeup = Wakeup()
     wakeup.close()
+    successor = Wakeup()
+    assert successor.fileno() == wakeup.fileno(), "the lowest numbers that are free"
     wakeup.wake()
+    assert not is_readable(successor, 0)
+    successor.close()
