@@ -44,13 +44,25 @@ def api(running_api: LiveApi) -> Iterator[LiveApi]:
 
 
 @pytest.fixture(scope="session")
-def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    """A server whose model thinks and calls tools; tests reset it."""
-    path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
-    tokenizer = Tokenizer(path)
-    with LiveApi(path, tokenizer) as live:
+def tools_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`checkpoint` with a template that knows tools and thoughts."""
+    return write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.fixture(scope="session")
+def tools_tokenizer(tools_checkpoint: Path) -> Iterator[Tokenizer]:
+    """The tokenizer of `tools_checkpoint`."""
+    loaded = Tokenizer(tools_checkpoint)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="session")
+def tools_api(tools_checkpoint: Path, tools_tokenizer: Tokenizer) -> Iterator[LiveApi]:
+    """A server whose model thinks and calls tools; where a module's `running_api` is this one, its
+    tests use `api`."""
+    with LiveApi(tools_checkpoint, tools_tokenizer) as live:
         yield live
-    tokenizer.close()
 
 
 @pytest.fixture

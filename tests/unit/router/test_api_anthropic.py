@@ -15,14 +15,7 @@ from protocol.errors import Overloaded
 from protocol.messages import FinishReason
 from router.api.context import ApiLimits
 from router.tokenizer import Tokenizer
-from tests.unit.router.api_clients import (
-    ARGUMENTS,
-    CALL,
-    SCHEMA,
-    SHORT_CALL,
-    THINKING,
-    write_tools_checkpoint,
-)
+from tests.unit.router.api_clients import ARGUMENTS, CALL, SCHEMA, SHORT_CALL, THINKING
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause
 
 ASK = [{"role": "user", "content": "Say it"}]
@@ -36,19 +29,9 @@ EVENT = TypeAdapter(RawMessageStreamEvent)
 
 
 @pytest.fixture(scope="module")
-def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    path: Path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
-    tokenizer = Tokenizer(path)
-    with LiveApi(path, tokenizer, ApiLimits(keepalive_s=0.05)) as live:
+def running_api(tools_checkpoint: Path, tools_tokenizer: Tokenizer) -> Iterator[LiveApi]:
+    with LiveApi(tools_checkpoint, tools_tokenizer, ApiLimits(keepalive_s=0.05)) as live:
         yield live
-    tokenizer.close()
-
-
-@pytest.fixture
-def api(tools_api: LiveApi) -> Iterator[LiveApi]:
-    tools_api.reset()
-    yield tools_api
-    tools_api.generator.wait_idle()
 
 
 @pytest.fixture

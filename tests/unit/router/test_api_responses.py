@@ -24,11 +24,9 @@ LOGPROBS = "message.output_text.logprobs"
 EVENT = TypeAdapter(ResponseStreamEvent)
 
 
-@pytest.fixture
-def api(tools_api: LiveApi) -> Iterator[LiveApi]:
-    tools_api.reset()
-    yield tools_api
-    tools_api.generator.wait_idle()
+@pytest.fixture(scope="module")
+def running_api(tools_api: LiveApi) -> LiveApi:
+    return tools_api
 
 
 @pytest.fixture

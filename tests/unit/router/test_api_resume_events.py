@@ -4,7 +4,6 @@ and however the tokens come again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -31,11 +30,9 @@ TEXTS = {
 Event = tuple[str, dict[str, Any]]
 
 
-@pytest.fixture
-def api(tools_api: LiveApi) -> Iterator[LiveApi]:
-    tools_api.reset()
-    yield tools_api
-    tools_api.generator.wait_idle()
+@pytest.fixture(scope="module")
+def running_api(tools_api: LiveApi) -> LiveApi:
+    return tools_api
 
 
 def events_of(answer: httpx.Response) -> tuple[list[str], list[Event]]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from protocol.messages import FinishReason
 from router.generation import GenerationRequest
 from router.tokenizer import Tokenizer
-from tests.unit.router.api_clients import SCHEMA, THINKING, write_tools_checkpoint
+from tests.unit.router.api_clients import SCHEMA, THINKING
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, LiveApi, Step, token_steps
 
 ASK = [{"role": "user", "content": "Say it"}]
@@ -33,19 +33,9 @@ class Place(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    path: Path = write_tools_checkpoint(tmp_path_factory.mktemp("tools"))
-    tokenizer = Tokenizer(path)
-    with LiveApi(path, tokenizer, max_context=1000) as live:
+def running_api(tools_checkpoint: Path, tools_tokenizer: Tokenizer) -> Iterator[LiveApi]:
+    with LiveApi(tools_checkpoint, tools_tokenizer, max_context=1000) as live:
         yield live
-    tokenizer.close()
-
-
-@pytest.fixture
-def api(tools_api: LiveApi) -> Iterator[LiveApi]:
-    tools_api.reset()
-    yield tools_api
-    tools_api.generator.wait_idle()
 
 
 @pytest.fixture
