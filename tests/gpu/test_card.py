@@ -29,8 +29,8 @@ from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
 from engine.sampler import Sampler, SampleRow
 from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
 from protocol.sampling import SamplingParams
+from tests.sequences import greedy, sequence_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -166,17 +166,7 @@ def engine_on_card(folder: Path) -> MakeEngine:
 def tokens_of(engine: Engine, runs_ahead: bool) -> list[int]:
     """Greedy tokens of a prompt in chunks of 32."""
     engine.runs_ahead = runs_ahead
-    sequence = Sequence(
-        request_id="r",
-        attempt=0,
-        tokens=[7 + i % 300 for i in range(200)],
-        num_prompt=200,
-        sampling=SamplingParams(max_tokens=16, seed=0, temperature=0.0),
-        root_hash=b"test",
-        block_size=BLOCK_SIZE,
-        arrival=0.0,
-        deadline=float("inf"),
-    )
+    sequence = sequence_of((7 + i % 300 for i in range(200)), greedy(16), BLOCK_SIZE)
     engine.scheduler.add(sequence)
     while engine.scheduler.has_work:
         engine.run(engine.plan())
@@ -190,7 +180,7 @@ def test_chunks_that_run_ahead_give_the_same_tokens(engine_on_card):
 
 
 PARAMS = (
-    SamplingParams(max_tokens=24, seed=0, temperature=0.0),
+    greedy(24),
     SamplingParams(max_tokens=40, seed=1, temperature=1.0, top_p=0.9, logprobs=2),
     SamplingParams(max_tokens=30, seed=2, temperature=0.7, top_k=40, logit_bias={5: 1.0}),
     SamplingParams(max_tokens=40, seed=3, temperature=1.0, stop_token_ids=tuple(range(9, 200))),
@@ -200,16 +190,11 @@ PARAMS = (
 def batch_on_card(engine: Engine) -> list[list[int]]:
     """What four prompts are continued with, which are decoded together."""
     sequences = [
-        Sequence(
+        sequence_of(
+            (7 + (3 * number + i) % 300 for i in range(20 + 9 * number)),
+            params,
+            BLOCK_SIZE,
             request_id=f"r{number}",
-            attempt=0,
-            tokens=[7 + (3 * number + i) % 300 for i in range(20 + 9 * number)],
-            num_prompt=20 + 9 * number,
-            sampling=params,
-            root_hash=b"test",
-            block_size=BLOCK_SIZE,
-            arrival=0.0,
-            deadline=float("inf"),
         )
         for number, params in enumerate(PARAMS)
     ]

@@ -34,7 +34,7 @@ from kv_transfer.transfer_loop import NotificationArrived, WriteCommand, WriteFi
 from kv_transfer.transport import PoolMemory, create_transport
 from protocol.layout import KvLayout
 from protocol.messages import PeerDescriptor
-from protocol.sampling import SamplingParams
+from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0
 SECRET = b"of the fleet"
@@ -63,20 +63,9 @@ def engine_config() -> EngineConfig:
     )
 
 
-def sequence_of(prompt: tuple[int, ...], **fields: bool) -> Sequence:
+def asked(prompt: tuple[int, ...], **fields: bool) -> Sequence:
     """A greedy request."""
-    return Sequence(
-        request_id="request",
-        attempt=1,
-        tokens=list(prompt),
-        num_prompt=len(prompt),
-        sampling=SamplingParams(max_tokens=MAX_TOKENS, seed=0, temperature=0.0),
-        root_hash=b"root",
-        block_size=BLOCK,
-        arrival=0.0,
-        deadline=float("inf"),
-        **fields,
-    )
+    return sequence_of(prompt, greedy(MAX_TOKENS), BLOCK, **fields)
 
 
 def run_out(engine: Engine, seen: Callable[[Batch], None] = lambda batch: None) -> None:
@@ -167,7 +156,7 @@ def _play(split: Split, rank: int, groups: dict[tuple[int, int], Any]) -> list[i
 
 def _hand_over(split: Split, side: Side, rank: int) -> list[int]:
     plan: dict[str, Any] = {}
-    sequence = sequence_of(split.prompt, prefill_only=rank == 0, remote=rank == split.prefill)
+    sequence = asked(split.prompt, prefill_only=rank == 0, remote=rank == split.prefill)
 
     def prefill(engine: Engine) -> None:
         engine.scheduler.add(sequence)

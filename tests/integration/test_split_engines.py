@@ -12,10 +12,10 @@ from tests.integration.split_engines import (
     DEADLINE_S,
     MAX_TOKENS,
     Split,
+    asked,
     engine_config,
     rank_main,
     run_out,
-    sequence_of,
 )
 from tests.rank_group import RankGroup
 
@@ -33,7 +33,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankGroup]:
 def expected() -> list[int]:
     """The output of one engine on one rank."""
     engine = load_engine(engine_config(), time.monotonic).engine
-    sequence = sequence_of(PROMPT)
+    sequence = asked(PROMPT)
     engine.scheduler.add(sequence)
     run_out(engine)
     assert len(sequence.tokens) == len(PROMPT) + MAX_TOKENS

@@ -46,13 +46,14 @@ from prefill_worker.worker import PrefillWorker
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
 from protocol.registration import WorkerState
-from protocol.sampling import PromptLogprobs, SamplingParams
+from protocol.sampling import PromptLogprobs
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.intake import Intake
 from runtime.reporter import Reporter
 from runtime.wakeup import Wakeup
 from runtime.worker_host import WorkerHost, WorkerParts
+from tests.sequences import greedy
 
 BLOCK = 4
 VOCAB = 50
@@ -514,11 +515,6 @@ def finish(write: Write, source: Bench) -> None:
     """The writer learns that its write has landed."""
     source.transfers.writes.remove(write)
     source.transfers.events.append(WriteFinished(write.key, None, 1, 2))
-
-
-def greedy(max_tokens: int) -> SamplingParams:
-    """So many tokens."""
-    return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from protocol.registration import WorkerState
 from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
 from runtime.counters import Count
+from tests.sequences import greedy
 from tests.unit.worker_harness import (
     BLOCK,
     DEMO_TOKENIZER,
@@ -39,7 +40,6 @@ from tests.unit.worker_harness import (
     DecodeBench,
     NotificationArrived,
     continuation,
-    greedy,
     ranks_told,
 )
 

@@ -28,6 +28,7 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from runtime.counters import Count
+from tests.sequences import greedy
 from tests.unit.worker_harness import (
     GRACE_S,
     LANDING_S,
@@ -39,7 +40,6 @@ from tests.unit.worker_harness import (
     Write,
     continuation,
     finish,
-    greedy,
     land,
 )
 

@@ -22,6 +22,7 @@ from protocol.messages import (
 )
 from runtime.control import Peer
 from runtime.counters import Count
+from tests.sequences import greedy
 from tests.unit.worker_harness import (
     GRACE_S,
     ROUTER,
@@ -29,7 +30,6 @@ from tests.unit.worker_harness import (
     DecodeBench,
     Lapsed,
     continuation,
-    greedy,
 )
 
 OTHER = Peer(b"other", "other", Role.ROUTER)

@@ -16,9 +16,8 @@ from engine.config import Shard
 from engine.engine import Engine
 from engine.loader import EngineConfig, load_engine, load_follower
 from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
 from engine.tensor_parallel import Ranks
-from protocol.sampling import SamplingParams
+from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0
 MAX_TOKENS = 12
@@ -52,17 +51,7 @@ def engine_config(folder: Path, attention: str = "torch") -> EngineConfig:
 def generate(engine: Engine, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]]:
     """Greedy tokens for each prompt; all run at once."""
     sequences = [
-        Sequence(
-            request_id=f"r{index}",
-            attempt=0,
-            tokens=list(prompt),
-            num_prompt=len(prompt),
-            sampling=SamplingParams(max_tokens=MAX_TOKENS, seed=0, temperature=0.0),
-            root_hash=b"root",
-            block_size=BLOCK,
-            arrival=0.0,
-            deadline=float("inf"),
-        )
+        sequence_of(prompt, greedy(MAX_TOKENS), BLOCK, request_id=f"r{index}")
         for index, prompt in enumerate(prompts)
     ]
     for sequence in sequences:

@@ -27,6 +27,7 @@ from engine.step_model import StepModel
 from protocol.errors import GenerationFailed
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from tests.sequences import sequence_of
 
 BLOCK, VOCAB = 4, 20
 DEMO_TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
@@ -106,17 +107,8 @@ class Rig:
         self.now += 0.25
 
     def add(self, name: str, first: int, length: int, logprobs: int | None = None) -> Sequence:
-        sequence = Sequence(
-            request_id=name,
-            attempt=0,
-            tokens=[first] * length,
-            num_prompt=length,
-            sampling=SamplingParams(max_tokens=3, seed=0, logprobs=logprobs),
-            root_hash=b"root",
-            block_size=BLOCK,
-            arrival=0.0,
-            deadline=1e9,
-        )
+        params = SamplingParams(max_tokens=3, seed=0, logprobs=logprobs)
+        sequence = sequence_of([first] * length, params, BLOCK, request_id=name)
         self.scheduler.add(sequence)
         return sequence
 

@@ -17,6 +17,7 @@ from engine.grammar import GrammarMatcher, Grammars, TokenMask
 from engine.sequence import Sequence
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
+from tests.sequences import sequence_of
 
 TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
 VOCAB, END = 2048, 2047
@@ -44,18 +45,9 @@ def ids(text: str) -> list[int]:
 
 def sequence(grammar: str, output: Seq[int] = (), **params: object) -> Sequence:
     fields = {"max_tokens": 50, "seed": 0, "stop_token_ids": (END,), "grammar": grammar} | params
-    return Sequence(
-        request_id="r",
-        attempt=0,
-        tokens=[1, 2, 3, *output],
-        num_prompt=3,
-        sampling=SamplingParams(**fields),
-        root_hash=b"",
-        block_size=4,
-        arrival=0.0,
-        deadline=1.0,
-        grammar=GRAMMARS.matcher(grammar, output),
-    )
+    matcher = GRAMMARS.matcher(grammar, output)
+    tokens = [1, 2, 3, *output]
+    return sequence_of(tokens, SamplingParams(**fields), 4, num_prompt=3, grammar=matcher)
 
 
 def test_a_mask_allows_exactly_what_may_follow_and_the_end_only_where_it_is_complete():

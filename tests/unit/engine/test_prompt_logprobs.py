@@ -12,6 +12,7 @@ from engine.prompt_logprobs import prompt_rows, record_chunk
 from engine.prompt_record import PromptRecord
 from engine.sequence import Sequence
 from protocol.sampling import PromptLogprob, PromptLogprobs, SamplingParams
+from tests.sequences import sequence_of
 
 HIDDEN, VOCAB, LENGTH = 6, 40, 11
 
@@ -32,17 +33,8 @@ class Projection:
 
 
 def scored(count: int) -> Sequence:
-    return Sequence(
-        request_id="r",
-        attempt=1,
-        tokens=[(7 * each) % VOCAB for each in range(LENGTH)],
-        num_prompt=LENGTH,
-        sampling=SamplingParams(max_tokens=4, seed=0, prompt_logprobs=count),
-        root_hash=b"root",
-        block_size=4,
-        arrival=0.0,
-        deadline=9.0,
-    )
+    prompt = [(7 * each) % VOCAB for each in range(LENGTH)]
+    return sequence_of(prompt, SamplingParams(max_tokens=4, seed=0, prompt_logprobs=count), 4)
 
 
 def record(model: Projection, sequence: Sequence, *starts: int, rows: int = 99) -> None:

@@ -34,6 +34,7 @@ from engine.step_model import StepModel
 from engine.step_result import StepResult
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from tests.sequences import greedy, sequence_of
 
 BLOCK, VOCAB = 4, 24
 SICK_EVERY = 211  # contexts of which one has no finite logits
@@ -200,14 +201,11 @@ class Loop:
         return self.told
 
     def add(self, name: str, asked: Asked) -> Sequence:
-        sequence = Sequence(
+        sequence = sequence_of(
+            asked.prompt,
+            asked.params,
+            BLOCK,
             request_id=name,
-            attempt=0,
-            tokens=list(asked.prompt),
-            num_prompt=len(asked.prompt),
-            sampling=asked.params,
-            root_hash=b"root",
-            block_size=BLOCK,
             arrival=0.01 * self.turn,
             deadline=asked.deadline,
             priority=asked.priority,
@@ -328,10 +326,6 @@ def test_tokens_are_those_of_one_step_after_the_other(
 
 def _heard(told: dict[str, Told]) -> dict[str, tuple[list[int], str]]:
     return {name: (each.tokens, each.end) for name, each in told.items()}
-
-
-def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, **fields)
 
 
 def test_each_step_is_launched_before_the_one_before_is_read() -> None:

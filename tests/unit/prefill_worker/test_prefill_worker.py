@@ -25,6 +25,7 @@ from protocol.messages import (
 from protocol.registration import WorkerState
 from runtime.control import Peer
 from runtime.counters import Count
+from tests.sequences import greedy
 from tests.unit import worker_harness
 from tests.unit.worker_harness import (
     ROUTER,
@@ -34,7 +35,6 @@ from tests.unit.worker_harness import (
     PrefillBench,
     continuation,
     finish,
-    greedy,
     ranks_told,
 )
 

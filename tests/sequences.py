@@ -1,0 +1,30 @@
+"""Sequences, for tests to which most of what a request is is all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.sequence import Sequence
+from protocol.sampling import SamplingParams
+
+
+def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
+    """The likeliest token each time, so many of them."""
+    return SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, **fields)
+
+
+def sequence_of(
+    prompt: Iterable[int], params: SamplingParams, block_size: int, **changes: Any
+) -> Sequence:
+    """A prompt of which nothing was computed yet, with no deadline, or what `changes` say."""
+    tokens = list(prompt)
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "attempt": 0,
+        "num_prompt": len(tokens),
+        "root_hash": b"root",
+        "arrival": 0.0,
+        "deadline": float("inf"),
+    }
+    return Sequence(tokens=tokens, sampling=params, block_size=block_size, **(fields | changes))
