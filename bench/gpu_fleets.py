@@ -43,18 +43,17 @@ class FleetLoad:
             model=folder.name,
             vocab_size=load_model_config(folder).vocab_size,
             num_streams=self.num_streams,
-            stream_prompt=32,
             stream_tokens=self.stream_tokens,
             long_prompt=self.long_prompt,
-            long_tokens=2,
             arrivals_per_s=self.arrivals_per_s,
-            seed=1,
         )
 
     def fleets(self, device: str) -> list[Contestant]:
         """Whole, chunked, apart."""
         cores = usable_cores()
-        fleets = contestants(cores, self.long_prompt + 32, self.itl_target_ms, device)
+        fleets = contestants(
+            cores, self.long_prompt + StreamLoad.stream_prompt, self.itl_target_ms, device
+        )
         flag = f"--attention={attention_of(device)}"
         return [replace(fleet, flags=(*fleet.flags, flag)) for fleet in fleets]
 

@@ -206,10 +206,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         model=folder.name,
         vocab_size=load_model_config(folder).vocab_size,
         num_streams=options.streams,
-        stream_prompt=32,
         stream_tokens=options.stream_tokens,
         long_prompt=options.prompt_tokens,
-        long_tokens=2,
         arrivals_per_s=options.arrivals,
         seed=options.seed,
     )

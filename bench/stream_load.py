@@ -22,19 +22,19 @@ _DONE = b"data: [DONE]"
 _NAME_LENGTH = len(b"data: ")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamLoad:
     """What to send. Lengths in tokens, `arrivals_per_s` of long prompts (Poisson)."""
 
     model: str
     vocab_size: int
     num_streams: int
-    stream_prompt: int
+    stream_prompt: int = 32
     stream_tokens: int
     long_prompt: int
-    long_tokens: int
+    long_tokens: int = 2
     arrivals_per_s: float
-    seed: int
+    seed: int = 1
 
 
 @dataclass

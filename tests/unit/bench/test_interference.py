@@ -12,7 +12,15 @@ from bench.stream_load import Phase, StreamClient, StreamLoad
 from protocol.errors import BatonError
 from tests.unit.bench.answering_server import AnsweringServer
 
-LOAD = StreamLoad("m", 100, 3, 5, 8, 40, 2, 50.0, seed=1)
+LOAD = StreamLoad(
+    model="m",
+    vocab_size=100,
+    num_streams=3,
+    stream_prompt=5,
+    stream_tokens=8,
+    long_prompt=40,
+    arrivals_per_s=50.0,
+)
 
 
 class Server(AnsweringServer):
