@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import psutil
 from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
-from tests.integration.reference import DEMO_MODEL
+from tests.integration.reference import DEMO_MODEL, Reference
 
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.02  # between two looks over HTTP, which would else keep a core busy
@@ -156,6 +157,29 @@ def complete(fleet: Fleet, prompt: list[int], **fields: Any) -> dict[str, Any]:
     answer = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def complete_all(
+    fleet: Fleet, references: list[Reference], max_tokens: int, at_once: int
+) -> list[list[int]]:
+    """The greedy tokens after each prompt, `at_once` requests at a time."""
+
+    def run(reference: Reference) -> list[int]:
+        answer = complete(fleet, list(reference.prompt), max_tokens=max_tokens)
+        return list(answer["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(run, references))
+
+
+def assert_as_expected(references: list[Reference], outputs: list[list[int]]) -> None:
+    """Each output is the one of its reference."""
+    wrong = [
+        len(reference.prompt)
+        for reference, output in zip(references, outputs, strict=True)
+        if output != list(reference.output)
+    ]
+    assert wrong == [], "prompt lengths whose tokens differ"
 
 
 def our_processes() -> set[int]:

@@ -12,7 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.fleets import (
+    assert_as_expected,
+    complete,
+    complete_all,
+    counters,
+    running_fleet,
+)
 from tests.integration.reference import NUM_TOKENS, Reference
 
 CONCURRENCY = 16
@@ -40,19 +46,7 @@ def test_greedy_tokens_are_those_of_transformers(
     fleet: tuple[Fleet, str], references: list[Reference]
 ) -> None:
     running, path = fleet
-
-    def run(reference: Reference) -> list[int]:
-        answer = complete(running, list(reference.prompt), max_tokens=NUM_TOKENS)
-        return answer["choices"][0]["token_ids"]
-
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        outputs = list(pool.map(run, references))
-    wrong = [
-        len(reference.prompt)
-        for reference, output in zip(references, outputs, strict=True)
-        if output != list(reference.output)
-    ]
-    assert wrong == [], "prompt lengths whose tokens differ"
+    assert_as_expected(references, complete_all(running, references, NUM_TOKENS, CONCURRENCY))
     handoffs = counters(running, "decode-1")["handoffs"]
     assert handoffs == (0 if path == "local" else len(references)), "the path that was meant"
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.fleets import assert_as_expected, complete_all, counters, running_fleet
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 LONGEST = 520
@@ -47,19 +46,7 @@ def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Ref
     print(f"seed {SEED}")
     fitting = [reference for reference in references if len(reference.prompt) <= LONGEST]
     chosen = random.Random(SEED).choices(fitting, k=NUM_REQUESTS)
-
-    def run(reference: Reference) -> list[int]:
-        answer = complete(fleet, list(reference.prompt), max_tokens=NUM_TOKENS)
-        return answer["choices"][0]["token_ids"]
-
-    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        outputs = list(pool.map(run, chosen))
-    wrong = [
-        len(reference.prompt)
-        for reference, output in zip(chosen, outputs, strict=True)
-        if output != list(reference.output)
-    ]
-    assert wrong == [], "prompt lengths whose tokens differ"
+    assert_as_expected(chosen, complete_all(fleet, chosen, NUM_TOKENS, at_once=NUM_REQUESTS))
     decoders = [counters(fleet, name) for name in ("decode-1", "decode-2")]
     assert sum(each["handoffs"] for each in decoders) > 0, "some prompts were meant to move"
 
@@ -69,13 +56,7 @@ def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
 ) -> None:
     """Twelve prompts of few blocks that grow to 14 each: more than twice what both pools hold."""
     short = [reference for reference in references if len(reference.prompt) <= 2 * BLOCK][:12]
-
-    def run(reference: Reference) -> list[int]:
-        answer = complete(fleet, list(reference.prompt), max_tokens=LONG_OUTPUT)
-        return answer["choices"][0]["token_ids"]
-
-    with ThreadPoolExecutor(len(short)) as pool:
-        outputs = list(pool.map(run, short))
+    outputs = complete_all(fleet, short, LONG_OUTPUT, at_once=len(short))
     assert [len(output) for output in outputs] == [LONG_OUTPUT] * len(short)
     for reference, output in zip(short, outputs, strict=True):
         assert output[:NUM_TOKENS] == list(reference.output)
