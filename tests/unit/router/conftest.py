@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from router.tokenizer import Tokenizer
 from tests.unit.router.api_clients import write_tools_checkpoint
 from tests.unit.router.api_harness import LiveApi, write_checkpoint
 from tests.unit.router.router_harness import Harness
+from tests.unit.router.served_http import Serve, Served
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +65,28 @@ def tools_api(tools_checkpoint: Path, tools_tokenizer: Tokenizer) -> Iterator[Li
     tests use `api`."""
     with LiveApi(tools_checkpoint, tools_tokenizer) as live:
         yield live
+
+
+@pytest.fixture
+async def serve(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Serve]:
+    """Starts HTTP servers with the limits that a test names; stops them when it ends."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**limits) -> Served:
+            served = Served(checkpoint, tokenizer, **limits)
+            stack.callback(served.listener.close)
+            stop = asyncio.Event()
+            task = asyncio.create_task(served.server.serve_until(stop, served.listener))
+
+            async def end() -> None:
+                stop.set()
+                await task
+
+            stack.push_async_callback(end)
+            await served.until(lambda: served.server.started)
+            return served
+
+        yield start
 
 
 @pytest.fixture
