@@ -24,18 +24,17 @@ from protocol.messages import (
     StepTokens,
 )
 from runtime.control import Peer
+from tests.unit.fake_model import VOCAB, continuation
+from tests.unit.fake_peers import Write
 from tests.unit.worker_harness import (
     ROUTER,
     TTL_S,
-    VOCAB,
     Asked,
     Clock,
     DecodeBench,
     Key,
     LateWrite,
     PrefillBench,
-    Write,
-    continuation,
     finish,
     give_up,
     land,

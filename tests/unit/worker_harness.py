@@ -1,17 +1,13 @@
 """Both roles of worker without processes, sockets or a model, for tests.
 
 Real are the workers, their host, the reporter, intake, engine, scheduler and block manager, and
-both handoff machines. Fake are the clock, the sockets, the transport and the model: the model
-writes what it computes into the pool's memory and chooses tokens by what it reads there, so that
-a block with wrong contents gives wrong tokens.
+both handoff machines. Fake are the clock, the sockets and the transport (`fake_peers`), and the
+model (`fake_model`).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter, deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,32 +17,19 @@ import torch
 
 from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
-from engine.batch import Batch
 from engine.block_manager import BlockManager
-from engine.choices import SampledToken
-from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.grammar import Grammars
-from engine.prompt_record import PromptRecord, PromptRows
-from engine.runner import NOT_FINITE, RowFailure
 from engine.scheduler import Scheduler, SchedulerConfig
-from engine.sequence import Sequence
 from engine.step_model import StepModel
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
-from kv_transfer.transfer_loop import (
-    NotificationArrived,
-    PeerAdded,
-    TransferEvent,
-    WriteCommand,
-    WriteFinished,
-)
+from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
 from protocol.registration import WorkerState
-from protocol.sampling import PromptLogprobs
 from runtime.control import Peer
 from runtime.counters import Count
 from runtime.intake import Intake
@@ -54,9 +37,9 @@ from runtime.reporter import Reporter
 from runtime.wakeup import Wakeup
 from runtime.worker_host import WorkerHost, WorkerParts
 from tests.sequences import greedy
+from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
+from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
 
-BLOCK = 4
-VOCAB = 50
 TORN = -7
 """What a block holds after a write that was cut off; no token."""
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
@@ -74,19 +57,6 @@ Key = tuple[str, int]
 ROUTER = Peer(b"router", "router-1", Role.ROUTER)
 
 
-def next_token(context: Seq[int]) -> int:
-    """What the fake model continues a text with."""
-    return zlib.crc32(repr(list(context)).encode()) % VOCAB
-
-
-def continuation(prompt: Seq[int], num_tokens: int) -> list[int]:
-    """The output that every path must give."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
 class Clock:
     """Seconds that pass when a test says so."""
 
@@ -95,166 +65,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@dataclass(eq=False)
-class LateStep:
-    """A step that was launched ahead: what it was given, and tokens once it is computed. Is its
-    own fence."""
-
-    model: FakeModel
-    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
-    sampled: dict[Sequence, int]  # contexts
-    tokens: dict[Sequence, int] = field(default_factory=dict)
-    has_passed: bool = False
-
-    @property
-    def fence(self) -> LateStep:
-        return self
-
-    def is_done(self) -> bool:
-        return self.has_passed
-
-    def wait(self) -> None:
-        while not self.has_passed:
-            self.model.late.popleft().compute()
-
-    def read(self) -> list[SampledToken | RowFailure]:
-        self.model.strike("late")
-        self.wait()
-        broken = self.model.broken
-        return [
-            NOT_FINITE if s.request_id in broken else SampledToken(self.tokens[s])
-            for s in self.sampled
-        ]
-
-    def compute(self) -> None:
-        for sequence, blocks, start, tokens in self.spans:
-            if isinstance(tokens, LateStep):
-                tokens = [tokens.tokens[sequence]]
-            self.model.write(blocks, start, tokens)
-        for sequence, length in self.sampled.items():
-            blocks = next(blocks for s, blocks, _, _ in self.spans if s is sequence)
-            self.tokens[sequence] = self.model.choose(blocks, length)
-        self.has_passed = True
-
-
-class FakeModel:
-    """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
-    are not finite; `explodes` makes the next step raise, at its launch or when what was launched
-    ahead is read ("late"); `fence` stands behind every step. Steps that are launched ahead are
-    computed as late as a card could; `strays` are blocks that were written to but not `is_owned`
-    (an error would be taken for the step's own)."""
-
-    def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
-        self._memory = memory
-        self._is_owned = is_owned
-        self.broken: set[str] = set()
-        self.explodes: str | None = None
-        self.fence: Fence = PASSED
-        self.late: deque[LateStep] = deque()
-        self.strays: list[int] = []
-        self.num_promised = 0  # tokens that were computed before anybody knew them
-
-    def strike(self, when: str) -> None:
-        """Raise, if that was asked for."""
-        if self.explodes == when:
-            self.explodes = None
-            raise RuntimeError("the device is on fire")
-
-    def write(self, blocks: Seq[int], start: int, tokens: Seq[int]) -> None:
-        """Store tokens at positions from `start` on."""
-        for position, token in enumerate(tokens, start):
-            block = blocks[position // BLOCK]
-            if not self._is_owned(block):
-                self.strays.append(block)
-            self._memory[block, position % BLOCK] = token
-
-    def choose(self, blocks: Seq[int], length: int) -> int:
-        """The token that follows `length` stored ones."""
-        return next_token(self._memory[list(blocks)].flatten()[:length].tolist())
-
-    def launch_ahead(self, batch: Batch, before: LateStep | None) -> LateStep:
-        self.strike("launch")
-        spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]] = []
-        ends: dict[Sequence, int] = {}
-        starts = [(s, s.num_launched, 1) for s in batch.decodes]
-        starts += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
-        for sequence, start, size in starts:
-            tokens: list[int] | LateStep = sequence.tokens[start : start + size]
-            if not tokens:
-                assert before is not None
-                tokens = before
-                self.num_promised += 1
-            spans.append((sequence, list(sequence.block_table), start, tokens))
-            ends[sequence] = start + size
-        self.late.append(LateStep(self, spans, {s: ends[s] for s in batch.sampled}))
-        return self.late[-1]
-
-    def wait(self) -> None:
-        while self.late:
-            self.late.popleft().compute()
-
-    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
-        self.strike("launch")
-        self.wait()
-        spans = [(s, s.num_computed, 1) for s in batch.decodes]
-        spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
-        for sequence, start, size in spans:
-            self.write(sequence.block_table, start, sequence.tokens[start : start + size])
-            if sequence.needs_prompt_logits:
-                _record(sequence, start, size)
-        return torch.empty(0), self.fence
-
-    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
-        rows: list[SampledToken | RowFailure] = []
-        for sequence in batch.sampled:
-            token = SampledToken(self.choose(sequence.block_table, sequence.num_tokens))
-            rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
-        return rows
-
-
-def _record(sequence: Sequence, start: int, size: int) -> None:
-    """Tell of each token of the prompt that its rank is its number, and nothing else."""
-    if sequence.prompt_record is None:
-        sequence.prompt_record = PromptRecord(0)
-    followers = sequence.tokens[start + 1 : start + 1 + size]
-    ranks = b"".join(each.to_bytes(4, "little") for each in followers)
-    sequence.prompt_record.put(start, PromptRows(bytes(len(ranks)), ranks, b"", b""))
-
-
-def ranks_told(told: PromptLogprobs | None) -> list[int] | None:
-    """What `FakeModel` told of a prompt."""
-    return None if told is None else [each.rank for each in told.entries()]
-
-
-class FakeServer:
-    """A control server: a test puts messages in, and reads what was sent."""
-
-    def __init__(self, fileno: int) -> None:
-        self.socket = fileno
-        self.refused: dict[str, int] = {}
-        self.num_turned_away = 0
-        self.inbox: list[tuple[Peer, Any]] = []
-        self.sent: list[tuple[Peer, Message]] = []
-        self.gone: list[Peer] = []
-        self.peers: list[Peer] = []  # who is connected, as far as a worker asks for that
-        self.incarnations: list[str] = []  # after the first
-
-    def receive(self) -> list[tuple[Peer, Any]]:
-        inbox, self.inbox = self.inbox, []
-        return inbox
-
-    def send(self, peer: Peer, message: Message) -> bool:
-        self.sent.append((peer, message))
-        return True
-
-    def lost(self, now: float) -> list[Peer]:
-        gone, self.gone = self.gone, []
-        return gone
-
-    def reincarnate(self, incarnation: str) -> None:
-        self.incarnations.append(incarnation)
 
 
 @dataclass
@@ -267,97 +77,6 @@ class Lapsed:
 
     def register_anew(self, incarnation: str) -> None:
         self.has_lapsed = False
-
-
-@dataclass
-class Write:
-    """A write that was posted and has not finished."""
-
-    key: int
-    agent: str
-    source_blocks: tuple[int, ...]
-    target_blocks: tuple[int, ...]
-    notification: bytes
-
-
-class FakeTransfers:
-    """A transfer service: a test lets writes land or fail."""
-
-    transport_name = "fake"
-
-    def __init__(self, agent: str) -> None:
-        self.agent = agent
-        self.peers: set[str] = set()
-        self.writes: list[Write] = []
-        self.fences: list[Any] = []  # of all writes so far
-        self.events: list[TransferEvent] = []
-
-    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
-        self.peers.add(agent)
-        self.events.append(PeerAdded(agent))
-
-    def remove_peer(self, agent: str) -> None:
-        self.peers.discard(agent)
-        for write in [write for write in self.writes if write.agent == agent]:
-            self.fail(write, "the peer was removed")
-
-    def write(self, command: WriteCommand) -> None:
-        assert isinstance(command.key, int)
-        source, target = tuple(command.source_blocks), tuple(command.target_blocks)
-        write = Write(command.key, command.agent, source, target, command.notification)
-        self.writes.append(write)
-        self.fences.append(command.computed)
-        if command.agent not in self.peers:
-            self.fail(write, "the peer is not known")
-
-    def fail(self, write: Write, reason: str) -> None:
-        self.writes.remove(write)
-        self.events.append(WriteFinished(write.key, reason, 1, 2))
-
-    def expect(self, data: bool) -> None:
-        pass
-
-    def drain(self) -> list[TransferEvent]:
-        events, self.events = self.events, []
-        return events
-
-
-class FakePeers:
-    """A decode worker's links to prefill workers: a test carries the messages."""
-
-    def __init__(self) -> None:
-        self.refused = 0
-        self.connected: list[str] = []
-        self.sent: list[tuple[str, Message]] = []
-        self.inbox: list[tuple[str, Any]] = []
-        self.dead: list[str] = []
-        self.forgotten: list[str] = []
-        self.mute: list[str] = []
-
-    def meet(self, now: float) -> None:
-        pass
-
-    def connect(self, peer: PrefillPeer) -> None:
-        if peer.incarnation not in self.connected:
-            self.connected.append(peer.incarnation)
-
-    def send(self, incarnation: str, message: Message) -> None:
-        self.sent.append((incarnation, message))
-
-    def receive(self) -> list[tuple[str, Any]]:
-        inbox, self.inbox = self.inbox, []
-        return inbox
-
-    def gone(self, now: float) -> list[str]:
-        dead, self.dead = self.dead, []
-        return dead
-
-    def reset(self) -> list[str]:
-        forgotten, self.forgotten = self.forgotten, []
-        return forgotten
-
-    def silent(self, now: float) -> list[str]:
-        return self.mute
 
 
 class PatientHost(WorkerHost):

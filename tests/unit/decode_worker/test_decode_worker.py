@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from engine.grammar import GrammarMatcher, Grammars
 from kv_transfer.handoff import HandoffKey
+from kv_transfer.transfer_loop import NotificationArrived
 from protocol.events import WorkerStats
 from protocol.messages import (
     Abort,
@@ -30,18 +31,8 @@ from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
 from runtime.counters import Count
 from tests.sequences import greedy
-from tests.unit.worker_harness import (
-    BLOCK,
-    DEMO_TOKENIZER,
-    LANDING_S,
-    ROUTER,
-    VOCAB,
-    Clock,
-    DecodeBench,
-    NotificationArrived,
-    continuation,
-    ranks_told,
-)
+from tests.unit.fake_model import BLOCK, VOCAB, continuation, ranks_told
+from tests.unit.worker_harness import DEMO_TOKENIZER, LANDING_S, ROUTER, Clock, DecodeBench
 
 PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
 PROMPT = list(range(10))

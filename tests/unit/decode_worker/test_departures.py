@@ -29,6 +29,8 @@ from protocol.messages import (
 from runtime.control import Peer
 from runtime.counters import Count
 from tests.sequences import greedy
+from tests.unit.fake_model import continuation
+from tests.unit.fake_peers import Write
 from tests.unit.worker_harness import (
     GRACE_S,
     LANDING_S,
@@ -37,8 +39,6 @@ from tests.unit.worker_harness import (
     Clock,
     DecodeBench,
     Lapsed,
-    Write,
-    continuation,
     finish,
     land,
 )

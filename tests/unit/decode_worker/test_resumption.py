@@ -23,14 +23,8 @@ from protocol.messages import (
 from runtime.control import Peer
 from runtime.counters import Count
 from tests.sequences import greedy
-from tests.unit.worker_harness import (
-    GRACE_S,
-    ROUTER,
-    Clock,
-    DecodeBench,
-    Lapsed,
-    continuation,
-)
+from tests.unit.fake_model import continuation
+from tests.unit.worker_harness import GRACE_S, ROUTER, Clock, DecodeBench, Lapsed
 
 OTHER = Peer(b"other", "other", Role.ROUTER)
 PROMPT = list(range(10))

@@ -26,17 +26,9 @@ from protocol.registration import WorkerState
 from runtime.control import Peer
 from runtime.counters import Count
 from tests.sequences import greedy
-from tests.unit import worker_harness
-from tests.unit.worker_harness import (
-    ROUTER,
-    Clock,
-    DecodeBench,
-    Lapsed,
-    PrefillBench,
-    continuation,
-    finish,
-    ranks_told,
-)
+from tests.unit import fake_model
+from tests.unit.fake_model import continuation, ranks_told
+from tests.unit.worker_harness import ROUTER, Clock, DecodeBench, Lapsed, PrefillBench, finish
 
 PROMPT = list(range(18))
 PREFILL = Prefill(
@@ -405,7 +397,7 @@ def test_what_a_decode_worker_waits_for_outlives_its_router_if_it_may(
 def test_a_failure_that_no_other_worker_would_mend_is_final(
     p: PrefillBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_harness, "NOT_FINITE", RowFailure("nothing may follow", False))
+    monkeypatch.setattr(fake_model, "NOT_FINITE", RowFailure("nothing may follow", False))
     p.model.broken = {"r"}
     (failed,) = say(p, PREFILL, turns=3)
     assert (failed.reason, failed.retryable) == ("nothing may follow", False)

@@ -1,0 +1,167 @@
+"""A model for workers without one: it writes what it computes into the pool's memory and chooses
+tokens by what it reads there, so that a block with wrong contents gives wrong tokens."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.batch import Batch
+from engine.choices import SampledToken
+from engine.device import PASSED, Fence
+from engine.prompt_record import PromptRecord, PromptRows
+from engine.runner import NOT_FINITE, RowFailure
+from engine.sequence import Sequence
+from protocol.sampling import PromptLogprobs
+
+BLOCK = 4
+VOCAB = 50
+
+
+def next_token(context: Seq[int]) -> int:
+    """What the fake model continues a text with."""
+    return zlib.crc32(repr(list(context)).encode()) % VOCAB
+
+
+def continuation(prompt: Seq[int], num_tokens: int) -> list[int]:
+    """The output that every path must give."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass(eq=False)
+class LateStep:
+    """A step that was launched ahead: what it was given, and tokens once it is computed. Is its
+    own fence."""
+
+    model: FakeModel
+    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
+    sampled: dict[Sequence, int]  # contexts
+    tokens: dict[Sequence, int] = field(default_factory=dict)
+    has_passed: bool = False
+
+    @property
+    def fence(self) -> LateStep:
+        return self
+
+    def is_done(self) -> bool:
+        return self.has_passed
+
+    def wait(self) -> None:
+        while not self.has_passed:
+            self.model.late.popleft().compute()
+
+    def read(self) -> list[SampledToken | RowFailure]:
+        self.model.strike("late")
+        self.wait()
+        broken = self.model.broken
+        return [
+            NOT_FINITE if s.request_id in broken else SampledToken(self.tokens[s])
+            for s in self.sampled
+        ]
+
+    def compute(self) -> None:
+        for sequence, blocks, start, tokens in self.spans:
+            if isinstance(tokens, LateStep):
+                tokens = [tokens.tokens[sequence]]
+            self.model.write(blocks, start, tokens)
+        for sequence, length in self.sampled.items():
+            blocks = next(blocks for s, blocks, _, _ in self.spans if s is sequence)
+            self.tokens[sequence] = self.model.choose(blocks, length)
+        self.has_passed = True
+
+
+class FakeModel:
+    """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
+    are not finite; `explodes` makes the next step raise, at its launch or when what was launched
+    ahead is read ("late"); `fence` stands behind every step. Steps that are launched ahead are
+    computed as late as a card could; `strays` are blocks that were written to but not `is_owned`
+    (an error would be taken for the step's own)."""
+
+    def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
+        self._memory = memory
+        self._is_owned = is_owned
+        self.broken: set[str] = set()
+        self.explodes: str | None = None
+        self.fence: Fence = PASSED
+        self.late: deque[LateStep] = deque()
+        self.strays: list[int] = []
+        self.num_promised = 0  # tokens that were computed before anybody knew them
+
+    def strike(self, when: str) -> None:
+        """Raise, if that was asked for."""
+        if self.explodes == when:
+            self.explodes = None
+            raise RuntimeError("the device is on fire")
+
+    def write(self, blocks: Seq[int], start: int, tokens: Seq[int]) -> None:
+        """Store tokens at positions from `start` on."""
+        for position, token in enumerate(tokens, start):
+            block = blocks[position // BLOCK]
+            if not self._is_owned(block):
+                self.strays.append(block)
+            self._memory[block, position % BLOCK] = token
+
+    def choose(self, blocks: Seq[int], length: int) -> int:
+        """The token that follows `length` stored ones."""
+        return next_token(self._memory[list(blocks)].flatten()[:length].tolist())
+
+    def launch_ahead(self, batch: Batch, before: LateStep | None) -> LateStep:
+        self.strike("launch")
+        spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]] = []
+        ends: dict[Sequence, int] = {}
+        starts = [(s, s.num_launched, 1) for s in batch.decodes]
+        starts += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
+        for sequence, start, size in starts:
+            tokens: list[int] | LateStep = sequence.tokens[start : start + size]
+            if not tokens:
+                assert before is not None
+                tokens = before
+                self.num_promised += 1
+            spans.append((sequence, list(sequence.block_table), start, tokens))
+            ends[sequence] = start + size
+        self.late.append(LateStep(self, spans, {s: ends[s] for s in batch.sampled}))
+        return self.late[-1]
+
+    def wait(self) -> None:
+        while self.late:
+            self.late.popleft().compute()
+
+    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
+        self.strike("launch")
+        self.wait()
+        spans = [(s, s.num_computed, 1) for s in batch.decodes]
+        spans += [(c.sequence, c.start, c.num_tokens) for c in batch.chunks]
+        for sequence, start, size in spans:
+            self.write(sequence.block_table, start, sequence.tokens[start : start + size])
+            if sequence.needs_prompt_logits:
+                _record(sequence, start, size)
+        return torch.empty(0), self.fence
+
+    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
+        rows: list[SampledToken | RowFailure] = []
+        for sequence in batch.sampled:
+            token = SampledToken(self.choose(sequence.block_table, sequence.num_tokens))
+            rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
+        return rows
+
+
+def _record(sequence: Sequence, start: int, size: int) -> None:
+    """Tell of each token of the prompt that its rank is its number, and nothing else."""
+    if sequence.prompt_record is None:
+        sequence.prompt_record = PromptRecord(0)
+    followers = sequence.tokens[start + 1 : start + 1 + size]
+    ranks = b"".join(each.to_bytes(4, "little") for each in followers)
+    sequence.prompt_record.put(start, PromptRows(bytes(len(ranks)), ranks, b"", b""))
+
+
+def ranks_told(told: PromptLogprobs | None) -> list[int] | None:
+    """What `FakeModel` told of a prompt."""
+    return None if told is None else [each.rank for each in told.entries()]

@@ -1,0 +1,131 @@
+"""What a worker speaks to others by, for tests that carry each message and each write themselves:
+a control server, a transfer service, a decode worker's links to prefill workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
+from protocol.messages import Message, PrefillPeer
+from runtime.control import Peer
+
+
+class FakeServer:
+    """A control server: a test puts messages in, and reads what was sent."""
+
+    def __init__(self, fileno: int) -> None:
+        self.socket = fileno
+        self.refused: dict[str, int] = {}
+        self.num_turned_away = 0
+        self.inbox: list[tuple[Peer, Any]] = []
+        self.sent: list[tuple[Peer, Message]] = []
+        self.gone: list[Peer] = []
+        self.peers: list[Peer] = []  # who is connected, as far as a worker asks for that
+        self.incarnations: list[str] = []  # after the first
+
+    def receive(self) -> list[tuple[Peer, Any]]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def lost(self, now: float) -> list[Peer]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    def reincarnate(self, incarnation: str) -> None:
+        self.incarnations.append(incarnation)
+
+
+@dataclass
+class Write:
+    """A write that was posted and has not finished."""
+
+    key: int
+    agent: str
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+    notification: bytes
+
+
+class FakeTransfers:
+    """A transfer service: a test lets writes land or fail."""
+
+    transport_name = "fake"
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+        self.peers: set[str] = set()
+        self.writes: list[Write] = []
+        self.fences: list[Any] = []  # of all writes so far
+        self.events: list[TransferEvent] = []
+
+    def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        self.peers.add(agent)
+        self.events.append(PeerAdded(agent))
+
+    def remove_peer(self, agent: str) -> None:
+        self.peers.discard(agent)
+        for write in [write for write in self.writes if write.agent == agent]:
+            self.fail(write, "the peer was removed")
+
+    def write(self, command: WriteCommand) -> None:
+        assert isinstance(command.key, int)
+        source, target = tuple(command.source_blocks), tuple(command.target_blocks)
+        write = Write(command.key, command.agent, source, target, command.notification)
+        self.writes.append(write)
+        self.fences.append(command.computed)
+        if command.agent not in self.peers:
+            self.fail(write, "the peer is not known")
+
+    def fail(self, write: Write, reason: str) -> None:
+        self.writes.remove(write)
+        self.events.append(WriteFinished(write.key, reason, 1, 2))
+
+    def expect(self, data: bool) -> None:
+        pass
+
+    def drain(self) -> list[TransferEvent]:
+        events, self.events = self.events, []
+        return events
+
+
+class FakePeers:
+    """A decode worker's links to prefill workers: a test carries the messages."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.connected: list[str] = []
+        self.sent: list[tuple[str, Message]] = []
+        self.inbox: list[tuple[str, Any]] = []
+        self.dead: list[str] = []
+        self.forgotten: list[str] = []
+        self.mute: list[str] = []
+
+    def meet(self, now: float) -> None:
+        pass
+
+    def connect(self, peer: PrefillPeer) -> None:
+        if peer.incarnation not in self.connected:
+            self.connected.append(peer.incarnation)
+
+    def send(self, incarnation: str, message: Message) -> None:
+        self.sent.append((incarnation, message))
+
+    def receive(self) -> list[tuple[str, Any]]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def gone(self, now: float) -> list[str]:
+        dead, self.dead = self.dead, []
+        return dead
+
+    def reset(self) -> list[str]:
+        forgotten, self.forgotten = self.forgotten, []
+        return forgotten
+
+    def silent(self, now: float) -> list[str]:
+        return self.mute
