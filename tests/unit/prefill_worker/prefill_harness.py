@@ -1,0 +1,62 @@
+"""What a router and a decode worker say to a prefill worker under test, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.messages import KvGrant, Prefill
+from runtime.control import Peer
+from tests.sequences import greedy
+from tests.unit.worker_harness import ROUTER, DecodeBench, PrefillBench, finish
+
+PROMPT = list(range(18))
+PREFILL = Prefill(
+    request_id="r", attempt=1, token_ids=PROMPT, num_output=0, sampling=greedy(4), deadline_ms=9000
+)
+
+
+def grant(d: DecodeBench, num_blocks: int = 5, **changes: Any) -> KvGrant:
+    """For the first blocks of the decode worker's pool, or what `changes` say."""
+    message = KvGrant(
+        request_id="r",
+        attempt=1,
+        agent=d.transfers.agent,
+        first_block=0,
+        block_ids=list(range(num_blocks)),
+        ttl_ms=3000,
+    )
+    return msgspec.structs.replace(message, **changes)
+
+
+def say(p: PrefillBench, *messages: Any, turns: int = 1) -> list[Any]:
+    """What a router says; all that was sent by the end of the turns."""
+    p.server.inbox += [(ROUTER, message) for message in messages]
+    for _ in range(turns):
+        p.worker.turn()
+    return p.take_sent()
+
+
+def say_of_d(p: PrefillBench, d: DecodeBench, *messages: Any, turns: int = 1) -> list[Any]:
+    """What the decode worker says; all that was sent by the end of the turns."""
+    p.server.inbox += [(d.as_peer, message) for message in messages]
+    return say(p, turns=turns)
+
+
+def finish_writes(p: PrefillBench) -> None:
+    """All writes that are under way have landed."""
+    for write in list(p.transfers.writes):
+        finish(write, p)
+
+
+def types(messages: list[Any]) -> list[type]:
+    """Of each message."""
+    return [type(message) for message in messages]
+
+
+def answered(p: PrefillBench) -> list[tuple[Peer, type]]:
+    """Who was told what since the last call, but for routers."""
+    sent = [(peer, type(message)) for peer, message in p.server.sent if peer != ROUTER]
+    p.server.sent.clear()
+    return sent
