@@ -1,8 +1,11 @@
-"""For every test: hypothesis draws the same examples each time, however slow the machine is."""
+"""For every test: hypothesis draws the same examples each time, however slow the machine is, and
+an assertion that fails in a helper shows its values, too."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
 settings.register_profile("baton", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("baton")
