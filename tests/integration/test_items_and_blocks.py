@@ -8,7 +8,7 @@ OpenAI's and Anthropic's own types read each answer and event. A field without a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,6 +21,7 @@ from router.api.anthropic.request import MessagesRequest
 from router.api.openai_responses.request import LOGPROBS, ResponsesRequest
 from tests.integration.fleets import running_fleet
 from tests.integration.reference import DEMO_MODEL
+from tests.integration.shown_effects import Check, Shown
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 QUESTION = "What is a lambda?"
@@ -82,21 +83,10 @@ def api() -> Iterator[Api]:
         yield Api(fleet.url)
 
 
-Check = Callable[[Api], None]
-SHOWN: dict[str, dict[str, Check]] = {RESPONSES: {}, MESSAGES: {}}
+OF_RESPONSES, OF_MESSAGES = Shown(), Shown()
 
 
-def shows(path: str, *fields: str) -> Callable[[Check], Check]:
-    """Registers what shows the effect of some fields."""
-
-    def register(check: Check) -> Check:
-        SHOWN[path].update(dict.fromkeys(fields, check))
-        return check
-
-    return register
-
-
-@shows(RESPONSES, "model", "input", "instructions")
+@OF_RESPONSES.by("model", "input", "instructions")
 def a_conversation(api: Api) -> None:
     plain = api.respond()
     items = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
@@ -108,7 +98,7 @@ def a_conversation(api: Api) -> None:
     assert api.post(RESPONSES, model="other").status_code == 404
 
 
-@shows(RESPONSES, "max_output_tokens", "temperature", "top_p")
+@OF_RESPONSES.by("max_output_tokens", "temperature", "top_p")
 def limits_and_sampling(api: Api) -> None:
     cut = api.respond(max_output_tokens=5)
     assert (cut.usage.output_tokens, cut.status) == (5, "incomplete")
@@ -118,7 +108,7 @@ def limits_and_sampling(api: Api) -> None:
     assert api.respond(temperature=2, top_p=0.001).output_text == greedy
 
 
-@shows(RESPONSES, "stream", "stream_options")
+@OF_RESPONSES.by("stream", "stream_options")
 def events_of_a_response(api: Api) -> None:
     whole = api.respond()
     events = api.events(RESPONSES, stream_options={"include_obfuscation": False})
@@ -129,7 +119,7 @@ def events_of_a_response(api: Api) -> None:
     assert api.post(RESPONSES, stream_options={"include_obfuscation": False}).status_code == 400
 
 
-@shows(RESPONSES, "tools", "tool_choice", "parallel_tool_calls")
+@OF_RESPONSES.by("tools", "tool_choice", "parallel_tool_calls")
 def functions(api: Api) -> None:
     names = ("weather", "time")
     tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in names]
@@ -145,7 +135,7 @@ def functions(api: Api) -> None:
     assert api.post(RESPONSES, tool_choice="required").status_code == 400
 
 
-@shows(RESPONSES, "reasoning", "text")
+@OF_RESPONSES.by("reasoning", "text")
 def reasoning_and_form(api: Api) -> None:
     plain = api.respond().usage.input_tokens
     assert api.respond(reasoning={"effort": "none"}).usage.input_tokens > plain
@@ -156,7 +146,7 @@ def reasoning_and_form(api: Api) -> None:
     api.refuses(RESPONSES, reasoning={"summary": "detailed"}, text={"verbosity": "low"})
 
 
-@shows(RESPONSES, "include", "top_logprobs")
+@OF_RESPONSES.by("include", "top_logprobs")
 def logprobs(api: Api) -> None:
     answer = api.respond(include=[LOGPROBS], top_logprobs=3)
     told = answer.output[0].content[0].logprobs
@@ -172,7 +162,7 @@ def logprobs(api: Api) -> None:
     api.refuses(RESPONSES, top_logprobs=3, include=["reasoning.encrypted_content"])
 
 
-@shows(RESPONSES, "truncation")
+@OF_RESPONSES.by("truncation")
 def truncation(api: Api) -> None:
     items = [*TURNS, {"role": "user", "content": QUESTION}]
     assert api.post(RESPONSES, input=items).status_code == 413
@@ -181,8 +171,7 @@ def truncation(api: Api) -> None:
     assert 3600 < answer.usage.input_tokens <= 4096 - 24
 
 
-@shows(
-    RESPONSES,
+@OF_RESPONSES.by(
     *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("store", "background", "service_tier"),
 )
@@ -198,13 +187,13 @@ def labels(api: Api) -> None:
     api.refuses(RESPONSES, prompt_cache_retention="24h")
 
 
-@shows(RESPONSES, "previous_response_id", "conversation", "prompt", "max_tool_calls")
+@OF_RESPONSES.by("previous_response_id", "conversation", "prompt", "max_tool_calls")
 def what_needs_a_store(api: Api) -> None:
     api.refuses(RESPONSES, previous_response_id="resp_1", conversation="c", max_tool_calls=1)
     api.refuses(RESPONSES, prompt={"id": "p"})
 
 
-@shows(MESSAGES, "model", "messages", "system", "cache_control")
+@OF_MESSAGES.by("model", "messages", "system", "cache_control")
 def a_dialogue(api: Api) -> None:
     plain = api.message()
     blocks = [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]
@@ -223,7 +212,7 @@ def prompt_tokens(message: Message) -> int:
     return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
-@shows(MESSAGES, "max_tokens", "stop_sequences", "temperature", "top_p", "top_k")
+@OF_MESSAGES.by("max_tokens", "stop_sequences", "temperature", "top_p", "top_k")
 def ends_and_sampling(api: Api) -> None:
     cut = api.message(max_tokens=5)
     assert (cut.usage.output_tokens, cut.stop_reason) == (5, "max_tokens")
@@ -240,7 +229,7 @@ def ends_and_sampling(api: Api) -> None:
         assert api.message(temperature=1, **odd, **narrow).content == greedy
 
 
-@shows(MESSAGES, "stream")
+@OF_MESSAGES.by("stream")
 def events_of_a_message(api: Api) -> None:
     whole = api.message()
     events = api.events(MESSAGES)
@@ -249,7 +238,7 @@ def events_of_a_message(api: Api) -> None:
     assert events[-2].usage.output_tokens == whole.usage.output_tokens
 
 
-@shows(MESSAGES, "tools", "tool_choice")
+@OF_MESSAGES.by("tools", "tool_choice")
 def tools(api: Api) -> None:
     offered = [{"name": name, "input_schema": SCHEMA} for name in ("weather", "time")]
     assert prompt_tokens(api.message(tools=offered)) > prompt_tokens(api.message())
@@ -264,7 +253,7 @@ def tools(api: Api) -> None:
     assert {each.type for each in none.content} == {"text"}
 
 
-@shows(MESSAGES, "thinking", "output_config")
+@OF_MESSAGES.by("thinking", "output_config")
 def thinking_and_form(api: Api) -> None:
     plain = prompt_tokens(api.message())
     assert prompt_tokens(api.message(thinking={"type": "disabled"})) > plain
@@ -274,8 +263,7 @@ def thinking_and_form(api: Api) -> None:
     assert json.loads(text)["city"] in ("Rome", "Oslo")
 
 
-@shows(
-    MESSAGES,
+@OF_MESSAGES.by(
     *("metadata", "service_tier", "speed"),
     *("container", "inference_geo", "mcp_servers", "context_management", "thread"),
 )
@@ -287,7 +275,7 @@ def labels_and_services(api: Api) -> None:
     api.refuses(MESSAGES, context_management={}, service_tier="flex", thread={"type": "create"})
 
 
-CHECKS = dict.fromkeys([*SHOWN[RESPONSES].values(), *SHOWN[MESSAGES].values()])
+CHECKS = dict.fromkeys([*OF_RESPONSES.values(), *OF_MESSAGES.values()])
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda each: each.__name__)
@@ -296,6 +284,6 @@ def test_a_parameter_has_its_effect(api: Api, check: Check) -> None:
 
 
 def test_every_field_is_shown() -> None:
-    for path, schema in ((RESPONSES, ResponsesRequest), (MESSAGES, MessagesRequest)):
-        missing = set(schema.model_fields) - SHOWN[path].keys()
+    for shown, schema in ((OF_RESPONSES, ResponsesRequest), (OF_MESSAGES, MessagesRequest)):
+        missing = schema.model_fields.keys() - shown.keys()
         assert not missing, f"show the effect of {missing} here"

@@ -1,0 +1,52 @@
+"""Asks the demo model for chats and completions that differ in one parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.integration.openai_types import post, post_stream
+from tests.integration.reference import DEMO_MODEL
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+QUESTION = [{"role": "user", "content": "What is a lambda?"}]
+PROMPT = "The with statement is used to wrap the execution of a block with methods defined by a "
+
+
+class Api:
+    """Asks greedily and shortly unless told otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def body(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        asked = {"messages": QUESTION} if path == CHAT else {"prompt": PROMPT}
+        return {"model": DEMO_MODEL.name, "temperature": 0, "max_tokens": 24, **asked, **fields}
+
+    def chat(self, **fields: Any) -> dict[str, Any]:
+        return post(self.url, CHAT, self.body(CHAT, fields))
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        return post(self.url, COMPLETIONS, self.body(COMPLETIONS, fields))
+
+    def stream(self, path: str = CHAT, **fields: Any) -> list[dict[str, Any]]:
+        return post_stream(self.url, path, self.body(path, fields))
+
+    def text(self, **fields: Any) -> str:
+        return str(self.complete(**fields)["choices"][0]["text"])
+
+    def ids(self, **fields: Any) -> list[int]:
+        answer = self.complete(return_token_ids=True, **fields)
+        return list(answer["choices"][0]["token_ids"])
+
+    def message(self, **fields: Any) -> dict[str, Any]:
+        return dict(self.chat(**fields)["choices"][0]["message"])
+
+    def prompt_tokens(self, **fields: Any) -> int:
+        return int(self.chat(**fields)["usage"]["prompt_tokens"])
+
+    def refusal(self, path: str, **fields: Any) -> str:
+        answer = httpx.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"]["param"])
