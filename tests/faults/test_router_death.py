@@ -16,7 +16,7 @@ import pytest
 from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import counters, wait_for, workers
+from tests.integration.fleets import all_counters, wait_for, workers
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
 GRACE_S = 15.0
@@ -77,7 +77,7 @@ def connected(url: str, fleet: FaultyFleet) -> str:
 
 def totals(fleet: FaultyFleet) -> dict[str, int]:
     """Counters of all workers together, once they are idle."""
-    each = [counters(fleet.fleet, name) for name in ("prefill-1", "decode-1", "decode-2")]
+    each = list(all_counters(fleet.fleet).values())
     return {name: sum(counts.get(name, 0) for counts in each) for name in each[0]}
 
 

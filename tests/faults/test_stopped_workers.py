@@ -9,7 +9,14 @@ import pytest
 
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
-from tests.integration.fleets import assert_idle, counters, trace_of, wait_for, workers
+from tests.integration.fleets import (
+    all_counters,
+    assert_idle,
+    counters,
+    trace_of,
+    wait_for,
+    workers,
+)
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 
@@ -43,9 +50,7 @@ def test_a_decode_worker_that_was_taken_for_dead(
     reference = long_prompts[0]
     pids = fleet.pids
     steps = 6
-    before = {
-        name: counters(fleet.fleet, name)["decode_tokens"] for name in fleet.names(Role.DECODE)
-    }
+    before = all_counters(fleet.fleet)
     fleet.arm(fleet.names(Role.DECODE), "decode", steps)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held("decode")
@@ -58,7 +63,7 @@ def test_a_decode_worker_that_was_taken_for_dead(
     wait_for("it to notice that it lapsed", lambda: log.read_text().count("the lease of") > noted)
     go_on(fleet, stopped, former)  # with a step's token still to deliver, and tasks nobody wants
     assert fleet.pids == pids
-    produced = counters(fleet.fleet, stopped)["decode_tokens"] - before[stopped]
+    produced = counters(fleet.fleet, stopped)["decode_tokens"] - before[stopped]["decode_tokens"]
     assert produced == steps + 1, "with the first, and that of the step in which it stood"
     again = Stream(fleet.url, list(reference.prompt), NUM_TOKENS).wait()
     assert again.tokens == list(reference.output)

@@ -81,11 +81,16 @@ def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
     return {each["worker_id"]: each for each in listed}
 
 
-def counters(fleet: Fleet, worker_id: str) -> dict[str, int]:
-    """A worker's counters once it is idle; those that are missing are 0."""
+def all_counters(fleet: Fleet) -> dict[str, dict[str, int]]:
+    """By worker id, once all are idle; those of `COUNTERS` that are missing are 0."""
     assert_idle(fleet)
-    found = workers(fleet)[worker_id]["counters"]
-    return {name: found.get(name, 0) for name in COUNTERS} | found
+    missing = dict.fromkeys(COUNTERS, 0)
+    return {name: missing | worker["counters"] for name, worker in workers(fleet).items()}
+
+
+def counters(fleet: Fleet, worker_id: str) -> dict[str, int]:
+    """A worker's, as `all_counters` has them."""
+    return all_counters(fleet)[worker_id]
 
 
 COUNTERS = (

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import complete, counters, running_fleet, trace_of
+from tests.integration.fleets import all_counters, complete, running_fleet, trace_of
 from tests.integration.reference import BLOCK, DEMO_MODEL, Reference
 
 SYSTEM = (
@@ -27,14 +27,10 @@ def fleet() -> Iterator[Fleet]:
 def deltas(fleet: Fleet, before: dict[str, dict[str, int]]) -> dict[str, int]:
     """How much each counter has grown, over both workers."""
     grown: dict[str, int] = {}
-    for name, old in before.items():
-        for counter, value in counters(fleet, name).items():
-            grown[counter] = grown.get(counter, 0) + value - old.get(counter, 0)
+    for name, now in all_counters(fleet).items():
+        for counter, value in now.items():
+            grown[counter] = grown.get(counter, 0) + value - before[name].get(counter, 0)
     return grown
-
-
-def snapshot(fleet: Fleet) -> dict[str, dict[str, int]]:
-    return {name: counters(fleet, name) for name in ("prefill-1", "decode-1")}
 
 
 def test_the_second_turn_moves_nothing_and_computes_only_its_suffix(
@@ -42,7 +38,7 @@ def test_the_second_turn_moves_nothing_and_computes_only_its_suffix(
 ) -> None:
     first = list(next(r.prompt for r in references if len(r.prompt) == 300))
     output = complete(fleet, first, max_tokens=40)["choices"][0]["token_ids"]
-    before = snapshot(fleet)
+    before = all_counters(fleet)
     assert before["decode-1"]["blocks_received"] > 0, "the first turn came from the prefill worker"
     suffix = first[5:30]
     answer = complete(fleet, [*first, *output, *suffix], max_tokens=10)
@@ -62,7 +58,7 @@ def test_a_chat_goes_on_where_it_was(fleet: Fleet) -> None:
     ]
     first = chat(fleet, messages)
     assert trace_of(fleet, first["id"])["placement"]["mode"] == "remote"
-    before = snapshot(fleet)
+    before = all_counters(fleet)
     messages += [first["choices"][0]["message"], {"role": "user", "content": "Tell me more."}]
     for message in messages:
         message.pop("refusal", None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import complete, counters, running_fleet, trace_of
+from tests.integration.fleets import all_counters, complete, counters, running_fleet, trace_of
 from tests.integration.reference import BLOCK, Reference
 
 CHUNK = 64
@@ -79,9 +79,9 @@ def test_a_handoff_is_over_in_less_time_than_the_prefill_took(
 
 def test_what_both_workers_hold_is_not_sent_again(fleet: Fleet, prompts: list[list[int]]) -> None:
     complete(fleet, prompts[0], max_tokens=4)
-    before = {name: counters(fleet, name) for name in ("prefill-1", "decode-1")}
+    before = all_counters(fleet)
     answer = complete(fleet, prompts[0], max_tokens=4)
-    after = {name: counters(fleet, name) for name in ("prefill-1", "decode-1")}
+    after = all_counters(fleet)
     assert after["prefill-1"]["blocks_sent"] == before["prefill-1"]["blocks_sent"]
     assert after["decode-1"]["blocks_received"] == before["decode-1"]["blocks_received"]
     # One block is computed again, to have the logits of the last token.
