@@ -27,7 +27,6 @@ from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
-from protocol.layout import KvLayout
 from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
 from protocol.registration import WorkerState
 from runtime.control import Peer
@@ -36,6 +35,7 @@ from runtime.intake import Intake
 from runtime.reporter import Reporter
 from runtime.wakeup import Wakeup
 from runtime.worker_host import WorkerHost, WorkerParts
+from tests.layouts import bare_layout
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
@@ -45,14 +45,7 @@ TORN = -7
 DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
 SECRET = "a secret of sixteen"
 TTL_S, LANDING_S, MARGIN_S, GRACE_S = 3.0, 1.0, 0.25, 20.0
-LAYOUT = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=1,
-    num_kv_heads=1,
-    block_size=BLOCK,
-    head_dim=1,
-)
+LAYOUT = bare_layout(BLOCK)
 Key = tuple[str, int]
 ROUTER = Peer(b"router", "router-1", Role.ROUTER)
 

@@ -28,20 +28,13 @@ from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
 from engine.step_model import StepModel
 from engine.step_result import StepResult
-from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from tests.layouts import bare_layout
 from tests.sequences import sequence_of
 
 BLOCK, VOCAB = 4, 24
 SICK_EVERY = 211  # contexts of which one has no finite logits
-LAYOUT = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=1,
-    num_kv_heads=1,
-    block_size=BLOCK,
-    head_dim=1,
-)
+LAYOUT = bare_layout(BLOCK)
 
 
 class PoolAttention:

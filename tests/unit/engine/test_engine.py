@@ -25,8 +25,8 @@ from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence, SequenceState
 from engine.step_model import StepModel
 from protocol.errors import GenerationFailed
-from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from tests.layouts import bare_layout
 from tests.sequences import sequence_of
 
 BLOCK, VOCAB = 4, 20
@@ -92,14 +92,7 @@ class Rig:
         self.runner = ScriptedRunner(self.advance)
         config = SchedulerConfig(BLOCK, chunk_min_tokens=BLOCK, chunk_max_tokens=8, itl_target_s=99)
         self.scheduler = Scheduler(config, BlockManager(num_blocks), StepModel())
-        layout = KvLayout(
-            model_fingerprint="m",
-            dtype="float32",
-            num_layers=1,
-            num_kv_heads=1,
-            block_size=BLOCK,
-            head_dim=1,
-        )
+        layout = bare_layout(BLOCK)
         limits = EngineLimits(VOCAB, max_context)
         self.engine = Engine(self.scheduler, self.runner, layout, limits, lambda: self.now)  # type: ignore[arg-type]
 
