@@ -34,7 +34,7 @@ class _Forward(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "attention", "last", "wanted")),
         *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "heads", "gate_up", "gated")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
         *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
         *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
         ("num_threads", ctypes.c_int32),
@@ -97,19 +97,26 @@ class FusedLayers:
     def __call__(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
         attention: KernelAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`x` [N, hidden] after all layers, its `rows` [W] int64 alone where given: those that the
-        planned segments want. Changes `x`; cos and sin are [N, head_dim / 2]."""
-        cos, sin = rotation
+        planned segments want. Changes `x`.
+
+        `tables` are cos and sin in fp32, [P, head_dim / 2], which `positions` [N] int64 look up.
+        """
+        cos, sin = tables
         last = attention.planned_last if rows is not None else None
         num_wanted = len(x) if rows is None else len(rows)
         assert last is None or last.num_tokens == num_wanted
         assert x.dtype == torch.bfloat16
         assert cos.dtype == sin.dtype == torch.float32
-        for tensor in (x, cos, sin):
+        assert positions.dtype == torch.int64
+        assert len(positions) == len(x)
+        assert min(len(cos), len(sin)) >= attention.longest
+        for tensor in (x, positions, cos, sin):
             assert tensor.is_contiguous()
         plans = (ctypes.c_void_p * len(self._windows))(
             *(ctypes.addressof(attention.planned(window)) for window in self._windows)
@@ -121,6 +128,7 @@ class FusedLayers:
             None if rows is None else rows.data_ptr(),
             x.data_ptr(),
             *(tensor.data_ptr() for tensor in self._memory(len(x))),
+            positions.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             len(x),

@@ -136,10 +136,11 @@ class DecoderModel:
         planned with; `rows` are their `wanted_rows`. W may be 0: then the pass only fills the KV
         pool. The last layer gives other tokens a key and a value, and nothing else.
         """
-        rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
         x = embedding(token_ids, self._embed)  # [N, hidden]
         if self._fused is not None and isinstance(attention, KernelAttention):
-            return self._fused(x, rotation, attention, rows)
+            tables = self._rope.tables(attention.longest)
+            return self._fused(x, positions, tables, attention, rows)
+        rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
         return self._run_layers(x, self._attend_with(attention, rotation), rows)
 
     @torch.inference_mode()

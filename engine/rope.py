@@ -22,6 +22,8 @@ import torch
 
 from engine.rope_config import RopeConfig
 
+_TABLE_STEP = 4096
+
 
 class Rope:
     """Turns positions into `(cos, sin)`, each `[N, head_dim / 2]`, for one model."""
@@ -33,6 +35,17 @@ class Rope:
         self._ntk_power = head_dim / max(head_dim - 2, 1)  # "dynamic" needs head_dim > 2
         inverse_frequencies, self._scale = _frequencies(config, exponents)
         self._inverse_frequencies = inverse_frequencies.to(device)
+        self._tables = self.cos_sin(torch.arange(0, device=device), torch.float32)
+
+    def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin in fp32 of all positions below `length`, [P, head_dim / 2], P >= `length`:
+        kept, and computed anew, twice as long at least, when a longer context comes."""
+        known = len(self._tables[0])
+        if known < length:
+            size = -(-max(length, 2 * known) // _TABLE_STEP) * _TABLE_STEP
+            positions = torch.arange(size, device=self._inverse_frequencies.device)
+            self._tables = self.cos_sin(positions, torch.float32)
+        return self._tables
 
     def cos_sin(
         self, positions: torch.Tensor, dtype: torch.dtype

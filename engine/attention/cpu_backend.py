@@ -103,6 +103,8 @@ class KernelAttention:
         self._last_plan = _WindowPlan()
         self._last_call: _Call | None = None
         self._slots = self._tables = np.empty(0, np.int64)
+        self.longest = 0
+        """Tokens of the longest context of the planned batch."""
         self._partials = torch.empty(0)
         shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
         self._plan_call = _PlanCall(
@@ -135,6 +137,7 @@ class KernelAttention:
         query_lens = np.array([segment.query_len for segment in segments], np.int64)
         contexts = np.array([segment.context_len for segment in segments], np.int64)
         self._tables = np.array(tables, np.int64)
+        self.longest = int(contexts.max(initial=0))
         if len(self._slots) < num_tokens:
             self._slots = np.empty((num_tokens, 2), np.int64)
         call = self._plan_call

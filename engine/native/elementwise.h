@@ -26,7 +26,7 @@ struct NormCall {
 struct RotationCall {
   Bf16* heads;         // [tokens, heads, head_dim], tokens `stride` apart; changed in place
   const Bf16* weight;  // norms' weights [heads, head_dim], or null: no norm
-  const float* cos;    // [tokens, head_dim / 2]
+  const float* cos;    // [positions, head_dim / 2]
   const float* sin;
   int64_t tokens;
   int64_t stride;
@@ -101,10 +101,6 @@ inline void rotate_token(const RotationCall& call, int64_t token, int64_t at) {
     const float scale = weight == nullptr ? 1.0f : inverse_rms(head, call.head_dim, call.eps);
     rotate_head(head, weight, call.cos + at * half, call.sin + at * half, half, scale);
   }
-}
-
-inline void rotate_token(const RotationCall& call, int64_t token) {
-  rotate_token(call, token, token);
 }
 
 inline Vec silu(Vec x) {  // x / (1 + exp(-x)), by the exponential that cannot overflow

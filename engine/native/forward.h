@@ -38,7 +38,8 @@ struct ForwardCall {
   Bf16* heads;                            // [tokens, heads, head_dim]
   Bf16* gate_up;                          // [tokens, 2 * intermediate]
   Bf16* gated;                            // [tokens, intermediate]
-  const float* cos;                       // [tokens, head_dim / 2]
+  const int64_t* positions;               // [tokens]
+  const float* cos;                       // of every position, head_dim / 2 each
   const float* sin;
   int64_t tokens;
   int64_t num_wanted;
@@ -56,10 +57,11 @@ inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden, i
 
 // `P` is what the pool holds.
 template <class P>
-void rotate_and_attend(const RotationCall& rotation, const AttentionCall& attention) {
+void rotate_and_attend(const RotationCall& rotation, const int64_t* positions,
+                       const AttentionCall& attention) {
 #pragma omp for schedule(static)
   for (int64_t token = 0; token < rotation.tokens; ++token) {
-    rotate_token(rotation, token);
+    rotate_token(rotation, token, positions[token]);
     write_token<Bf16, P>(attention, token);
   }
   attend_planned<Bf16, P, PairWord>(attention);
@@ -112,15 +114,16 @@ inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_
       attention_of(call, layer, *call.attention[layer.attention], index);
   const RotationCall rotation = rotation_of(call, layer, attention.head_dim, 0,
                                             attention.num_heads + attention.num_kv_heads);
-  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, attention);
-  else rotate_and_attend<Bf16>(rotation, attention);
+  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, call.positions, attention);
+  else rotate_and_attend<Bf16>(rotation, call.positions, attention);
   finish_layer(call, layer, call.tokens);
 }
 
-inline void store_keys_and_values(const RotationCall& keys, const AttentionCall& attention) {
+inline void store_keys_and_values(const RotationCall& keys, const int64_t* positions,
+                                  const AttentionCall& attention) {
 #pragma omp for schedule(static)
   for (int64_t token = 0; token < keys.tokens; ++token) {
-    rotate_token(keys, token);
+    rotate_token(keys, token, positions[token]);
     attention.is_fp8 ? write_token<Bf16, Fp8>(attention, token)
                      : write_token<Bf16, Bf16>(attention, token);
   }
@@ -142,14 +145,15 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
   linear_part({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.tokens, threads},
               (int)(q_outputs / kPanelOutputs), num_panels(layer.qkv));
   store_keys_and_values(
-      rotation_of(call, layer, head_dim, num_heads, call.last->num_kv_heads),
+      rotation_of(call, layer, head_dim, num_heads, call.last->num_kv_heads), call.positions,
       attention_of(call, layer, *call.attention[layer.attention], index));
   gather_wanted(call, hidden);
   linear_part({layer.qkv, call.normed, nullptr, call.qkv, nullptr, call.num_wanted, threads}, 0,
               (int)((q_outputs + kPanelOutputs - 1) / kPanelOutputs));
   const RotationCall queries = rotation_of(call, layer, head_dim, 0, num_heads);
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < call.num_wanted; ++row) rotate_token(queries, row, call.wanted[row]);
+  for (int64_t row = 0; row < call.num_wanted; ++row)
+    rotate_token(queries, row, call.positions[call.wanted[row]]);
   const AttentionCall attention = attention_of(call, layer, *call.last, index);
   if (attention.is_fp8) attend_planned<Bf16, Fp8, PairWord>(attention);
   else attend_planned<Bf16, Bf16, PairWord>(attention);

@@ -48,7 +48,7 @@ BATON_EXPORT void baton_rotate(const RotationCall* call) {
   const int64_t elements = call->tokens * call->num_heads * call->head_dim;
   const int threads = threads_for(call->num_threads, elements);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t token = 0; token < call->tokens; ++token) rotate_token(*call, token);
+  for (int64_t token = 0; token < call->tokens; ++token) rotate_token(*call, token, token);
 }
 
 BATON_EXPORT void baton_gate(const GateCall* call) {

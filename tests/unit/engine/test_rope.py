@@ -105,3 +105,19 @@ def test_rotation_turns_each_plane_by_its_angle(dtype):
     torch.testing.assert_close(turned[..., :half].float(), expected.real, rtol=0, atol=tolerance)
     torch.testing.assert_close(turned[..., half:].float(), expected.imag, rtol=0, atol=tolerance)
     torch.testing.assert_close(turned[0], heads[0])  # position 0 is not turned
+
+
+@pytest.mark.parametrize("table", KINDS, ids=str)
+def test_tables_are_what_is_computed_for_each_position_and_grow(table):
+    rope = make_rope(table, max_positions=256)
+    for length in (1, 300, 4097, 9000):
+        cos, sin = rope.tables(length)
+        assert len(cos) == len(sin) >= length
+        positions = torch.tensor([0, length - 1, length // 2])
+        for tabled, computed in zip(
+            (cos, sin), rope.cos_sin(positions, torch.float32), strict=True
+        ):
+            # torch's power rounds by where in its argument a number stands
+            atol = 2e-3 if table["rope_type"] == "dynamic" else 0.0
+            torch.testing.assert_close(tabled[positions], computed, rtol=0.0, atol=atol)
+    assert rope.tables(5)[0] is cos, "a shorter context has what is there"
