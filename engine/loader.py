@@ -287,7 +287,8 @@ class _Parts:
         limits = EngineLimits(vocab_size, min(self.context, pool.num_blocks * layout.block_size))
         grammars = Grammars(config.folder / "tokenizer.json", vocab_size, end_ids)
         graphs = self.graphs(pool, limits.max_context)
-        runner = ModelRunner(*self.computing(pool), Sampler(vocab_size), grammars, graphs)
+        sampler = Sampler(vocab_size, self.kernels)
+        runner = ModelRunner(*self.computing(pool), sampler, grammars, graphs)
         scheduler = Scheduler(config.scheduler, BlockManager(pool.num_blocks), StepModel())
         engine = Engine(scheduler, runner, layout, limits, clock)
         if pool.device.type == "cuda":

@@ -14,6 +14,8 @@ row. Log-probabilities are those of the model itself: of the raw logits, before 
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ import torch
 from engine.choices import Choices, ChosenLogprobs, SampledToken, read_tokens
 from engine.device import to_device
 from engine.grammar import TokenMask
+from engine.largest import largest
 from engine.token_history import TokenHistory
 from engine.top_p import lowest_kept
 from protocol.errors import GenerationFailed
@@ -75,10 +78,14 @@ class InvalidLogits(GenerationFailed):
 
 
 class Sampler:
-    """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls."""
+    """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls.
 
-    def __init__(self, vocab_size: int) -> None:
+    `kernels` (see engine.native) look for the largest of logits in host memory.
+    """
+
+    def __init__(self, vocab_size: int, kernels: ctypes.CDLL | None = None) -> None:
         self._vocab_size = vocab_size
+        self._kernels = kernels
         # Integer weights of a row sum to less than 2^52: exact as int64 and as float64.
         self._weight_one = 2.0 ** (52 - vocab_size.bit_length())
 
@@ -92,7 +99,7 @@ class Sampler:
             return []
         assert logits.shape == (len(rows), self._vocab_size), logits.shape
         adjusted = _adjust(logits, rows)
-        highest, chosen = _largest(adjusted)
+        highest, chosen = largest(adjusted, self._kernels)
         _check_finite(highest, logits)
         chosen = self._with_draws(chosen, adjusted, highest, rows)
         return read_tokens(chosen, _logprobs(logits, rows, chosen))
@@ -103,7 +110,7 @@ class Sampler:
         error: rows from which nothing can be chosen say so."""
         assert logits.shape == (len(rows), self._vocab_size), logits.shape
         adjusted = _adjust(logits, rows)
-        highest, chosen = _largest(adjusted)
+        highest, chosen = largest(adjusted, self._kernels)
         chosen = self._with_draws(chosen, adjusted, highest, rows)
         is_chosen = highest.isfinite()
         is_finite = is_chosen if adjusted is logits else logits.amax(dim=-1).isfinite()
@@ -153,9 +160,9 @@ class Sampler:
         sizes = [min(row.params.top_k or self._vocab_size, self._vocab_size) for row in rows]
         if min(sizes) == self._vocab_size:
             return None
-        largest = max(size for size in sizes if size < self._vocab_size)
-        values = scaled.topk(largest, dim=-1).values
-        ranks = _tensor([min(size, largest) - 1 for size in sizes], torch.int64, scaled.device)
+        most = max(size for size in sizes if size < self._vocab_size)
+        values = scaled.topk(most, dim=-1).values
+        ranks = _tensor([min(size, most) - 1 for size in sizes], torch.int64, scaled.device)
         lowest = values.gather(-1, ranks[:, None])
         unfiltered = [size == self._vocab_size for size in sizes]
         off = _tensor(unfiltered, torch.bool, scaled.device)[:, None]
@@ -248,15 +255,6 @@ def _apply_masks(adjusted: torch.Tensor, positions: list[int], masks: Sequence[T
     adjusted[where] = adjusted[where].masked_fill_(allowed == 0, -torch.inf)
 
 
-def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's largest logit [R], NaN where there is one, and the first id [R] that has it."""
-    if logits.device.type != "cpu":
-        best = logits.max(dim=-1)
-        return best.values, best.indices
-    ids = torch.from_numpy(logits.numpy().argmax(axis=-1))  # several times as fast as torch's own
-    return logits.gather(-1, ids[:, None]).squeeze(-1), ids
-
-
 _Adjustment = tuple[npt.ArrayLike, npt.ArrayLike]  # token ids, and numbers that change them
 _UNCHANGED: _Adjustment = ((), ())
 
@@ -321,11 +319,11 @@ def _history_of(row: SampleRow) -> TokenHistory:
     return row.history
 
 
-def _check_finite(largest: torch.Tensor, logits: torch.Tensor) -> None:
-    """Raises InvalidLogits unless the `largest` adjusted logit of each row [R] is finite."""
-    finite = largest.isfinite()
-    if bool(finite.all()):
+def _check_finite(highest: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raises InvalidLogits unless the `highest` adjusted logit of each row [R] is finite."""
+    if all(map(math.isfinite, highest.tolist())):
         return
+    finite = highest.isfinite()
     is_forbidden = ~finite & logits.amax(dim=-1).isfinite()
     rows = (~finite & ~is_forbidden).nonzero().flatten().tolist()
     raise InvalidLogits(rows, is_forbidden.nonzero().flatten().tolist())

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "forward.h"
+#include "largest.h"
 #include "linear.h"
 #include "plan.h"
 
@@ -58,6 +59,12 @@ BATON_EXPORT void baton_gate(const GateCall* call) {
     const Bf16* gate = call->gate_up + 2 * row * call->size;
     gate_row(gate, gate + call->size, call->size, call->out + row * call->size);
   }
+}
+
+BATON_EXPORT void baton_largest(const LargestCall* call) {
+  const int threads = threads_for(call->num_threads, call->rows * call->size);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < call->rows; ++row) find_largest(*call, row);
 }
 
 // Whether this build has the products below.

@@ -67,6 +67,7 @@ def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     names = ["baton_attention", "baton_plan", "baton_rms_norm", "baton_rotate", "baton_gate"]
+    names.append("baton_largest")
     if library.baton_has_linear():
         names += ["baton_linear", "baton_layers"]
     for name in names:

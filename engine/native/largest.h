@@ -1,0 +1,60 @@
+// The largest of each row of numbers, and where it stands.
+
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+namespace baton {
+
+// Mirrors `_LargestCall` in largest.py.
+struct LargestCall {
+  const float* x;   // [rows, size]
+  float* values;    // [rows]: NaN where a row has one
+  int64_t* places;  // [rows]: of the first that is the row's value
+  int64_t rows;
+  int64_t size;
+  int32_t num_threads;
+};
+
+// The first i < size for which `is_it` says so of all 16 numbers from i on, lane by lane, or of x[i].
+template <class IsIt>
+int64_t first_place(const float* x, int64_t size, const IsIt& is_it) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const IntVec hits = is_it(load(x + i));
+    int32_t any = 0;
+    for (int lane = 0; lane < kLanes; ++lane) any |= hits[lane];
+    if (any) break;
+  }
+  while (i < size && !is_it(splat(x[i]))[0]) ++i;
+  return i;
+}
+
+inline void find_largest(const LargestCall& call, int64_t row) {
+  const float* x = call.x + row * call.size;
+  Vec top = splat(-std::numeric_limits<float>::infinity());
+  IntVec is_odd{};
+  int64_t i = 0;
+  for (; i + kLanes <= call.size; i += kLanes) {
+    const Vec next = load(x + i);
+    is_odd |= next != next;
+    top = larger(next, top);
+  }
+  for (; i < call.size; ++i) {
+    const Vec next = splat(x[i]);
+    is_odd |= next != next;
+    top = larger(next, top);
+  }
+  int32_t any_odd = 0;
+  for (int lane = 0; lane < kLanes; ++lane) any_odd |= is_odd[lane];
+  const float value = any_odd ? std::numeric_limits<float>::quiet_NaN() : largest(top);
+  call.values[row] = value;
+  call.places[row] =
+      any_odd ? first_place(x, call.size, [](Vec v) -> IntVec { return v != v; })
+              : first_place(x, call.size, [=](Vec v) -> IntVec { return v == splat(value); });
+}
+
+}  // namespace baton
