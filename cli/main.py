@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
 from protocol.errors import BatonError, ConfigError, ModelLoadError
+from runtime.openmp import let_threads_sleep
 from runtime.settings import other_settings
 from runtime.version import baton_version
 
@@ -58,6 +59,7 @@ def overview() -> str:
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
+    let_threads_sleep()
     try:
         with other_settings(settings_classes()):
             return command.load_main()(argv)
