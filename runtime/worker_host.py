@@ -159,8 +159,11 @@ class WorkerHost:
         log.warning("registered anew as incarnation %s", incarnation)
 
     def wait(self) -> None:
-        """Until something can be received; not at all after a step that computed something."""
-        self.poller.poll(0 if self._is_busy else IDLE_WAIT_MS)
+        """Until something can be received; not at all after a step that computed something: wakes
+        meanwhile are left for the first wait after it."""
+        if self._is_busy:
+            return
+        self.poller.poll(IDLE_WAIT_MS)
         self._wakeup.clear()
 
     def run_step(self, batch: Batch) -> StepOutcome:
