@@ -1,6 +1,6 @@
 // Linear layers with bf16 inputs: weights in panels of 64 outputs that a core streams from memory
-// once for a few rows, and keeps in its second cache for many. Weights are bf16, or integers of 8
-// or 4 bits with a scale for each output and 64 inputs.
+// once, a piece at a time, which it keeps in its first cache until all rows have passed over it.
+// Weights are bf16, or integers of 8 or 4 bits with a scale for each output and 64 inputs.
 //
 // An output is one chain of dot products over its inputs in order, in fp32, rounded once: neither
 // the number of rows nor that of threads changes a row's result.
@@ -18,7 +18,7 @@ namespace baton {
 constexpr int kPanelOutputs = 64;
 constexpr int kPanelColumns = kPanelOutputs / kLanes;
 constexpr int kRowsPerItem = 96;
-constexpr int kWordsPerBlock = 2048;   // of one panel: 512 KiB, half of a usual second cache
+constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
 constexpr int kPrefetchBytes = 1024;
 constexpr int kGroupWords = 32;        // 64 inputs share a scale
 
@@ -99,7 +99,7 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel
   for (int w = 0; w < words; ++w, at += 4 * kPanelOutputs) {
     Vec right[kPanelColumns];
     for (int j = 0; j < kPanelColumns; ++j) right[j] = *(const Vec*)(at + 64 * j);
-    for (int j = 0; j < kLines; ++j, ahead += 64) __builtin_prefetch(ahead, 0, kLines == 4 ? 3 : 2);
+    for (int j = 0; j < kLines; ++j, ahead += 64) __builtin_prefetch(ahead);
     for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
       acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
@@ -252,34 +252,34 @@ inline void finish_row(const LinearCall& call, const float* sums, int64_t row, i
   }
 }
 
-// Some rows of one panel in bf16. The inputs come in blocks, so that what the rows share of the
-// panel stays cached; rows in even groups of at most six.
+// Some rows of one panel in bf16, in even groups of at most six. One group streams the panel; several
+// share it piece by piece, so that the memory is asked for the next piece as evenly as they compute.
 inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int rows, float* sums) {
   const int inputs = call.weight.inputs, words = inputs / 2;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
   const int32_t* from =
       (const int32_t*)call.weight.panels + (int64_t)panel * words * kPanelOutputs;
-  for (int w = 0; w < words; w += kWordsPerBlock) {
-    const int count = words - w < kWordsPerBlock ? words - w : kWordsPerBlock;
-    const int32_t* block = from + (int64_t)w * kPanelOutputs;
-    // The next block, or panel, comes into the second cache while this one is multiplied
-    const char* next = (const char*)(block + (int64_t)count * kPanelOutputs);
+  const int most = groups == 1 ? words : kWordsPerPiece;
+  for (int w = 0; w < words; w += most) {
+    const int count = words - w < most ? words - w : most;
+    const int32_t* piece = from + (int64_t)w * kPanelOutputs;
+    const char* next = (const char*)(piece + (int64_t)count * kPanelOutputs);
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const Bf16* x = call.x + (first_row + begin) * inputs + 2 * w;
       float* to = sums + begin * kPanelOutputs;
       const bool is_first = w == 0;
       if (groups == 1)
-        multiply_some<4>(end - begin, x, inputs, block, count, to, is_first,
-                         (const char*)block + kPrefetchBytes);
+        multiply_some<4>(end - begin, x, inputs, piece, count, to, is_first,
+                         (const char*)piece + kPrefetchBytes);
       else if (groups <= 3 && group < 2)
-        multiply_some<2>(end - begin, x, inputs, block, count, to, is_first,
+        multiply_some<2>(end - begin, x, inputs, piece, count, to, is_first,
                          next + (int64_t)group * count * 128);
       else if (groups > 3 && group < 4)
-        multiply_some<1>(end - begin, x, inputs, block, count, to, is_first,
+        multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
                          next + (int64_t)group * count * 64);
       else
-        multiply_some<0>(end - begin, x, inputs, block, count, to, is_first, nullptr);
+        multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr);
     }
   }
 }
