@@ -12,8 +12,9 @@ import random
 import time
 
 from bench.engine_work import Work
+from bench.raw_stream import RawStream, completion
 from bench.server_process import HOST, Server
-from bench.stream_load import completion_body, stream_events
+from bench.stream_load import completion_body
 from protocol.errors import BatonError
 
 STREAM_TOKENS = 64
@@ -51,18 +52,21 @@ class ServedRun:
         for prompt in prompts:
             body = completion_body(self._server.model, prompt, 1)
             sent_at = time.perf_counter()
-            times = [at async for at, _ in stream_events(HOST, self._server.port, body)]
-            seconds += times[0] - sent_at
+            answer = await completion(HOST, self._server.port, body)
+            first_at, _ = next(answer.events())
+            seconds += first_at - sent_at
         return sum(map(len, prompts)) / seconds
 
     async def _decode(self, prompts: list[list[int]]) -> float:
         """Of all prompts at once."""
-        return decode_rate(await asyncio.gather(*map(self._stream, prompts)))
+        bodies = [
+            completion_body(self._server.model, prompt, self._stream_tokens) for prompt in prompts
+        ]
+        answers = [completion(HOST, self._server.port, body) for body in bodies]
+        return decode_rate(list(map(self._arrivals, await asyncio.gather(*answers))))
 
-    async def _stream(self, prompt: list[int]) -> Arrivals:
-        body = completion_body(self._server.model, prompt, self._stream_tokens)
-        events = [each async for each in stream_events(HOST, self._server.port, body)]
-        arrivals = [(at, num_tokens(event)) for at, event in events]
+    def _arrivals(self, answer: RawStream) -> Arrivals:
+        arrivals = [(at, num_tokens(event)) for at, event in answer.events()]
         total = sum(count for _, count in arrivals)
         if total != self._stream_tokens:
             raise BatonError(f"a stream of {self._stream_tokens} tokens brought {total}")
