@@ -185,8 +185,8 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
     control = tcp_endpoint(settings.host, settings.control_port)
     server = ControlServer(network, control, policy, settings.peer_silence_s)
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
-    interval_s = settings.stats_interval_ms / 1e3
-    reporter = Reporter(engine, publisher, worker_id, policy.incarnation, interval_s)
+    interval_s, idle_s = settings.stats_interval_ms / 1e3, settings.stats_idle_ms / 1e3
+    reporter = Reporter(engine, publisher, worker_id, policy.incarnation, interval_s, idle_s)
     _serve_metrics(settings, role, worker_id, reporter, stack)
     endpoints = (server.endpoint, publisher.endpoint)
     info = _info(settings, role, policy, local, endpoints)

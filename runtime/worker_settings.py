@@ -194,6 +194,9 @@ class WorkerSettings:
     stats_interval_ms: int = setting(
         100, help="least time between two published load reports", unit="ms", minimum=1
     )
+    stats_idle_ms: int = setting(
+        1000, help="time after which load is reported though nothing changed", unit="ms", minimum=1
+    )
     drain_grace_s: float = setting(
         30.0, help="how long a stopping worker lets its requests finish", unit="s", minimum=0
     )

@@ -24,6 +24,7 @@ from cli.up_settings import UpSettings
 from protocol.messages import Role
 from tests.faults.faulty_worker import FAULTS_DIR
 from tests.integration.fleets import (
+    PROMPT_REPORTS,
     SETTINGS,
     assert_idle,
     our_processes,
@@ -183,7 +184,7 @@ def faulty_fleet(
     before = our_processes()
     with tempfile.TemporaryDirectory() as folder:
         known = UpSettings(**(defaults | settings))
-        env = {**os.environ, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, **PROMPT_REPORTS, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
         env |= environment or {}
         children = FaultyChildren(known, frozenset(defaults | settings), env)
         with Fleet(known, children) as fleet:

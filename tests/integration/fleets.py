@@ -35,6 +35,8 @@ SETTINGS: dict[str, Any] = {
     "startup_timeout_s": 120.0,
 }
 """Of every fleet of tests, unless a test says otherwise."""
+PROMPT_REPORTS = {"BATON_STATS_INTERVAL_MS": "20", "BATON_STATS_IDLE_MS": "100"}
+"""For fleets that tests wait for: what is at rest says so soon."""
 
 
 def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) -> T:
@@ -56,10 +58,8 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     """
     before = our_processes()
     chosen = UpSettings(**(SETTINGS | settings))
-    children = None
-    if environment is not None:
-        environ = {**os.environ, **environment}
-        children = ChildSettings(chosen, frozenset(SETTINGS | settings), environ)
+    environ = {**os.environ, **PROMPT_REPORTS, **(environment or {})}
+    children = ChildSettings(chosen, frozenset(SETTINGS | settings), environ)
     with Fleet(chosen, children) as fleet:
         yield fleet
         assert_idle(fleet)
