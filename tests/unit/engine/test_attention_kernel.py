@@ -16,21 +16,18 @@ from engine.attention.torch_backend import TorchAttention
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.native.library import (
-    INSTRUCTION_SETS,
     KernelsUnavailable,
-    best_instruction_set,
     load_library,
 )
 from protocol.layout import FP8, KvLayout
+from tests.unit.engine.instruction_sets import usable_instruction_sets
 
 try:
     load_library()
 except KernelsUnavailable as error:
     pytest.skip(f"no kernels here: {error}", allow_module_level=True)
 
-_names = list(INSTRUCTION_SETS)
-USABLE = _names[_names.index(best_instruction_set()) :]
-"""The instruction sets that this machine has: the best, and what lies below it."""
+USABLE = usable_instruction_sets()
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
 NUM_LAYERS = 2
