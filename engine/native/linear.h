@@ -1,6 +1,7 @@
 // Linear layers with bf16 inputs: weights in panels of 64 outputs that a core streams from memory
-// once, a piece at a time, which it keeps in its first cache until all rows have passed over it.
-// Weights are bf16, or integers of 8 or 4 bits with a scale for each output and 64 inputs.
+// once. Where a few more rows come than fit its registers it keeps a piece of the panel in its first
+// cache until they all have passed over it; where many come, the panel in its second cache. Weights
+// are bf16, or integers of 8 or 4 bits with a scale for each output and 64 inputs.
 //
 // An output is one chain of dot products over its inputs in order, in fp32, rounded once: neither
 // the number of rows nor that of threads changes a row's result.
@@ -18,7 +19,9 @@ namespace baton {
 constexpr int kPanelOutputs = 64;
 constexpr int kPanelColumns = kPanelOutputs / kLanes;
 constexpr int kRowsPerItem = 96;
+constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
 constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
+constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
 constexpr int kPrefetchBytes = 1024;
 constexpr int kGroupWords = 32;        // 64 inputs share a scale
 
@@ -253,13 +256,15 @@ inline void finish_row(const LinearCall& call, const float* sums, int64_t row, i
 }
 
 // Some rows of one panel in bf16, in even groups of at most six. One group streams the panel; several
-// share it piece by piece, so that the memory is asked for the next piece as evenly as they compute.
+// share it by pieces or blocks, and ask the memory for the next one on the way.
 inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int rows, float* sums) {
   const int inputs = call.weight.inputs, words = inputs / 2;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
   const int32_t* from =
       (const int32_t*)call.weight.panels + (int64_t)panel * words * kPanelOutputs;
-  const int most = groups == 1 ? words : kWordsPerPiece;
+  const int most = groups == 1                ? words
+                   : groups <= kGroupsByPiece ? kWordsPerPiece
+                                              : kWordsPerBlock;
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
     const int32_t* piece = from + (int64_t)w * kPanelOutputs;
