@@ -53,24 +53,25 @@ class BatonRun:
                 self._drain()
                 return work.length / (time.perf_counter() - started)
         for _ in range(work.batch):
-            self._add(work.length, DECODE_STEPS + 2, rng)
+            self._add(work.length, DECODE_STEPS + 2 + prompt_steps(work), rng)
         while True:
             batch = self._engine.plan()
             if not batch.chunks:
                 break
             self._engine.run(batch)
         self._engine.run(batch)
-        steps, computing = 0, 0.0
+        if self._engine.scheduler.num_running < work.batch:
+            raise BatonError(f"not all of {work.label} run at once")
+        computing = 0.0
         with self.timed():
             started = time.perf_counter()
-            while self._engine.scheduler.num_running == work.batch:
+            for _ in range(DECODE_STEPS):
                 result = self._engine.run(self._engine.plan())
                 computing += result.ended - result.started
-                steps += 1
             elapsed = time.perf_counter() - started
         self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
         self._drain()
-        return work.batch * steps / elapsed
+        return work.batch * DECODE_STEPS / elapsed
 
     def _add(self, num_tokens: int, max_tokens: int, rng: random.Random) -> None:
         self._count += 1
@@ -91,6 +92,11 @@ class BatonRun:
     def _drain(self) -> None:
         while self._engine.scheduler.has_work:
             self._engine.run(self._engine.plan())
+
+
+def prompt_steps(work: Work) -> int:
+    """Steps in which the prompts of a batch are computed, while those that are done decode."""
+    return -(-work.batch * work.length // max(PREFILL_LENGTHS))
 
 
 class PeerRun:
@@ -124,7 +130,8 @@ def load_ours(
         chunk_max_tokens=chunk,
         itl_target_s=float("inf"),
     )
-    blocks = max(work.num_tokens(BLOCK_SIZE) for work in works) // BLOCK_SIZE + 1
+    steps = DECODE_STEPS + max(map(prompt_steps, works))
+    blocks = max(work.num_tokens(BLOCK_SIZE, steps) for work in works) // BLOCK_SIZE + 1
     config = EngineConfig(
         folder,
         scheduler,
@@ -136,6 +143,6 @@ def load_ours(
         kv_dtype=kv_dtype,
     )
     loaded = load_engine(config, time.perf_counter)
-    if loaded.engine.limits.max_context < longest(works):
-        raise BatonError(f"the model's context must hold {longest(works)} tokens")
+    if loaded.engine.limits.max_context < longest(works, steps):
+        raise BatonError(f"the model's context must hold {longest(works, steps)} tokens")
     return loaded
