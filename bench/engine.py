@@ -63,10 +63,11 @@ Figures = dict[Work, dict[str, list[float]]]
 def measure(
     works: list[Work], runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None
 ) -> Figures:
-    """All works, each by every contestant in turn, tokens/s; the limits once per turn."""
+    """All works in turn, each by every contestant in turn, tokens/s, and the limits after each: so
+    that a machine whose speed drifts does so for all of them."""
     figures: Figures = {work: {name: [] for name in runs} for work in works}
-    for work in works:
-        for turn in range(repeat + 1):
+    for turn in range(repeat + 1):
+        for work in works:
             for name, run in runs.items():
                 # Seeds of its own: a prompt that began like another would be found in the cache
                 figure = run(work, random.Random(f"{work.label}, {turn}"))
