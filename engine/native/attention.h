@@ -221,11 +221,12 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   const int words = padded / Word::kPerWord;
   const size_t row0 = (size_t)head * rows;
-  const int lines = (head_dim * (int)sizeof(P) + 63) / 64 * kTileKeys, half = lines / 2;
-  pack_keys<P>(at.k, Ahead(at.v, 0, half), head_dim, (Words*)tile.keys);
+  const int per_row = (head_dim * (int)sizeof(P) + 63) / 64;
+  const int lines = per_row * kTileKeys, half = lines / 2;
+  pack_keys<P>(at.k, Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
   multiply<Word>(tile.q + row0 * words, words, tile.keys, kTileColumns,
                  tile.scores + row0 * kTileKeys, kTileKeys, rows, words, false,
-                 Ahead(at.v, half, lines));
+                 Ahead(at.v, half, lines, per_row));
   for (int row = 0; row < rows; ++row) {
     const int query = unit.position + row / group;
     const int end = (query + 1 < unit.end_key ? query + 1 : unit.end_key) - first;
@@ -233,10 +234,10 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
     soften<Word>(tile, (int)row0 + row, begin, end < kTileKeys ? end : kTileKeys, padded,
                  call.scale);
   }
-  pack_values<P>(at.v, Ahead(later.k, 0, half), head_dim, padded, (Words*)tile.values);
+  pack_values<P>(at.v, Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
   multiply<Word>(tile.p + row0 * kKeyWords, kKeyWords, tile.values, padded / kLanes,
                  tile.sums + row0 * padded, padded, rows, kKeyWords, true,
-                 Ahead(later.k, half, lines));
+                 Ahead(later.k, half, lines, per_row));
 }
 
 // A head's rows of a finished unit: to `out`, or to `partials` where other splits follow.

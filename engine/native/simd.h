@@ -230,26 +230,39 @@ inline void store_some(T* at, Vec x, int count) {
 }
 
 // Lines of memory that will be needed soon, asked for one by one on the way of something else: a core
-// waits once it has a few dozen lines outstanding. Line i is number i / kRows of row i % kRows.
+// waits once it has a few dozen lines outstanding. Row by row, as rows often lie side by side: the
+// memory gives lines in order faster than lines of one row each.
 class Ahead {
  public:
   static constexpr unsigned kRows = 64;
   Ahead() = default;
-  Ahead(const void* const* rows, unsigned begin, unsigned end)
-      : rows_(rows), next_(begin), end_(end) {}
+  // Lines `begin` to `end` of all rows, of which each has `per_row`.
+  Ahead(const void* const* rows, unsigned begin, unsigned end, unsigned per_row)
+      : row_(rows + begin / per_row),
+        line_(begin % per_row),
+        per_row_(per_row),
+        left_(end - begin) {}
 
   // How many in each of so many steps.
-  unsigned in_steps(unsigned steps) const { return (end_ - next_ + steps - 1) / steps; }
+  unsigned in_steps(unsigned steps) const { return (left_ + steps - 1) / steps; }
 
   void ask(unsigned count) {
-    for (const unsigned stop = next_ + count < end_ ? next_ + count : end_; next_ < stop; ++next_)
-      __builtin_prefetch((const char*)rows_[next_ % kRows] + next_ / kRows * 64);
+    if (count > left_) count = left_;
+    left_ -= count;
+    for (; count > 0; --count) {
+      __builtin_prefetch((const char*)*row_ + line_ * 64);
+      if (++line_ == per_row_) {
+        line_ = 0;
+        ++row_;
+      }
+    }
   }
 
  private:
-  const void* const* rows_ = nullptr;
-  unsigned next_ = 0;
-  unsigned end_ = 0;
+  const void* const* row_ = nullptr;
+  unsigned line_ = 0;
+  unsigned per_row_ = 1;
+  unsigned left_ = 0;
 };
 
 // C [rows, columns * 16] (+)= A [rows, depth] * B [depth, columns * 16], for one kind of word.
