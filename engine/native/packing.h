@@ -8,7 +8,7 @@
 
 namespace baton {
 
-constexpr int kTileKeys = Ahead::kRows;
+constexpr int kTileKeys = 64;
 constexpr int kTileColumns = kTileKeys / kLanes;
 
 // Rows of q into words, zeros up to the padded head.

@@ -234,7 +234,6 @@ inline void store_some(T* at, Vec x, int count) {
 // memory gives lines in order faster than lines of one row each.
 class Ahead {
  public:
-  static constexpr unsigned kRows = 64;
   Ahead() = default;
   // Lines `begin` to `end` of all rows, of which each has `per_row`.
   Ahead(const void* const* rows, unsigned begin, unsigned end, unsigned per_row)
