@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 
 from protocol.errors import BatonError
 
+DEADLINE_S = 600.0
+"""Of a whole answer: far beyond what any server that is measured takes."""
+
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]"
 _NAME_LENGTH = len(b"data: ")
@@ -68,7 +71,10 @@ class _Reader(asyncio.Protocol):
 
 
 async def completion(host: str, port: int, body: bytes) -> RawStream:
-    """The answer to a completion on a connection of its own, to its end."""
+    """The answer to a completion on a connection of its own, to its end.
+
+    Raises BatonError if that has not come after `DEADLINE_S`.
+    """
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     loop = asyncio.get_running_loop()
@@ -76,7 +82,9 @@ async def completion(host: str, port: int, body: bytes) -> RawStream:
         lambda: _Reader(head.encode() + body), host, port
     )
     try:
-        await reader.ended
+        await asyncio.wait_for(reader.ended, DEADLINE_S)
+    except TimeoutError:
+        raise BatonError(f"an answer had not ended after {DEADLINE_S:g} s") from None
     finally:
         transport.close()
     return reader.stream
