@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from cli.commands import COMMANDS, settings_classes
 from cli.main import main
+from runtime.openmp import SPINS
 from runtime.setting_spec import specs_of
 from runtime.settings import SECTIONS
 
@@ -26,6 +28,22 @@ def test_overview(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("baton ")
+
+
+def test_commands_start_with_openmp_told_to_sleep() -> None:
+    """What only holds if it is said before anything has imported torch."""
+    code = (
+        "import os, sys, cli.commands; from cli.main import main\n"
+        "said = lambda argv: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules) or 0\n"
+        "cli.commands.Command.load_main = lambda self: said\n"
+        "sys.exit(main(['decode']))"
+    )
+    told = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    env = {name: value for name, value in os.environ.items() if name not in told}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == [str(SPINS), "False"], done.stderr
 
 
 @pytest.mark.parametrize(
