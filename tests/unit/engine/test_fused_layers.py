@@ -50,3 +50,18 @@ def test_as_layer_by_layer(make_tiny, paged_model, text, kernels, told):
 def test_another_activation_goes_layer_by_layer(make_tiny, paged_model, kernels):
     tiny = make_tiny("LlamaForCausalLM", dtype=torch.bfloat16, hidden_act="gelu")
     assert paged_model(tiny.folder, kernels=kernels).model._fused is None
+
+
+def test_tables_of_cos_and_sin_reach_as_far_as_contexts(make_tiny, paged_model, kernels):
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    tiny = make_tiny("LlamaForCausalLM", dtype=torch.bfloat16)
+    results = []
+    for fuses in (False, True):
+        paged = paged_model(tiny.folder, kernels=kernels)
+        paged.pool.tensor.fill_(0.25)
+        if not fuses:
+            paged.model._fused = None
+        short, long = [([7], 3, FIRST)], [([7], 20_000, [3] * 20_000)]
+        results.append([paged.step(batch) for batch in (short, long, short)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
