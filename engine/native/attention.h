@@ -10,122 +10,9 @@
 
 #pragma once
 
-#include <cmath>
-#include <cstdlib>
-#include <new>
-
-#include "packing.h"
+#include "few_rows.h"
 
 namespace baton {
-
-// Mirrors `_Call` in cpu_backend.py. Strides count elements. T is what q, k, v and out are, P what
-// the pool holds: the same, or e4m3.
-struct AttentionCall {
-  void* pool;               // of this layer, block 0; strides and offsets count its elements
-  const void* q;            // [tokens, heads, head_dim], tokens q_stride apart
-  const void* k;            // [tokens, kv_heads, head_dim], tokens kv_stride apart
-  const void* v;
-  void* out;                // [tokens, heads, head_dim]
-  const int64_t* slots;     // [tokens, 2]: block, offset in it
-  const int32_t* units;     // [num_units, 10], see Unit
-  const int32_t* merges;    // [num_merges, 5], see Merge
-  const int64_t* tables;    // blocks of all segments
-  float* partials;          // of the units that are one of several splits
-  int64_t q_stride;
-  int64_t kv_stride;
-  int64_t block_stride;     // between blocks of the pool
-  int64_t value_offset;     // from a block's keys to its values
-  int64_t num_tokens;
-  int64_t num_units;
-  int64_t num_merges;
-  int32_t num_heads;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t block_size;
-  int32_t window;           // 0: none
-  int32_t is_bf16;          // q, k, v and out; else fp32
-  int32_t is_fp8;           // the pool; else as they are
-  int32_t num_threads;
-  float scale;              // of scores, times log2(e): powers of 2 are cheaper
-};
-
-struct Unit {
-  int32_t token;       // the first query's row in q
-  int32_t num_queries;
-  int32_t position;    // the first query's
-  int32_t kv_head;     // the first
-  int32_t num_kv_heads;
-  int32_t first_key;   // of the range
-  int32_t end_key;
-  int32_t table;       // index into tables of the segment's first block
-  int32_t partial;     // where in `partials`, in 16 floats, for the first head; -1: the only split
-  int32_t partial_stride;  // from one head's to the next
-};
-
-struct Merge {
-  int32_t token;
-  int32_t num_queries;
-  int32_t kv_head;
-  int32_t num_splits;
-  int32_t partial;     // of the first split, in 16 floats; the others follow
-};
-
-// Memory of one thread for one unit: all of it is written before it is read. Rows are those of
-// all heads of the unit, one head after the other.
-template <class Word>
-struct Tile {
-  typename Word::Type* q;  // [rows, words of a padded head]
-  typename Word::Type* p;  // [rows, words of 64 keys]
-  Vec* keys;               // [words of a head, 4]
-  Vec* values;             // [words of 64 keys, vectors of a head]
-  float* scores;           // [rows, 64]
-  float* sums;             // [rows, padded head]
-  float* highest;          // [rows]
-  Vec* totals;             // [rows], summed at the end
-  void* zeros;             // one head
-};
-
-inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
-
-class Arena {
- public:
-  ~Arena() { std::free(memory_); }
-  void reserve(size_t bytes) {
-    if (bytes <= size_) return;
-    std::free(memory_);
-    size_ = (bytes + 4095) / 4096 * 4096;
-    memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
-    if (memory_ == nullptr) std::abort();  // nothing sensible is left to do in a parallel region
-  }
-  char* data() { return memory_; }
-
- private:
-  char* memory_ = nullptr;
-  size_t size_ = 0;
-};
-
-template <class Word>
-Tile<Word> carve(Arena& arena, int rows, int padded) {
-  const size_t sizes[] = {
-      (size_t)rows * padded / Word::kPerWord * 4, (size_t)rows * kTileKeys / Word::kPerWord * 4,
-      (size_t)padded / Word::kPerWord * kTileKeys * 4,
-      (size_t)kTileKeys / Word::kPerWord * padded * 4,
-      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)rows * 4, (size_t)rows * 64,
-      (size_t)padded * 4};
-  size_t total = 0;
-  for (size_t size : sizes) total += (size + 63) / 64 * 64;
-  arena.reserve(total);
-  char* at = arena.data();
-  void* parts[9];
-  for (int i = 0; i < 9; ++i) {
-    parts[i] = at;
-    at += (sizes[i] + 63) / 64 * 64;
-  }
-  using T = typename Word::Type;
-  std::memset(parts[8], 0, sizes[8]);
-  return {(T*)parts[0],     (T*)parts[1],     (Vec*)parts[2],   (Vec*)parts[3], (float*)parts[4],
-          (float*)parts[5], (float*)parts[6], (Vec*)parts[7],   parts[8]};
-}
 
 // Scores of one query row over a tile become weights; `sums` and `totals` follow the new maximum.
 // Key i of the tile is visible for i in [begin, end), of a whole tile every one.
@@ -202,14 +89,6 @@ struct KeyRows {
   }
 };
 
-template <class T>
-T* row_of(T* tokens, const AttentionCall& call, int64_t stride, const Unit& unit, int head,
-          int row) {
-  const int group = call.num_heads / call.num_kv_heads;
-  return tokens + (unit.token + row / group) * stride +
-         ((unit.kv_head + head) * group + row % group) * call.head_dim;
-}
-
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next. Values are asked for while the keys are in use, and the next keys while the values are.
 template <class P, class Word>
@@ -265,6 +144,21 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
   }
 }
 
+// All keys of a unit, tile by tile.
+template <class P, class Word>
+void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile) {
+  KeyRows<P> found[2];
+  int turn = 0;
+  found[0].find(call, unit, 0, unit.first_key, tile.zeros);
+  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
+    for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
+      const bool last = head + 1 == unit.num_kv_heads;
+      KeyRows<P>& next = found[turn ^ 1];
+      next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
+      attend_tile<P, Word>(call, unit, tile, found[turn], next, head, first);
+    }
+}
+
 template <class T, class P, class Word>
 void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
@@ -280,16 +174,7 @@ void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
   if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
 
-  KeyRows<P> found[2];
-  int turn = 0;
-  found[0].find(call, unit, 0, unit.first_key, tile.zeros);
-  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
-    for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
-      const bool last = head + 1 == unit.num_kv_heads;
-      KeyRows<P>& next = found[turn ^ 1];
-      next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
-      attend_tile<P, Word>(call, unit, tile, found[turn], next, head, first);
-    }
+  if (!attend_few<P>(call, unit, tile)) attend_tiles<P>(call, unit, tile);
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 

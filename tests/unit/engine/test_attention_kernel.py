@@ -120,8 +120,8 @@ def run_texts(
 shapes = st.builds(
     lambda heads, **rest: Shape(*heads, **rest),
     st.sampled_from([(4, 4), (4, 2), (6, 1), (3, 3), (14, 2), (12, 4)]),
-    head_dim=st.sampled_from([2, 8, 16, 40, 64, 80, 128]),
-    block_size=st.sampled_from([1, 4, 16, 100]),
+    head_dim=st.sampled_from([2, 8, 16, 40, 64, 80, 128, 160]),
+    block_size=st.sampled_from([1, 4, 16, 48, 100]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     windows=st.sampled_from([(None, None), (5, None), (1, 17), (70, 200)]),
 )
@@ -141,11 +141,34 @@ def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
     run_texts(shape, texts, instruction_set, split_keys)
 
 
+few_rows = st.builds(
+    lambda heads, **rest: Shape(heads[0] * heads[1], heads[1], dtype="bfloat16", **rest),
+    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 8])),
+    head_dim=st.sampled_from([128, 160, 256]),
+    block_size=st.sampled_from([16, 32, 64]),
+    windows=st.sampled_from([(None, None), (1, 37), (100, None)]),
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    shape=few_rows,
+    texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 8)), min_size=1, max_size=4),
+    split_keys=st.sampled_from([7, 64, 1024]),
+)
+def test_few_queries_over_long_heads(shape, texts, split_keys):
+    """As decode has them: some tokens of each text, one to nine heads that share keys."""
+    most = max(1, 8 // (shape.num_heads // shape.num_kv_heads))
+    run_texts(shape, [(n, min(now, most)) for n, now in texts], USABLE[0], split_keys)
+
+
 @pytest.mark.parametrize("garbage", [float("inf"), float("-inf"), 3e38])
 @pytest.mark.parametrize("instruction_set", USABLE)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype):
-    shape = Shape(dtype=dtype, windows=(3, None))
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("float32", 16), ("bfloat16", 16), ("bfloat16", 128)]
+)
+def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype, head_dim):
+    shape = Shape(dtype=dtype, head_dim=head_dim, windows=(3, None))
     run_texts(shape, [(n, 1) for n in (0, 1, 15, 16, 63, 64, 65)], instruction_set, 64, garbage)
     run_texts(shape, [(0, 5), (70, 40)], instruction_set, 64, garbage)
 
@@ -156,12 +179,14 @@ def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype)
     last=st.sampled_from([1, 3, 30]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     window=st.sampled_from([None, 4_096]),
+    head_dim=st.sampled_from([16, 128]),
 )
-@example(16_383, 1, "float32", None)
-@example(16_383, 1, "bfloat16", None)
-def test_long_contexts(length, last, dtype, window):
+@example(16_383, 1, "float32", None, 16)
+@example(16_383, 1, "bfloat16", None, 16)
+@example(16_383, 1, "bfloat16", None, 128)
+def test_long_contexts(length, last, dtype, window, head_dim):
     """A long text lies in the pool from elsewhere; its last tokens run beside a short one."""
-    shape = Shape(dtype=dtype, windows=(window, None))
+    shape = Shape(dtype=dtype, windows=(window, None), head_dim=head_dim)
     count = -(-(length + last) // shape.block_size)
     pair = Pair(shape, count + 8, USABLE[0], 1024, 0.0)
     for pool in pair.pools:
@@ -171,9 +196,10 @@ def test_long_contexts(length, last, dtype, window):
     pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_neither_batch_nor_threads_change_a_row(threads):
-    shape = Shape(dtype="bfloat16", head_dim=64)
+def test_neither_batch_nor_threads_change_a_row(threads, head_dim):
+    shape = Shape(dtype="bfloat16", head_dim=head_dim)
     pool = KvPool(
         KvLayout(
             model_fingerprint="x",
@@ -181,7 +207,7 @@ def test_neither_batch_nor_threads_change_a_row(threads):
             num_layers=1,
             num_kv_heads=2,
             block_size=16,
-            head_dim=64,
+            head_dim=head_dim,
         ),
         400,
     )
@@ -190,8 +216,8 @@ def test_neither_batch_nor_threads_change_a_row(threads):
     attention = KernelAttention(pool, (None,), shape.num_heads, load_library(), split_keys=256)
     tables = [torch.randperm(100, generator=generator) + 100 * i for i in range(4)]
     segments = [Segment(1, n, t.tolist()) for n, t in zip((1, 700, 1500, 33), tables, strict=True)]
-    q = torch.randn((4, 4, 64), generator=generator).bfloat16()
-    k, v = torch.randn((2, 4, 2, 64), generator=generator).bfloat16()
+    q = torch.randn((4, 4, head_dim), generator=generator).bfloat16()
+    k, v = torch.randn((2, 4, 2, head_dim), generator=generator).bfloat16()
     attention.plan(segments)
     together = attention.run(0, q, k, v)
     torch.set_num_threads(threads)
@@ -265,6 +291,7 @@ def as_fp8(x: torch.Tensor) -> torch.Tensor:
 )
 @example(Shape(head_dim=64, dtype="bfloat16"), [(100, 1)], USABLE[0], 64)
 @example(Shape(head_dim=64), [(100, 1)], USABLE[0], 64)
+@example(Shape(head_dim=128, dtype="bfloat16"), [(100, 1), (37, 3)], USABLE[0], 64)
 def test_a_pool_of_fp8_is_one_of_what_its_numbers_stand_for(
     shape, texts, instruction_set, split_keys
 ):
