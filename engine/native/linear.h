@@ -255,8 +255,33 @@ inline void finish_row(const LinearCall& call, const float* sums, int64_t row, i
   }
 }
 
+// The usual case of the same: a whole panel to bf16, without bias.
+inline void finish_panel(const LinearCall& call, const float* sums, int64_t row, int rows,
+                         int panel) {
+  const int64_t outputs = call.weight.outputs;
+  int64_t at = row * outputs + panel * kPanelOutputs;
+  for (int i = 0; i < rows; ++i, at += outputs, sums += kPanelOutputs) {
+    Vec y[kPanelColumns];
+    for (int j = 0; j < kPanelColumns; ++j) y[j] = load(sums + j * kLanes);
+    if (call.add != nullptr)
+      for (int j = 0; j < kPanelColumns; ++j) y[j] += load(call.add + at + j * kLanes);
+    for (int j = 0; j < kPanelColumns; j += 2)
+      store_as(call.out + at + j * kLanes, _mm512_cvtne2ps_pbh((__m512)y[j + 1], (__m512)y[j]));
+  }
+}
+
+inline void finish_rows(const LinearCall& call, const float* sums, int64_t first_row, int rows,
+                        int panel) {
+  const bool is_whole = (panel + 1) * kPanelOutputs <= call.weight.outputs;
+  if (is_whole && call.out != nullptr && call.weight.bias == nullptr)
+    return finish_panel(call, sums, first_row, rows, panel);
+  for (int row = 0; row < rows; ++row)
+    finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
+}
+
 // Some rows of one panel in bf16, in even groups of at most six. One group streams the panel; several
-// share it by pieces or blocks, and ask the memory for the next one on the way.
+// share it by pieces or blocks, and ask the memory for the next one on the way. Each group is written
+// as soon as it is summed: stores of many rows at once would be waited for.
 inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int rows, float* sums) {
   const int inputs = call.weight.inputs, words = inputs / 2;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
@@ -285,17 +310,17 @@ inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int 
                          next + (int64_t)group * count * 64);
       else
         multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr);
+      if (w + count == words) finish_rows(call, to, first_row + begin, end - begin, panel);
     }
   }
 }
 
 inline void linear_item(const LinearCall& call, int panel, int64_t first_row, int rows) {
   alignas(64) float sums[kRowsPerItem * kPanelOutputs];
-  if (call.weight.bits == 16) bf16_item(call, panel, first_row, rows, sums);
-  else if (call.weight.bits == 8) quantized_item<Int8Panel>(call, panel, first_row, rows, sums);
+  if (call.weight.bits == 16) return bf16_item(call, panel, first_row, rows, sums);
+  if (call.weight.bits == 8) quantized_item<Int8Panel>(call, panel, first_row, rows, sums);
   else quantized_item<Int4Panel>(call, panel, first_row, rows, sums);
-  for (int row = 0; row < rows; ++row)
-    finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
+  finish_rows(call, sums, first_row, rows, panel);
 }
 
 // Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
