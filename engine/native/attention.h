@@ -14,54 +14,96 @@
 
 namespace baton {
 
-// Scores of one query row over a tile become weights; `sums` and `totals` follow the new maximum.
-// Key i of the tile is visible for i in [begin, end), of a whole tile every one.
-template <class Word, bool kWhole>
-void soften_row(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
-  constexpr int kPerRow = kTileKeys / Word::kPerWord;
-  typename Word::Type* weights = tile.p + (size_t)row * kPerRow;
-  const float* scores = tile.scores + (size_t)row * kTileKeys;
+// Keys of a tile that a row sees: those in [begin, end).
+struct Seen {
+  int begin;
+  int end;
+};
+
+// What the rows of a head see of the tile of keys from `first` on.
+struct View {
+  int position;  // of the first query
+  int group;     // rows of a query
+  int rows;
+  int first;
+  int end_key;
+  int window;
+
+  Seen of(int row) const {
+    const int query = position + (rows == group ? 0 : row / group);  // decode divides nothing
+    const int end = (query + 1 < end_key ? query + 1 : end_key) - first;
+    const int begin = window > 0 ? query - window + 1 - first : 0;
+    return {begin, end < kTileKeys ? end : kTileKeys};
+  }
+};
+
+// Column j of a row, `other` where a key is not seen.
+inline Vec seen_only(Vec x, int j, Seen seen, float other) {
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const float before = tile.highest[row];
-  Vec s[kTileColumns], top = splat(before);
-  for (int j = 0; j < kTileColumns; ++j) {
-    s[j] = load(scores + j * kLanes) * scale;
-    if (!kWhole) {
-      const IntVec key = lane + j * kLanes;
-      s[j] = select((key >= begin) & (key < end), s[j], splat(-INFINITY));
-    }
-    top = larger(s[j], top);
-  }
-  const float highest = largest(top);
-  Vec total{};
-  for (int j = 0; j < kTileColumns; ++j) {
-    Vec weight = exp2_nonpositive<Word::kPerWord == 2>(s[j] - highest);
-    if (!kWhole) {
-      const IntVec key = lane + j * kLanes;
-      weight = select((key >= begin) & (key < end), weight, Vec{});
-    }
-    total += weight;
-    store_weights(weights, j, weight);
-  }
-  if (highest != before) {
-    const float shrink = before == -INFINITY ? 0.0f : std::exp2(before - highest);
-    float* sums = tile.sums + (size_t)row * padded;
-    for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink);
-    tile.totals[row] *= shrink;
-    tile.highest[row] = highest;
-  }
-  tile.totals[row] += total;
+  const IntVec key = lane + j * kLanes;
+  return select((key >= seen.begin) & (key < seen.end), x, splat(other));
 }
 
+// Weights are relative to a score, whose own is 1, and none is larger than 2^kSlack: when one would be,
+// its score becomes that score, and what was summed so far follows. Most rows settle with their first
+// tile.
+constexpr float kSlack = 8.0f;
+
+// Scores of up to 16 rows over a tile become weights; `sums` and `totals` follow where a reference
+// has grown. Of a whole tile every row sees every key. The largest scores are found of all rows at
+// once: a row by itself waits for its own.
+template <class Word, bool kWhole>
+void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int padded, float scale) {
+  const float* scores = tile.scores + (size_t)row0 * kTileKeys;
+  Vec tops[kLanes];
+  for (int i = 0; i < kLanes; ++i) tops[i] = splat(-INFINITY);
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < kTileColumns; ++j) {
+      const Vec s = load(scores + i * kTileKeys + j * kLanes);
+      tops[i] = larger(kWhole ? s : seen_only(s, j, seen[i], -INFINITY), tops[i]);
+    }
+  float* highest = tile.highest + row0;
+  const Vec top = largest_of_each(tops, rows) * scale, before = load(highest);
+  const IntVec grows = top > before + kSlack;
+  const Vec reference = select(grows, top, before);
+  if (any(grows)) {
+    const Vec shrink = exp2_bounded<false>(before - reference);
+    store(highest, reference);  // rows beyond these stay as they are
+    for (int i = 0; i < rows; ++i) {
+      if (!grows[i] || before[i] == -INFINITY) continue;  // nothing is summed yet
+      float* sums = tile.sums + (size_t)(row0 + i) * padded;
+      for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink[i]);
+      tile.totals[row0 + i] *= shrink[i];
+    }
+  }
+  for (int i = 0; i < rows; ++i) {
+    const bool sees_none = highest[i] == -INFINITY;  // so far
+    const float unit_score = sees_none ? 0.0f : highest[i];
+    Vec weights[kTileColumns], total{};
+    for (int j = 0; j < kTileColumns; ++j) {
+      const Vec s = load(scores + i * kTileKeys + j * kLanes) * scale - unit_score;
+      weights[j] = exp2_bounded<Word::kPerWord == 2>(s);
+      if (!kWhole) weights[j] = seen_only(weights[j], j, seen[i], 0.0f);
+      total += weights[j];
+    }
+    store_weights(tile.p + (size_t)(row0 + i) * (kTileKeys / Word::kPerWord), weights);
+    tile.totals[row0 + i] += total;
+  }
+}
+
+// The same of all rows of a head.
 template <class Word>
-void soften(Tile<Word>& tile, int row, int begin, int end, int padded, float scale) {
-  constexpr int kPerRow = kTileKeys / Word::kPerWord;
-  if (begin >= end)
-    std::memset((void*)(tile.p + (size_t)row * kPerRow), 0, kPerRow * 4);
-  else if (begin <= 0 && end >= kTileKeys)
-    soften_row<Word, true>(tile, row, begin, end, padded, scale);
-  else
-    soften_row<Word, false>(tile, row, begin, end, padded, scale);
+void soften(Tile<Word>& tile, int row0, const View& view, int padded, float scale) {
+  for (int row = 0; row < view.rows; row += kLanes) {
+    const int count = view.rows - row < kLanes ? view.rows - row : kLanes;
+    if (view.of(row).end == kTileKeys && view.of(row + count - 1).begin <= 0) {
+      soften_rows<Word, true>(tile, row0 + row, count, nullptr, padded, scale);
+      continue;
+    }
+    Seen seen[kLanes];
+    for (int i = 0; i < count; ++i) seen[i] = view.of(row + i);
+    soften_rows<Word, false>(tile, row0 + row, count, seen, padded, scale);
+  }
 }
 
 template <class P>
@@ -89,6 +131,18 @@ struct KeyRows {
   }
 };
 
+// Calls multiply(row, rows, keys) for the rows of a head in turn: `keys` of the tile, the first ones,
+// are all that they see. Later queries see more; rows that see none are left out.
+template <class Action>
+void for_seen(const View& view, const Action& multiply) {
+  if (view.of(0).end == kTileKeys) return multiply(0, view.rows, kTileKeys);
+  for (int row = 0; row < view.rows; row += kMaxRows) {
+    const int count = view.rows - row < kMaxRows ? view.rows - row : kMaxRows;
+    const int keys = view.of(row + count - 1).end;
+    if (keys > 0) multiply(row, count, keys);
+  }
+}
+
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next. Values are asked for while the keys are in use, and the next keys while the values are.
 template <class P, class Word>
@@ -98,25 +152,28 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
+  const View view{unit.position, group, rows, first, unit.end_key, call.window};
   const int words = padded / Word::kPerWord;
   const size_t row0 = (size_t)head * rows;
   const int per_row = (head_dim * (int)sizeof(P) + 63) / 64;
   const int lines = per_row * kTileKeys, half = lines / 2;
   pack_keys<P>(at.k, Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
-  multiply<Word>(tile.q + row0 * words, words, tile.keys, kTileColumns,
-                 tile.scores + row0 * kTileKeys, kTileKeys, rows, words, false,
-                 Ahead(at.v, half, lines, per_row));
-  for (int row = 0; row < rows; ++row) {
-    const int query = unit.position + row / group;
-    const int end = (query + 1 < unit.end_key ? query + 1 : unit.end_key) - first;
-    const int begin = call.window > 0 ? query - call.window + 1 - first : 0;
-    soften<Word>(tile, (int)row0 + row, begin, end < kTileKeys ? end : kTileKeys, padded,
-                 call.scale);
-  }
+  Ahead ahead(at.v, half, lines, per_row);
+  for_seen(view, [&](int row, int count, int keys) {
+    multiply<Word>(tile.q + (row0 + row) * words, words, tile.keys, kTileColumns,
+                   tile.scores + (row0 + row) * kTileKeys, kTileKeys, count,
+                   (keys + kLanes - 1) / kLanes, words, false, ahead);
+    ahead = Ahead();
+  });
+  soften(tile, (int)row0, view, padded, call.scale);
   pack_values<P>(at.v, Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
-  multiply<Word>(tile.p + row0 * kKeyWords, kKeyWords, tile.values, padded / kLanes,
-                 tile.sums + row0 * padded, padded, rows, kKeyWords, true,
-                 Ahead(later.k, half, lines, per_row));
+  ahead = Ahead(later.k, half, lines, per_row);
+  for_seen(view, [&](int row, int count, int keys) {
+    multiply<Word>(tile.p + (row0 + row) * kKeyWords, kKeyWords, tile.values, padded / kLanes,
+                   tile.sums + (row0 + row) * padded, padded, count, padded / kLanes,
+                   (keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
+    ahead = Ahead();
+  });
 }
 
 // A head's rows of a finished unit: to `out`, or to `partials` where other splits follow.

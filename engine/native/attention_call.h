@@ -72,7 +72,7 @@ struct Tile {
   Vec* values;             // [words of 64 keys, vectors of a head]
   float* scores;           // [rows, 64]
   float* sums;             // [rows, padded head]
-  float* highest;          // [rows]
+  float* highest;          // [rows], and room for a vector more
   Vec* totals;             // [rows], summed at the end
   void* zeros;             // one head
 };
@@ -102,7 +102,8 @@ Tile<Word> carve(Arena& arena, int rows, int padded) {
       (size_t)rows * padded / Word::kPerWord * 4, (size_t)rows * kTileKeys / Word::kPerWord * 4,
       (size_t)padded / Word::kPerWord * kTileKeys * 4,
       (size_t)kTileKeys / Word::kPerWord * padded * 4,
-      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)rows * 4, (size_t)rows * 64,
+      (size_t)rows * kTileKeys * 4, (size_t)rows * padded * 4, (size_t)(rows + kLanes) * 4,
+      (size_t)rows * 64,
       (size_t)padded * 4};
   size_t total = 0;
   for (size_t size : sizes) total += (size + 63) / 64 * 64;

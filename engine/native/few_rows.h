@@ -235,7 +235,7 @@ inline void soften_few(Tile<PairWord>& tile, int row, __mmask16 visible, int hea
   const Vec scores = load(tile.scores + (size_t)row * kFewKeys) * scale;
   const Vec seen = (Vec)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), visible, (__m512)scores);
   const float highest = largest(larger(seen, splat(before)));
-  const Vec all = exp2_nonpositive<true>(seen - highest);
+  const Vec all = exp2_bounded<true>(seen - highest);
   const Vec weight = (Vec)_mm512_maskz_mov_ps(visible, (__m512)all);
   store((Bf16*)weights, weight);
   if (highest != before) {

@@ -51,8 +51,8 @@ void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded,
   }
 }
 
-inline void store_weights(float* to, int column, Vec weights) {
-  store(to + column * kLanes, weights);
+inline void store_weights(float* to, const Vec (&weights)[kTileColumns]) {
+  for (int j = 0; j < kTileColumns; ++j) store(to + j * kLanes, weights[j]);
 }
 
 #if defined(__AVX512BF16__)
@@ -101,8 +101,10 @@ void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded,
   }
 }
 
-inline void store_weights(int32_t* to, int column, Vec weights) {
-  store((Bf16*)to + column * kLanes, weights);
+inline void store_weights(int32_t* to, const Vec (&weights)[kTileColumns]) {
+  for (int j = 0; j < kTileColumns; j += 2)
+    store_as(to + j * kLanes / 2,
+             _mm512_cvtne2ps_pbh((__m512)weights[j + 1], (__m512)weights[j]));
 }
 #endif
 

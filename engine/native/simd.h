@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -76,6 +77,44 @@ inline float largest(Vec x) {
 #endif
 }
 
+inline bool any(IntVec x) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#else
+  int32_t all = 0;
+  for (int i = 0; i < kLanes; ++i) all |= x[i];
+  return all != 0;
+#endif
+}
+
+// The largest lane of each of the first `count` vectors; the others, up to 16, are -inf.
+inline Vec largest_of_each(const Vec (&rows)[kLanes], int count) {
+#if defined(__AVX512F__)
+  __m512 quarters[4];  // of four rows, in each 128-bit lane what is the largest of that lane
+  for (__m512& quarter : quarters) quarter = _mm512_set1_ps(-INFINITY);
+  for (int i = 0; 4 * i < count; ++i) {
+    const __m512 a = (__m512)rows[4 * i], b = (__m512)rows[4 * i + 1];
+    const __m512 c = (__m512)rows[4 * i + 2], d = (__m512)rows[4 * i + 3];
+    const __m512d ab =
+        (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512d cd =
+        (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    quarters[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(ab, cd),
+                                (__m512)_mm512_unpackhi_pd(ab, cd));
+  }
+  __m512 halves[2];
+  for (int i = 0; i < 2; ++i)
+    halves[i] = _mm512_max_ps(_mm512_shuffle_f32x4(quarters[2 * i], quarters[2 * i + 1], 0x88),
+                              _mm512_shuffle_f32x4(quarters[2 * i], quarters[2 * i + 1], 0xdd));
+  return (Vec)_mm512_max_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                            _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+#else
+  Vec each = splat(-INFINITY);
+  for (int i = 0; i < count; ++i) each[i] = largest(rows[i]);
+  return each;
+#endif
+}
+
 // exp(x) for x <= 0, relative error below 2^-22; 0 below the smallest normal number; NaN stays.
 // Cody and Waite's reduction by log 2 in two parts, then a polynomial of the sixth degree.
 inline Vec exp_nonpositive(Vec x) {
@@ -99,10 +138,10 @@ inline Vec exp_nonpositive(Vec x) {
   return select(vanishes, Vec{}, scaled);
 }
 
-// 2^x for x <= 0, relative error below 2^-22 (2^-18 if kRough, enough for what becomes bf16); at
-// most 2^-125 below -126; NaN stays.
+// 2^x for x <= 64, relative error below 2^-22 (2^-18 if kRough, enough for what becomes bf16); at
+// most 2^-125 below -126; NaN stays. Polynomials fitted for the least largest error.
 template <bool kRough>
-inline Vec exp2_nonpositive(Vec x) {
+inline Vec exp2_bounded(Vec x) {
   const Vec lowest = splat(-126.0f);
 #if defined(__AVX512F__)
   x = larger(lowest, x);
@@ -113,14 +152,20 @@ inline Vec exp2_nonpositive(Vec x) {
   const Vec shifted = x + magic;
   const Vec n = shifted - magic;
 #endif
-  const Vec r = x - n;  // the series of e^(r log 2), |r| <= 1/2
-  Vec p = splat(1.33335581e-3f);
-  if (!kRough) p = r * 1.54035304e-4f + p;
-  p = p * r + 9.61812911e-3f;
-  p = p * r + 5.55041087e-2f;
-  p = p * r + 2.40226507e-1f;
-  p = p * r + 6.93147181e-1f;
-  p = p * r + 1.0f;
+  const Vec r = x - n;  // |r| <= 1/2
+  Vec p;
+  if (kRough) {
+    p = r * 9.5701003e-3f + 5.5917859e-2f;
+    p = p * r + 2.4024744e-1f;
+    p = p * r + 6.9312179e-1f;
+    p = p * r + 9.9999928e-1f;
+  } else {
+    p = r * 1.3276470e-3f + 9.6755410e-3f;
+    p = p * r + 5.5507131e-2f;
+    p = p * r + 2.4022120e-1f;
+    p = p * r + 6.9314694e-1f;
+    p = p * r + 1.0000001f;
+  }
 #if defined(__AVX512F__)
   return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
@@ -287,32 +332,39 @@ inline void multiply_block(const typename Word::Type* a, int a_stride, const Vec
 }
 
 template <class Word, int R>
-inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
-                          float* c, int c_stride, int depth, bool accumulate, Ahead ahead) {
+inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
+                          float* c, int c_stride, int columns, int depth, bool accumulate,
+                          Ahead ahead) {
   int j = 0;
   for (; j + kMaxColumns <= columns; j += kMaxColumns, ahead = Ahead())
-    multiply_block<Word, R, kMaxColumns>(a, a_stride, b + j, columns, c + j * kLanes, c_stride,
+    multiply_block<Word, R, kMaxColumns>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride,
                                          depth, accumulate, ahead);
+  for (; kMaxColumns > 2 && j + 2 <= columns; j += 2, ahead = Ahead())
+    multiply_block<Word, R, 2>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride, depth,
+                               accumulate, ahead);
   for (; j < columns; ++j, ahead = Ahead())
-    multiply_block<Word, R, 1>(a, a_stride, b + j, columns, c + j * kLanes, c_stride, depth,
+    multiply_block<Word, R, 1>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride, depth,
                                accumulate, ahead);
 }
 
-// The first block of rows and columns asks for the lines of `ahead`.
+// Of b, whose rows are `b_stride` vectors apart, the first `columns`. The first block of rows and
+// columns asks for the lines of `ahead`.
 template <class Word>
-inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int columns,
-                     float* c, int c_stride, int rows, int depth, bool accumulate, Ahead ahead) {
+inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
+                     float* c, int c_stride, int rows, int columns, int depth, bool accumulate,
+                     Ahead ahead) {
   int i = 0;
   for (; i + kMaxRows <= rows; i += kMaxRows, ahead = Ahead())
-    multiply_rows<Word, kMaxRows>(a + (size_t)i * a_stride, a_stride, b, columns,
-                                  c + (size_t)i * c_stride, c_stride, depth, accumulate, ahead);
+    multiply_rows<Word, kMaxRows>(a + (size_t)i * a_stride, a_stride, b, b_stride,
+                                  c + (size_t)i * c_stride, c_stride, columns, depth, accumulate,
+                                  ahead);
   a += (size_t)i * a_stride;
   c += (size_t)i * c_stride;
   switch (rows - i) {
 #define BATON_ROWS(n)                                                                     \
   case n:                                                                                 \
-    multiply_rows<Word, n>(a, a_stride, b, columns, c, c_stride, depth, accumulate,       \
-                           ahead);                                                        \
+    multiply_rows<Word, n>(a, a_stride, b, b_stride, c, c_stride, columns, depth,         \
+                           accumulate, ahead);                                            \
     break;
     BATON_ROWS(1)
 #if defined(__AVX512F__)

@@ -72,6 +72,8 @@ class Pair:
         )
         self.backends = [kernel, TorchAttention(self.pools[1], shape.windows)]
         self.generator = torch.Generator().manual_seed(5)
+        self.last_key = 1.0
+        """How long a step's last key is; they grow from 1."""
 
     def step(self, segments: list[Segment]) -> None:
         """One batch through both, with new q, k and v; asserts that they agree."""
@@ -82,8 +84,9 @@ class Pair:
             backend.plan(segments)
         for layer in range(NUM_LAYERS):
             qkv = torch.randn((rows, heads, shape.head_dim), generator=self.generator)
-            qkv = qkv.to(self.pools[0].tensor.dtype)
             q, k, v = qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+            k *= torch.linspace(1, self.last_key, rows)[:, None, None]
+            q, k, v = (x.to(self.pools[0].tensor.dtype) for x in (q, k, v))
             ours, expected = (backend.run(layer, q, k, v) for backend in self.backends)
             assert ours.shape == expected.shape
             assert ours.dtype == expected.dtype
@@ -160,6 +163,22 @@ def test_few_queries_over_long_heads(shape, texts, split_keys):
     """As decode has them: some tokens of each text, one to nine heads that share keys."""
     most = max(1, 8 // (shape.num_heads // shape.num_kv_heads))
     run_texts(shape, [(n, min(now, most)) for n, now in texts], USABLE[0], split_keys)
+
+
+@pytest.mark.parametrize("instruction_set", USABLE)
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("float32", 16), ("bfloat16", 16), ("bfloat16", 128)]
+)
+def test_largest_scores_that_come_late(instruction_set, dtype, head_dim):
+    """Of a prompt in two pieces and of single tokens: weights far above all before them."""
+    shape = Shape(dtype=dtype, head_dim=head_dim)
+    pair = Pair(shape, 40, instruction_set, 1024, float("nan"))
+    pair.last_key = 8.0
+    table = list(range(40))
+    pair.step([Segment(300, 300, table)])
+    pair.step([Segment(200, 500, table)])
+    for context in range(501, 505):
+        pair.step([Segment(1, context, table)])
 
 
 @pytest.mark.parametrize("garbage", [float("inf"), float("-inf"), 3e38])
