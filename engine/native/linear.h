@@ -90,10 +90,10 @@ BATON_INLINE inline void for_each(const Action& action) {
 }
 
 // R rows of x over `words` words of a panel, on top of `sums` unless they are the first. Asks for
-// kLines lines from `ahead` on with each word.
+// kLines lines from `ahead` on with each word, the next word's `step` bytes on.
 template <int R, int kLines>
 inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel, int words,
-                           float* sums, bool is_first, const char* ahead) {
+                           float* sums, bool is_first, const char* ahead, int step) {
   Vec acc[R][kPanelColumns];
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
@@ -102,7 +102,8 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel
   for (int w = 0; w < words; ++w, at += 4 * kPanelOutputs) {
     Vec right[kPanelColumns];
     for (int j = 0; j < kPanelColumns; ++j) right[j] = *(const Vec*)(at + 64 * j);
-    for (int j = 0; j < kLines; ++j, ahead += 64) __builtin_prefetch(ahead);
+    for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
+    ahead += step;
     for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
       acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
@@ -115,11 +116,11 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel
 
 template <int kLines>
 inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, const int32_t* panel,
-                          int words, float* sums, bool is_first, const char* ahead) {
+                          int words, float* sums, bool is_first, const char* ahead, int step) {
   switch (rows) {
 #define BATON_ROWS(n)                                                                     \
   case n:                                                                                 \
-    multiply_panel<n, kLines>(x, x_stride, panel, words, sums, is_first, ahead);          \
+    multiply_panel<n, kLines>(x, x_stride, panel, words, sums, is_first, ahead, step);    \
     break;
     BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
 #undef BATON_ROWS
@@ -279,14 +280,23 @@ inline void finish_rows(const LinearCall& call, const float* sums, int64_t first
     finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
 }
 
-// Some rows of one panel in bf16, in even groups of at most six. One group streams the panel; several
-// share it by pieces or blocks, and ask the memory for the next one on the way. Each group is written
-// as soon as it is summed: stores of many rows at once would be waited for.
-inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int rows, float* sums) {
-  const int inputs = call.weight.inputs, words = inputs / 2;
+// Some rows of one panel, the given one of `chunks` of all rows.
+struct Item {
+  int panel;
+  int64_t first_row;
+  int rows;
+  int chunk;
+  int chunks;
+};
+
+// In bf16, in even groups of at most six rows. One group streams the panel; several share it by
+// pieces or blocks, and ask the memory for the next one on the way. Each group is written as soon as
+// it is summed: stores of many rows at once would be waited for.
+inline void bf16_item(const LinearCall& call, const Item& item, float* sums) {
+  const int inputs = call.weight.inputs, words = inputs / 2, rows = item.rows;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
   const int32_t* from =
-      (const int32_t*)call.weight.panels + (int64_t)panel * words * kPanelOutputs;
+      (const int32_t*)call.weight.panels + (int64_t)item.panel * words * kPanelOutputs;
   const int most = groups == 1                ? words
                    : groups <= kGroupsByPiece ? kWordsPerPiece
                                               : kWordsPerBlock;
@@ -296,31 +306,40 @@ inline void bf16_item(const LinearCall& call, int panel, int64_t first_row, int 
     const char* next = (const char*)(piece + (int64_t)count * kPanelOutputs);
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
-      const Bf16* x = call.x + (first_row + begin) * inputs + 2 * w;
+      const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
       float* to = sums + begin * kPanelOutputs;
       const bool is_first = w == 0;
-      if (groups == 1)
+      if (groups == 1) {
         multiply_some<4>(end - begin, x, inputs, piece, count, to, is_first,
-                         (const char*)piece + kPrefetchBytes);
-      else if (groups <= 3 && group < 2)
+                         (const char*)piece + kPrefetchBytes, 256);
+      } else if (groups <= 3 && group < 2) {
         multiply_some<2>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * 128);
-      else if (groups > 3 && group < 4)
+                         next + (int64_t)group * count * 128, 128);
+      } else if (groups > 3 && groups <= kGroupsByPiece && group < 4) {
         multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * 64);
-      else
-        multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr);
-      if (w + count == words) finish_rows(call, to, first_row + begin, end - begin, panel);
+                         next + (int64_t)group * count * 64, 64);
+      } else if (groups > kGroupsByPiece) {
+        const int turns = groups * item.chunks, turn = groups * item.chunk + group;
+        multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
+                         next + (int64_t)count * 256 * turn / turns, (256 + turns - 1) / turns);
+      } else {
+        multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr, 0);
+      }
+      if (w + count == words)
+        finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
     }
   }
 }
 
-inline void linear_item(const LinearCall& call, int panel, int64_t first_row, int rows) {
+inline void linear_item(const LinearCall& call, const Item& item) {
   alignas(64) float sums[kRowsPerItem * kPanelOutputs];
-  if (call.weight.bits == 16) return bf16_item(call, panel, first_row, rows, sums);
-  if (call.weight.bits == 8) quantized_item<Int8Panel>(call, panel, first_row, rows, sums);
-  else quantized_item<Int4Panel>(call, panel, first_row, rows, sums);
-  finish_rows(call, sums, first_row, rows, panel);
+  const int panel = item.panel;
+  if (call.weight.bits == 16) return bf16_item(call, item, sums);
+  if (call.weight.bits == 8)
+    quantized_item<Int8Panel>(call, panel, item.first_row, item.rows, sums);
+  else
+    quantized_item<Int4Panel>(call, panel, item.first_row, item.rows, sums);
+  finish_rows(call, sums, item.first_row, item.rows, panel);
 }
 
 // Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
@@ -332,7 +351,8 @@ inline void linear_part(const LinearCall& call, int first, int end) {
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
     const int64_t begin = call.rows * chunk / chunks, stop = call.rows * (chunk + 1) / chunks;
-    linear_item(call, first + (int)(item / chunks), begin, (int)(stop - begin));
+    linear_item(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
+                       (int)chunks});
   }
 }
 
