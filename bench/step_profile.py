@@ -40,12 +40,14 @@ WAITING, TORCH, PYTHON, OTHER = "waiting", "torch", "Python", "other"
 PARTS = (LINEAR, ATTENTION, BETWEEN, WAITING, TORCH, PYTHON, OTHER)
 _SYMBOLS = {
     LINEAR: (
-        *("multiply_panel", "multiply_group", "multiply_some", "_item"),
+        *("multiply_panel", "multiply_group", "multiply_some"),
+        *("_item", "finish_panel", "finish_row"),
         *("baton::linear", "brgemm", "gemm", "jit_"),
     ),
     ATTENTION: (
         *("multiply_block", "multiply_rows", "baton::multiply<"),
         *("attend", "soften", "pack_keys", "pack_values", "pack_query", "transpose_words"),
+        *("score_few", "weigh_few", "weigh_columns", "straighten"),
         *("merge_splits", "finish_head", "write_token", "carve", "plan_attention"),
     ),
     BETWEEN: ("run_layer", "finish_layer", "normalize", "rotate", "gate_row", "rms_norm"),

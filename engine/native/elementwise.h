@@ -105,7 +105,7 @@ inline void rotate_token(const RotationCall& call, int64_t token, int64_t at) {
 
 inline Vec silu(Vec x) {  // x / (1 + exp(-x)), by the exponential that cannot overflow
   const IntVec positive = x > Vec{};
-  const Vec e = exp_nonpositive(select(positive, -x, x));
+  const Vec e = exp2_bounded<false>(select(positive, -x, x) * 1.44269504f);
   return x * select(positive, splat(1.0f), e) / (e + 1.0f);
 }
 

@@ -115,29 +115,6 @@ inline Vec largest_of_each(const Vec (&rows)[kLanes], int count) {
 #endif
 }
 
-// exp(x) for x <= 0, relative error below 2^-22; 0 below the smallest normal number; NaN stays.
-// Cody and Waite's reduction by log 2 in two parts, then a polynomial of the sixth degree.
-inline Vec exp_nonpositive(Vec x) {
-  const float lowest = -87.3f;
-  const IntVec vanishes = x < splat(lowest);
-  x = select(vanishes, splat(lowest), x);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec shifted = x * 1.44269504088896341f + magic;
-  const Vec n = shifted - magic;
-  Vec r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vec p = splat(1.3888889e-3f);
-  p = p * r + 8.3333333e-3f;
-  p = p * r + 4.1666667e-2f;
-  p = p * r + 1.6666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const IntVec exponent = ((IntVec)shifted - (IntVec)magic) << 23;
-  const Vec scaled = (Vec)((IntVec)p + exponent);
-  return select(vanishes, Vec{}, scaled);
-}
-
 // 2^x for x <= 64, relative error below 2^-22 (2^-18 if kRough, enough for what becomes bf16); at
 // most 2^-125 below -126; NaN stays. Polynomials fitted for the least largest error.
 template <bool kRough>

@@ -10,7 +10,8 @@ REPORT = """
 # Total Lost Samples: 0
 # Overhead;Shared Object;Symbol;IPC   [IPC Coverage]
  40.50% ;4f2fdb.so          ;[.] baton::multiply_panel<6, 0>   ;-      -
- 10.00% ;4f2fdb.so          ;[.] baton::attend_unit<baton::Bf16, baton::PairWord>;-      -
+ 6.00%  ;4f2fdb.so          ;[.] baton::attend_unit<baton::Bf16, baton::PairWord>;-      -
+ 4.00%  ;4f2fdb.so          ;[.] baton::weigh_columns<baton::Bf16, 2, 4>;-      -
  9.50%  ;4f2fdb.so          ;[.] baton::run_layer              ;-      -
  20.00% ;libgomp-a34b3233.so;[.] gomp_team_barrier_wait_end    ;-      -
  10.00% ;libtorch_cpu.so    ;[.] at::native::index_select      ;-      -
