@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine.sequence import Sequence
 from engine.step_model import StepCost, attended_pairs
 from protocol.messages import FinishReason
@@ -79,8 +81,7 @@ class Batch:
         return StepCost(num_tokens, attended)
 
 
-@dataclass(frozen=True)
-class Produced:
+class Produced(msgspec.Struct, frozen=True, gc=False):
     """A token that a step added to a sequence, and whether the sequence ends with it."""
 
     sequence: Sequence

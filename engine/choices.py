@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from engine.device import to_device, to_host
 
 
-@dataclass(frozen=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """The token chosen; `logprob` None and `top` empty where the row asked for none."""
 
     token_id: int

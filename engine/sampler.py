@@ -17,8 +17,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -40,8 +40,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at first
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
     """One sequence's row of logits: its parameters, and the output index to choose.
 
     `history` is its tokens so far, which rows with penalties need. `allowed` masks what may come

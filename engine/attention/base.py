@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """The tokens of one sequence in a batch.
 
     `query_len` tokens are computed now; `context_len` counts them and all tokens before them.

@@ -1,16 +1,17 @@
 """Paged attention by our own C++ kernel, on the CPU, for pools of fp32, bf16 and e4m3.
 
 `native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
-range of keys), `native/attention.h` computes them. Long contexts of few queries are split at
-fixed lengths, so that neither the batch nor the number of threads changes a row's result. Writes
-K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of plans and
-of partial results.
+range of keys), `native/attention.h` and `few_rows.h` compute them. Long contexts of few queries are
+split at fixed lengths, so that neither the batch nor the number of threads changes a row's result.
+Writes K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of
+plans and of partial results.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ _SPLIT_ROWS = 64  # units of more rows are not split
 
 
 class _Call(ctypes.Structure):
-    """Mirrors AttentionCall in native/attention.h."""
+    """Mirrors AttentionCall in native/attention_call.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("pool", "q", "k", "v", "out")),
@@ -60,19 +61,22 @@ class _WindowPlan:
     """The units of the layers of one window size, in memory that grows with the largest batch."""
 
     def __init__(self) -> None:
-        self.units = np.empty((64, 10), np.int32)  # as Unit in native/attention.h
-        self.merges = np.empty((64, 5), np.int32)  # as Merge there
+        self._reserve(64, 64)
 
     def fill(self, plan: Callable[..., None], call: _PlanCall) -> None:
         """Plan into this memory; `call` has the counts then."""
         while True:
-            call.units, call.max_units = self.units.ctypes.data, len(self.units)
-            call.merges, call.max_merges = self.merges.ctypes.data, len(self.merges)
+            call.units, call.max_units = self._units_at, len(self._units)
+            call.merges, call.max_merges = self._merges_at, len(self._merges)
             plan(ctypes.byref(call))
             if call.num_units <= call.max_units and call.num_merges <= call.max_merges:
                 return
-            self.units = np.empty((2 * call.num_units, 10), np.int32)
-            self.merges = np.empty((2 * call.num_merges + 1, 5), np.int32)
+            self._reserve(2 * call.num_units, 2 * call.num_merges + 1)
+
+    def _reserve(self, num_units: int, num_merges: int) -> None:
+        self._units = np.empty((num_units, 10), np.int32)  # as Unit in native/attention_call.h
+        self._merges = np.empty((num_merges, 5), np.int32)  # as Merge there
+        self._units_at, self._merges_at = self._units.ctypes.data, self._merges.ctypes.data
 
 
 class KernelAttention:
@@ -102,7 +106,8 @@ class KernelAttention:
         self._calls: dict[int | None, _Call] = {}
         self._last_plan = _WindowPlan()
         self._last_call: _Call | None = None
-        self._slots = self._tables = np.empty(0, np.int64)
+        self._tables = array("q")
+        self._slots = np.empty((0, 2), np.int64)
         self.longest = 0
         """Tokens of the longest context of the planned batch."""
         self._partials = torch.empty(0)
@@ -128,22 +133,22 @@ class KernelAttention:
         """See AttentionBackend."""
         block_size = self._call.block_size
         tables: list[int] = []
-        num_tokens = 0
         for segment in segments:
             num_blocks = -(-segment.context_len // block_size)
             assert len(segment.block_table) >= num_blocks
             tables += segment.block_table[:num_blocks]
-            num_tokens += segment.query_len
-        query_lens = np.array([segment.query_len for segment in segments], np.int64)
-        contexts = np.array([segment.context_len for segment in segments], np.int64)
-        self._tables = np.array(tables, np.int64)
-        self.longest = int(contexts.max(initial=0))
+        # Of array, not numpy: a decode step has many small ones, and caches are cold.
+        query_lens = array("q", [segment.query_len for segment in segments])
+        contexts = array("q", [segment.context_len for segment in segments])
+        self._tables = array("q", tables)
+        num_tokens = sum(query_lens)
+        self.longest = max(contexts, default=0)
         if len(self._slots) < num_tokens:
             self._slots = np.empty((num_tokens, 2), np.int64)
         call = self._plan_call
-        call.query_lens = call.wanted = query_lens.ctypes.data
-        call.contexts = contexts.ctypes.data
-        call.tables, call.slots = self._tables.ctypes.data, self._slots.ctypes.data
+        call.query_lens = call.wanted = _address(query_lens)
+        call.contexts, call.tables = _address(contexts), _address(self._tables)
+        call.slots = self._slots.ctypes.data
         call.num_segments, call.num_threads = len(segments), torch.get_num_threads()
         self._calls = {}
         for window, plan in self._plans.items():
@@ -186,12 +191,12 @@ class KernelAttention:
 
     def _plan_last(self, segments: Sequence[Segment], num_tokens: int) -> None:
         """What is left of the batch just planned when only the wanted tokens attend."""
-        wanted = np.array([segment.wanted_len for segment in segments], np.int64)
-        num_wanted = int(wanted.sum())
+        wanted = array("q", [segment.wanted_len for segment in segments])
+        num_wanted = sum(wanted)
         self._last_call = None
         if num_wanted < num_tokens:
             call = self._plan_call
-            call.wanted, call.slots, call.window = wanted.ctypes.data, None, self._windows[-1] or 0
+            call.wanted, call.slots, call.window = _address(wanted), None, self._windows[-1] or 0
             self._last_plan.fill(self._divide, call)
             self._last_call = self._call_for(call, num_wanted)
 
@@ -209,6 +214,10 @@ class KernelAttention:
 def supports(dtype: str, head_dim: int) -> bool:
     """Whether the kernel can work on a pool of this dtype and head size, on a CPU."""
     return dtype in ("float32", "bfloat16", FP8) and head_dim % 2 == 0
+
+
+def _address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.choices import read_tokens
 from engine.sampler import InvalidLogits, Sampler, SampleRow, _adjust, _mix64, uniform
@@ -119,10 +118,7 @@ def test_choices_follow_the_reference_by_inverse_cdf(rows, logit_seed):
         for position, sample_row in enumerate(rows)
     ]
     for shift in range(16):
-        shifted = [
-            replace(r, params=msgspec.structs.replace(r.params, seed=r.params.seed + shift))
-            for r in rows
-        ]
+        shifted = [replace(r, params=replace(r.params, seed=r.params.seed + shift)) for r in rows]
         sampled = Sampler(VOCAB).sample(logits, shifted)
         for token, sample_row, expected in zip(sampled, shifted, distributions, strict=True):
             target = uniform(sample_row.params.seed, sample_row.index)
@@ -377,7 +373,7 @@ def test_a_row_in_which_nothing_is_allowed_is_named_apart():
 @given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
 def test_what_is_chosen_for_later_is_what_is_sampled(rows, logit_seed):
     logits = random_logits(len(rows), seed=logit_seed)
-    wanted = msgspec.structs.replace(rows[-1].params, logprobs=2)
+    wanted = replace(rows[-1].params, logprobs=2)
     rows[-1] = replace(rows[-1], params=wanted)
     chosen = Sampler(VOCAB).choose(logits, rows).on_host()
     assert bool(chosen.is_chosen.all())
