@@ -65,8 +65,9 @@ class EngineConfig:
     """`kernel`: our own C++ kernels on a CPU, FlashInfer on a card; `torch`: torch's operations;
     `auto`: kernels where they can be had, else torch."""
     weights: str = "auto"
-    """`auto`: in `dtype`; `int8`, `int4`: rounded to integers at load, by our own kernels; `fp8`:
-    weights and inputs of products in e4m3, on a card."""
+    """`auto`: in `dtype`. By our own kernels `exact12`: the same bf16 numbers in 12 bits each,
+    `int8`, `int4`: rounded to integers at load. `fp8`: weights and inputs of products in e4m3, on
+    a card."""
     kv_dtype: str = "auto"
     """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     cuda_graphs: bool = True
@@ -141,7 +142,7 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     fingerprint = model_fingerprint(config.folder)
-    if weight_bits != 16:  # other weights, other KV
+    if weight_bits not in (16, 12):  # other weights, other KV
         fingerprint += f"-{config.weights}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     shard = None if ranks is None else ranks.shard
@@ -192,7 +193,8 @@ def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) ->
 def _weight_bits(
     weights: str, dtype: str, kernels: ctypes.CDLL | None, device: torch.device
 ) -> int:
-    """Bits of a weight: 16 stands for whatever `dtype` has. Raises ConfigError."""
+    """Bits of a weight: 16 stands for whatever `dtype` has, 12 for the same in fewer. Raises
+    ConfigError."""
     if weights == "auto":
         return 16
     if weights == "fp8":
@@ -203,7 +205,7 @@ def _weight_bits(
             f"weights {weights} needs dtype bfloat16 and our own kernels on a CPU with AVX-512 "
             "BF16; use auto, or on a card fp8"
         )
-    return {"int8": 8, "int4": 4}[weights]
+    return {"exact12": 12, "int8": 8, "int4": 4}[weights]
 
 
 def _check_fp8(dtype: str, device: torch.device) -> None:

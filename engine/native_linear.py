@@ -1,8 +1,9 @@
 """A linear layer by our own kernel: weights in panels that a core streams once.
 
-Inputs are bf16, weights bf16 or integers of 8 or 4 bits. An output is one chain of dot products in
-a fixed order: neither the other rows nor the number of threads changes a row's result, bit for
-bit. Owns the packed weight; `native/linear.h` multiplies.
+Inputs are bf16, weights bf16, the same in 12 bits (see native/narrow.h), or integers of 8 or 4
+bits. An output is one chain of dot products in a fixed order: neither the other rows nor the
+number of threads changes a row's result, bit for bit. Owns the packed weight; `native/linear.h`
+multiplies.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from engine.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
 PANEL_OUTPUTS = 64
 _LANES = 16
+_CORRECTION_BYTES = 12  # of Correction in native/narrow.h
+_MOST_CORRECTIONS = 1 / 1000
+"""Of all weights: with more of them twelve bits are not worth it."""
 _SLICE_PANELS = 32
 """Rounded to integers at a time: on the way a weight takes some twenty bytes, and those of the
 logits may be a third of all."""
@@ -27,6 +31,7 @@ class Weight(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, ctypes.c_void_p) for name in ("lowest", "begins", "corrections")),
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
     )
 
@@ -57,9 +62,9 @@ def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
 class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    Keeps a packed copy of `weight`, in `bits` (16, 8 or 4) a weight where its inputs are whole
-    groups, else in 16: drop your reference to free the original. The copy lies in `memory`, which
-    layers of a model share.
+    Keeps a packed copy of `weight`, in `bits` (16, 12, 8 or 4) a weight: 8 and 4 where its inputs
+    are whole groups, 12 where its exponents lie close together, else 16. Drop your reference to
+    free the original. The copy lies in `memory`, which layers of a model share.
     """
 
     def __init__(
@@ -76,25 +81,35 @@ class NativeLinear:
         self._multiply = kernels.baton_linear
         self._bias = None if bias is None else bias.contiguous()
         self._scales: torch.Tensor | None = None
-        if bits == 16 or inputs % GROUP_INPUTS != 0:
-            bits = 16
-            self._panels = _pack(weight.contiguous(), kernels, memory)
-        else:
+        self._narrow: _Narrow | None = None
+        if bits < 12 and inputs % GROUP_INPUTS == 0:
             self._panels, self._scales = _quantized_panels(weight, bits, memory)
+        else:
+            weight = weight.contiguous()
+            self._narrow = _Narrow.of(weight, kernels) if bits == 12 else None
+            bits = 16 if self._narrow is None else 12
+            self._panels = memory.empty(
+                (-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS * bits // 8), torch.int16
+            )
         self.weight = Weight(
-            self._panels.data_ptr(),
-            None if self._scales is None else self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            inputs,
-            outputs,
-            bits,
+            panels=self._panels.data_ptr(),
+            scales=None if self._scales is None else self._scales.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            inputs=inputs,
+            outputs=outputs,
+            bits=bits,
         )
+        if self._narrow is not None:
+            self._narrow.pack(weight, self.weight, kernels)
+        elif bits == 16:
+            _pack(weight, self._panels, kernels)
 
     @property
     def num_bytes(self) -> int:
         """What a product reads of the weight."""
         scales = 0 if self._scales is None else self._scales.nbytes
-        return self._panels.nbytes + scales
+        narrow = 0 if self._narrow is None else self._narrow.num_bytes
+        return self._panels.nbytes + scales + narrow
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
@@ -128,17 +143,53 @@ class NativeLinear:
         self._multiply(ctypes.byref(call))
 
 
-def _pack(weight: torch.Tensor, kernels: ctypes.CDLL, memory: HugePages) -> torch.Tensor:
-    """bf16 panels: [panels, inputs / 2, 64] words of two inputs."""
+def _pack(weight: torch.Tensor, panels: torch.Tensor, kernels: ctypes.CDLL) -> None:
+    """bf16 `panels`: [panels, inputs / 2, 64] words of two inputs."""
     outputs, inputs = weight.shape
-    panels = memory.empty((-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS), torch.int32)
     kernels.baton_pack(
         ctypes.c_void_p(weight.data_ptr()),
         ctypes.c_int32(inputs),
         ctypes.c_int32(outputs),
         ctypes.c_void_p(panels.data_ptr()),
     )
-    return panels
+
+
+class _Narrow:
+    """What twelve bits a weight leave unsaid: which exponents each panel has, and corrections."""
+
+    def __init__(self, lowest: torch.Tensor, begins: torch.Tensor) -> None:
+        self._lowest = lowest  # [panels] int32
+        self._begins = begins  # [panels + 1] int32
+        count = int(begins[-1])
+        self._corrections = torch.empty((count, _CORRECTION_BYTES), dtype=torch.uint8)
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, kernels: ctypes.CDLL) -> _Narrow | None:
+        """Of `weight` [outputs, inputs]; None if too many of its exponents are far apart."""
+        outputs, inputs = weight.shape
+        num_panels = -(-outputs // PANEL_OUTPUTS)
+        lowest = torch.empty(num_panels, dtype=torch.int32)
+        begins = torch.empty(num_panels + 1, dtype=torch.int32)
+        kernels.baton_plan_narrow(
+            ctypes.c_void_p(weight.data_ptr()),
+            ctypes.c_int32(inputs),
+            ctypes.c_int32(outputs),
+            ctypes.c_void_p(lowest.data_ptr()),
+            ctypes.c_void_p(begins.data_ptr()),
+        )
+        if int(begins[-1]) > weight.numel() * _MOST_CORRECTIONS:
+            return None
+        return cls(lowest, begins)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._lowest.nbytes + self._begins.nbytes + self._corrections.nbytes
+
+    def pack(self, weight: torch.Tensor, to: Weight, kernels: ctypes.CDLL) -> None:
+        """Write the panels of `weight` and its corrections, which `to` refers to from here on."""
+        to.lowest, to.begins = self._lowest.data_ptr(), self._begins.data_ptr()
+        to.corrections = self._corrections.data_ptr()
+        kernels.baton_pack_narrow(ctypes.c_void_p(weight.data_ptr()), ctypes.byref(to))
 
 
 def _quantized_panels(

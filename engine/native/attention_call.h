@@ -2,10 +2,7 @@
 
 #pragma once
 
-#include <cmath>
-#include <cstdlib>
-#include <new>
-
+#include "arena.h"
 #include "packing.h"
 
 namespace baton {
@@ -78,23 +75,6 @@ struct Tile {
 };
 
 inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
-
-class Arena {
- public:
-  ~Arena() { std::free(memory_); }
-  void reserve(size_t bytes) {
-    if (bytes <= size_) return;
-    std::free(memory_);
-    size_ = (bytes + 4095) / 4096 * 4096;
-    memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
-    if (memory_ == nullptr) std::abort();  // nothing sensible is left to do in a parallel region
-  }
-  char* data() { return memory_; }
-
- private:
-  char* memory_ = nullptr;
-  size_t size_ = 0;
-};
 
 template <class Word>
 Tile<Word> carve(Arena& arena, int rows, int padded) {

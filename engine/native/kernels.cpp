@@ -84,6 +84,26 @@ BATON_EXPORT void baton_pack(const Bf16* weight, int32_t inputs, int32_t outputs
   for (int panel = 0; panel < count; ++panel) pack_panel(weight, inputs, outputs, panel, panels);
 }
 
+BATON_EXPORT void baton_plan_narrow(const Bf16* weight, int32_t inputs, int32_t outputs,
+                                    int32_t* lowest, int32_t* begins) {
+  plan_narrow(weight, inputs, outputs, lowest, begins);
+}
+
+BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) {
+  const int count = num_panels(*to), words = to->inputs / 2;
+#pragma omp parallel
+  {
+    int32_t* memory = (int32_t*)std::aligned_alloc(64, (size_t)words * kPanelOutputs * 4);
+    if (memory == nullptr) std::abort();
+#pragma omp for schedule(static)
+    for (int panel = 0; panel < count; ++panel)
+      pack_narrow(weight, to->inputs, to->outputs, panel, to->lowest[panel], memory,
+                  (char*)to->panels + panel * panel_bytes(*to),
+                  (Correction*)to->corrections + to->begins[panel]);
+    std::free(memory);
+  }
+}
+
 BATON_EXPORT void baton_linear(const LinearCall* call) {
 #pragma omp parallel num_threads(call->num_threads)
   linear(*call);

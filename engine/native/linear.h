@@ -10,7 +10,7 @@
 
 #include <utility>
 
-#include "simd.h"
+#include "narrow.h"
 
 #if defined(__AVX512BF16__)
 
@@ -22,19 +22,23 @@ constexpr int kRowsPerItem = 96;
 constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
 constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
 constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
+constexpr int kChunksToUnpack = 3;     // of so many items with a panel of 12 bits the first unpacks it
 constexpr int kPrefetchBytes = 1024;
 constexpr int kGroupWords = 32;        // 64 inputs share a scale
 
 // Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
-// and lie in order; of 8 bits, 64 words are 128 bytes in order; of 4 bits, 64 words are 64 bytes:
+// and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits, 64 words are 64 bytes:
 // nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
 struct LinearWeight {
   const void* panels;     // [outputs / 64, inputs / 2, 64 words]
   const float* scales;    // [outputs / 64, inputs / 64, 64]; null: bf16
   const Bf16* bias;       // [outputs], or null
+  const int32_t* lowest;  // of 12 bits: [outputs / 64], see narrow.h
+  const int32_t* begins;  // [outputs / 64 + 1], of the panels' corrections
+  const Correction* corrections;
   int32_t inputs;         // even; whole groups where there are scales
   int32_t outputs;
-  int32_t bits;           // of a weight: 16, 8 or 4
+  int32_t bits;           // of a weight: 16, 12, 8 or 4
 };
 
 inline int64_t panel_bytes(const LinearWeight& weight) {
@@ -73,11 +77,41 @@ inline void pack_panel(const Bf16* weight, int inputs, int outputs, int panel, i
     }
 }
 
+// Of each panel of `weight` the exponents that twelve bits say, and where its corrections begin.
+inline void plan_narrow(const Bf16* weight, int inputs, int outputs, int32_t* lowest,
+                        int32_t* begins) {
+  const int panels = (outputs + kPanelOutputs - 1) / kPanelOutputs;
+#pragma omp parallel for schedule(static)
+  for (int panel = 0; panel < panels; ++panel) {
+    const int first = panel * kPanelOutputs;
+    const int here = outputs - first < kPanelOutputs ? outputs - first : kPanelOutputs;
+    int64_t others;
+    lowest[panel] = lowest_exponent(weight + (int64_t)first * inputs, (int64_t)here * inputs, &others);
+    begins[panel + 1] = (int32_t)others;
+  }
+  begins[0] = 0;
+  for (int panel = 0; panel < panels; ++panel) begins[panel + 1] += begins[panel];
+}
+
+// One panel by that plan; `words` [inputs / 2, 64] is working memory.
+inline void pack_narrow(const Bf16* weight, int inputs, int outputs, int panel, int lowest,
+                        int32_t* words, char* to, Correction* corrections) {
+  pack_panel(weight, inputs, outputs, panel, words - (int64_t)panel * inputs / 2 * kPanelOutputs);
+  for (int w = 0; w < inputs / 2; ++w)
+    narrow_word((const uint16_t*)(words + (int64_t)w * kPanelOutputs), lowest,
+                (uint16_t*)(to + (int64_t)w * NarrowPanel::kWordBytes));
+  const int first = panel * kPanelOutputs;
+  for (int i = 0; i < kPanelOutputs && first + i < outputs; ++i)
+    for (int input = 0; input < inputs; ++input) {
+      const Bf16 exact = weight[(int64_t)(first + i) * inputs + input];
+      const Bf16 near{nearest_narrow(exact.bits, lowest)};
+      if (near.bits != exact.bits) *corrections++ = {input, i, to_float(exact) - to_float(near)};
+    }
+}
+
 // Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
 // accumulators leave it to the compiler's mood whether that becomes registers; GCC kept it in memory,
 // and stored all of it with every prefetch.
-#define BATON_INLINE __attribute__((always_inline))
-
 template <int Columns, class Action, int... At>
 BATON_INLINE inline void for_each_of(std::integer_sequence<int, At...>, const Action& action) {
   (action(std::integral_constant<int, At / Columns>{},
@@ -89,19 +123,26 @@ BATON_INLINE inline void for_each(const Action& action) {
   for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
 }
 
+struct UnpackedPanel {
+  const char* at;
+  static constexpr int kWordBytes = 256;
+  BATON_INLINE void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kWordBytes + 64 * j);
+  }
+};
+
 // R rows of x over `words` words of a panel, on top of `sums` unless they are the first. Asks for
 // kLines lines from `ahead` on with each word, the next word's `step` bytes on.
-template <int R, int kLines>
-inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel, int words,
-                           float* sums, bool is_first, const char* ahead, int step) {
+template <int R, int kLines, class Panel>
+inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int words, float* sums,
+                           bool is_first, const char* ahead, int step) {
   Vec acc[R][kPanelColumns];
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
   });
-  const char* at = (const char*)panel;
-  for (int w = 0; w < words; ++w, at += 4 * kPanelOutputs) {
+  for (int w = 0; w < words; ++w) {
     Vec right[kPanelColumns];
-    for (int j = 0; j < kPanelColumns; ++j) right[j] = *(const Vec*)(at + 64 * j);
+    panel.read(w, right);
     for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
     ahead += step;
     for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
@@ -114,9 +155,9 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, const int32_t* panel
   });
 }
 
-template <int kLines>
-inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, const int32_t* panel,
-                          int words, float* sums, bool is_first, const char* ahead, int step) {
+template <int kLines, class Panel>
+inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, Panel panel, int words,
+                          float* sums, bool is_first, const char* ahead, int step) {
   switch (rows) {
 #define BATON_ROWS(n)                                                                     \
   case n:                                                                                 \
@@ -133,7 +174,7 @@ inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, const int32
 struct Int8Panel {
   const char* at;
   static constexpr int kWordBytes = 128;
-  void read(int w, Vec* to) const {
+  BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
       const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
       const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half)));
@@ -146,7 +187,7 @@ struct Int8Panel {
 struct Int4Panel {
   const char* at;
   static constexpr int kWordBytes = 64;
-  void read(int w, Vec* to) const {
+  BATON_INLINE void read(int w, Vec* to) const {
     alignas(64) static constexpr uint16_t kValues[32] = {  // -8 to 7 in bf16, twice
         0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
         0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
@@ -158,14 +199,6 @@ struct Int4Panel {
     to[1] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 4), values);
     to[2] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 8), values);
     to[3] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 12), values);
-  }
-};
-
-struct UnpackedPanel {
-  const char* at;
-  static constexpr int kWordBytes = 256;
-  void read(int w, Vec* to) const {
-    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kWordBytes + 64 * j);
   }
 };
 
@@ -289,53 +322,114 @@ struct Item {
   int chunks;
 };
 
+// What twelve bits did not say of some rows' sums.
+inline void correct(const LinearCall& call, int64_t first_row, int rows, int panel, float* sums) {
+  const LinearWeight& weight = call.weight;
+  const Correction* begin = weight.corrections + weight.begins[panel];
+  const Correction* end = weight.corrections + weight.begins[panel + 1];
+  const Bf16* x = call.x + first_row * weight.inputs;
+  for (int row = 0; row < rows; ++row, x += weight.inputs, sums += kPanelOutputs)
+    for (const Correction* each = begin; each < end; ++each)
+      sums[each->output] += to_float(x[each->input]) * each->amount;
+}
+
+// A panel as it lies in memory, from a word on.
+struct StoredPanel {
+  const char* at;
+  int word_bytes;
+
+  const char* word(int64_t w) const { return at + w * word_bytes; }
+};
+
+inline StoredPanel stored_panel(const LinearWeight& weight, int panel) {
+  return {(const char*)weight.panels + panel * panel_bytes(weight), weight.bits * 16};
+}
+
+inline UnpackedPanel read_from(UnpackedPanel panel, int64_t word) {
+  return {panel.at + word * UnpackedPanel::kWordBytes};
+}
+
+inline NarrowPanel read_from(NarrowPanel panel, int64_t word) {
+  return {panel.at + word * NarrowPanel::kWordBytes, panel.lowest};
+}
+
+inline NarrowPanel narrow_panel(const LinearWeight& weight, int panel) {
+  return {stored_panel(weight, panel).at,
+          _mm512_set1_epi16((short)(weight.lowest[panel] << 7))};
+}
+
+// The panel of 12 bits that a thread has unpacked last within a call, for rows beyond an item's.
+struct Unpacked {
+  int panel = -1;
+
+  UnpackedPanel of(const LinearWeight& weight, int wanted) {
+    static thread_local Arena arena;
+    const int words = weight.inputs / 2;
+    if (panel != wanted) {
+      arena.reserve((size_t)words * UnpackedPanel::kWordBytes);
+      const NarrowPanel from = narrow_panel(weight, wanted);
+      for (int w = 0; w < words; ++w)
+        from.read(w, (Vec*)(arena.data() + (size_t)w * UnpackedPanel::kWordBytes));
+      panel = wanted;
+    }
+    return {arena.data()};
+  }
+};
+
 // In bf16, in even groups of at most six rows. One group streams the panel; several share it by
 // pieces or blocks, and ask the memory for the next one on the way. Each group is written as soon as
 // it is summed: stores of many rows at once would be waited for.
-inline void bf16_item(const LinearCall& call, const Item& item, float* sums) {
+template <class Panel>
+inline void bf16_item(const LinearCall& call, const Item& item, Panel panel, float* sums) {
+  const StoredPanel stored = stored_panel(call.weight, item.panel);
+  const int bytes = stored.word_bytes;
   const int inputs = call.weight.inputs, words = inputs / 2, rows = item.rows;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
-  const int32_t* from =
-      (const int32_t*)call.weight.panels + (int64_t)item.panel * words * kPanelOutputs;
   const int most = groups == 1                ? words
                    : groups <= kGroupsByPiece ? kWordsPerPiece
                                               : kWordsPerBlock;
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
-    const int32_t* piece = from + (int64_t)w * kPanelOutputs;
-    const char* next = (const char*)(piece + (int64_t)count * kPanelOutputs);
+    const Panel piece = read_from(panel, w);
+    const char* next = stored.word(w + count);
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
       float* to = sums + begin * kPanelOutputs;
       const bool is_first = w == 0;
       if (groups == 1) {
-        multiply_some<4>(end - begin, x, inputs, piece, count, to, is_first,
-                         (const char*)piece + kPrefetchBytes, 256);
+        multiply_some<Panel::kWordBytes / 64>(end - begin, x, inputs, piece, count, to, is_first,
+                                              stored.word(w) + kPrefetchBytes, bytes);
       } else if (groups <= 3 && group < 2) {
         multiply_some<2>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * 128, 128);
+                         next + (int64_t)group * count * (bytes / 2), bytes / 2);
       } else if (groups > 3 && groups <= kGroupsByPiece && group < 4) {
         multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * 64, 64);
+                         next + (int64_t)group * count * (bytes / 4), bytes / 4);
       } else if (groups > kGroupsByPiece) {
         const int turns = groups * item.chunks, turn = groups * item.chunk + group;
         multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)count * 256 * turn / turns, (256 + turns - 1) / turns);
+                         next + (int64_t)count * bytes * turn / turns, (bytes + turns - 1) / turns);
       } else {
         multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr, 0);
       }
-      if (w + count == words)
-        finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
+      if (w + count < words) continue;
+      if (call.weight.bits == 12) correct(call, item.first_row + begin, end - begin, item.panel, to);
+      finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
     }
   }
 }
 
-inline void linear_item(const LinearCall& call, const Item& item) {
+inline void linear_item(const LinearCall& call, const Item& item, Unpacked& unpacked) {
   alignas(64) float sums[kRowsPerItem * kPanelOutputs];
+  const LinearWeight& weight = call.weight;
   const int panel = item.panel;
-  if (call.weight.bits == 16) return bf16_item(call, item, sums);
-  if (call.weight.bits == 8)
+  if (weight.bits == 16)
+    return bf16_item(call, item, UnpackedPanel{stored_panel(weight, panel).at}, sums);
+  if (weight.bits == 12 && item.chunks >= kChunksToUnpack && weight.inputs <= 2 * kWordsPerBlock)
+    return bf16_item(call, item, unpacked.of(weight, panel), sums);
+  if (weight.bits == 12) return bf16_item(call, item, narrow_panel(weight, panel), sums);
+  if (weight.bits == 8)
     quantized_item<Int8Panel>(call, panel, item.first_row, item.rows, sums);
   else
     quantized_item<Int4Panel>(call, panel, item.first_row, item.rows, sums);
@@ -347,12 +441,13 @@ inline void linear_item(const LinearCall& call, const Item& item) {
 inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
+  Unpacked unpacked;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
     const int64_t begin = call.rows * chunk / chunks, stop = call.rows * (chunk + 1) / chunks;
     linear_item(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
-                       (int)chunks});
+                       (int)chunks}, unpacked);
   }
 }
 

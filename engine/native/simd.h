@@ -17,6 +17,8 @@
 
 namespace baton {
 
+#define BATON_INLINE __attribute__((always_inline))
+
 constexpr int kLanes = 16;
 
 typedef float Vec __attribute__((vector_size(64)));

@@ -88,3 +88,13 @@ def test_workers_of_other_weights_have_other_blocks(kernels: ctypes.CDLL) -> Non
         for weights in ("auto", "int8", "int4")
     }
     assert len(layouts) == 3
+
+
+def test_the_same_weights_in_fewer_bits_hand_over_to_each_other(kernels: ctypes.CDLL) -> None:
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    prefill, decode = (
+        load_engine(config(weights=weights, num_blocks=2, dtype="bfloat16"), lambda: 0.0)
+        for weights in ("auto", "exact12")
+    )
+    assert decode.engine.layout == prefill.engine.layout

@@ -15,11 +15,21 @@ def tensor(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.fixture
-def native(kernels):
+def far_apart(outputs: int, inputs: int) -> torch.Tensor:
+    """Random weights, of which one in a few thousand is small, large, or nothing."""
+    weight = tensor(0, outputs, inputs)
+    flat = weight.view(-1)
+    numbers = [0.0, 1e-30, 3e20, -(2.0**-126), 1e-40, *(-(2.0**n) for n in range(-20, 10))]
+    for place, number in enumerate(numbers):
+        flat[1001 * (place + 1) :: 99_991] = number
+    return weight
+
+
+@pytest.fixture(params=[16, 12])
+def native(kernels, request):
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
-    return lambda weight, bias=None: NativeLinear(weight, bias, kernels)
+    return lambda weight, bias=None: NativeLinear(weight, bias, kernels, request.param)
 
 
 @pytest.fixture
@@ -29,7 +39,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 32, 97, 200])
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 32, 97, 200, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 128), (34, 7), (2, 65), (4200, 70)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
@@ -49,15 +59,16 @@ def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    rows=st.integers(1, 120),
+    rows=st.integers(1, 120) | st.integers(190, 400),
     inputs=st.integers(1, 60).map(lambda n: 2 * n),
     outputs=st.integers(1, 150),
+    bits=st.sampled_from([16, 12]),
     data=st.data(),
 )
-def test_a_row_is_the_same_in_any_batch(kernels, rows, inputs, outputs, data):
+def test_a_row_is_the_same_in_any_batch(kernels, rows, inputs, outputs, bits, data):
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
-    layer = NativeLinear(tensor(0, outputs, inputs), tensor(1, outputs), kernels)
+    layer = NativeLinear(far_apart(outputs, inputs), tensor(1, outputs), kernels, bits)
     x, add = tensor(2, rows, inputs), tensor(3, rows, outputs)
     whole = layer(x, add=add)
     begin = data.draw(st.integers(0, rows - 1))
@@ -84,6 +95,46 @@ def test_what_is_not_finite_stays_in_its_row(native):
     assert dirty[3].isnan().all()
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(dirty[others], clean[others])
+
+
+@pytest.fixture
+def both(kernels):
+    """The same weight in sixteen and in twelve bits."""
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    return lambda weight: [NativeLinear(weight, None, kernels, bits) for bits in (16, 12)]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 20, 32, 90, 150, 400])
+def test_twelve_bits_are_the_same_bits_where_exponents_lie_together(both, rows):
+    """Of both signs, all mantissas and sixteen exponents, in every place of a word."""
+    numbers = torch.arange(2**12)
+    bits = (numbers >> 11 << 15) | ((numbers & 0x7FF) + (113 << 7))
+    weight = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16)
+    weight = weight[torch.randperm(2**12, generator=torch.Generator().manual_seed(0))]
+    plain, narrow = both(weight.repeat(40)[: 200 * 700].view(200, 700))
+    assert (plain.weight.bits, narrow.weight.bits) == (16, 12)
+    x = tensor(1, rows, 700)
+    assert torch.equal(narrow.in_float32(x), plain.in_float32(x))
+    assert torch.equal(narrow(x), plain(x))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 32, 90, 400])
+def test_twelve_bits_lose_nothing_of_numbers_far_apart(both, rows):
+    plain, narrow = both(far_apart(300, 1024))
+    assert narrow.weight.bits == 12
+    x = tensor(1, rows, 1024)
+    assert plain.in_float32(x).abs().max() > 1e18
+    torch.testing.assert_close(narrow.in_float32(x), plain.in_float32(x), rtol=2e-6, atol=2e-4)
+
+
+def test_twelve_bits_take_three_quarters_or_are_left(both):
+    plain, narrow = both(tensor(0, 640, 768))
+    assert narrow.weight.bits == 12
+    assert narrow.num_bytes / plain.num_bytes == pytest.approx(0.75, abs=0.01)
+    zeros = tensor(0, 640, 768)
+    zeros[::2, ::2] = 0
+    assert both(zeros)[1].weight.bits == 16
 
 
 def test_what_the_kernel_cannot_take_is_torchs(kernels):
