@@ -40,7 +40,7 @@ from protocol.layout import FP8
 
 WINDOW = 512
 BLOCK_SIZE = 16
-BITS = {"auto": 16, "exact12": 12, "int8": 8, "int4": 4, "fp8": 8}
+BITS = {"auto": 12, "exact16": 16, "exact12": 12, "int8": 8, "int4": 4, "fp8": 8}
 KV_DTYPES = {"auto": "bfloat16", "fp8": FP8}
 MODULES = (
     "argparse",

@@ -128,7 +128,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
-    parser.add_argument("--weights", default="auto", help="auto, exact12, int8, int4, or several")
+    parser.add_argument(
+        "--weights", default="auto", help="auto, exact16, exact12, int8, int4, or several"
+    )
     parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")

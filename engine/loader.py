@@ -65,9 +65,9 @@ class EngineConfig:
     """`kernel`: our own C++ kernels on a CPU, FlashInfer on a card; `torch`: torch's operations;
     `auto`: kernels where they can be had, else torch."""
     weights: str = "auto"
-    """`auto`: in `dtype`. By our own kernels `exact12`: the same bf16 numbers in 12 bits each,
+    """`exact16`: in `dtype`. By our own kernels `exact12`: the same bf16 numbers in 12 bits each,
     `int8`, `int4`: rounded to integers at load. `fp8`: weights and inputs of products in e4m3, on
-    a card."""
+    a card. `auto`: exact12 where it can be had, else exact16."""
     kv_dtype: str = "auto"
     """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     cuda_graphs: bool = True
@@ -195,12 +195,15 @@ def _weight_bits(
 ) -> int:
     """Bits of a weight: 16 stands for whatever `dtype` has, 12 for the same in fewer. Raises
     ConfigError."""
-    if weights == "auto":
+    is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
+    if weights == "exact16":
         return 16
+    if weights == "auto":
+        return 12 if is_ours else 16
     if weights == "fp8":
         _check_fp8(dtype, device)
         return 8
-    if dtype != "bfloat16" or kernels is None or not kernels.baton_has_linear():
+    if not is_ours:
         raise ConfigError(
             f"weights {weights} needs dtype bfloat16 and our own kernels on a CPU with AVX-512 "
             "BF16; use auto, or on a card fp8"

@@ -32,10 +32,10 @@ class WorkerSettings:
     )
     weights: str = setting(
         "auto",
-        help="auto: as dtype says; exact12: the same bfloat16 numbers in 12 bits, for decode on a "
-        "CPU; int8, int4: rounded to integers at load (bfloat16 on a CPU); fp8: e4m3, and so the "
-        "inputs of products (bfloat16 on a card)",
-        choices=("auto", "exact12", "int8", "int4", "fp8"),
+        help="exact16: as dtype says; exact12: the same bfloat16 numbers in 12 bits, on a CPU; "
+        "auto: exact12 where it can be had, else exact16; int8, int4: rounded to integers at load "
+        "(bfloat16 on a CPU); fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
+        choices=("auto", "exact16", "exact12", "int8", "int4", "fp8"),
     )
     kv_dtype: str = setting(
         "auto",

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine import loader
 from engine.loader import EngineConfig, load_engine, pick_device
+from engine.model import DecoderModel
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError, ModelLoadError
 
@@ -95,6 +97,38 @@ def test_the_same_weights_in_fewer_bits_hand_over_to_each_other(kernels: ctypes.
         pytest.skip("this CPU has no bf16 products")
     prefill, decode = (
         load_engine(config(weights=weights, num_blocks=2, dtype="bfloat16"), lambda: 0.0)
-        for weights in ("auto", "exact12")
+        for weights in ("exact16", "exact12")
     )
     assert decode.engine.layout == prefill.engine.layout
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype", "attention", "bits"),
+    [
+        ("auto", "bfloat16", "auto", 12),
+        ("auto", "bfloat16", "torch", 16),
+        ("auto", "float32", "auto", 16),
+        ("exact16", "bfloat16", "auto", 16),
+    ],
+)
+def test_bf16_weights_take_twelve_bits_where_our_kernels_multiply(
+    kernels: ctypes.CDLL,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: str,
+    dtype: str,
+    attention: str,
+    bits: int,
+) -> None:
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    asked: list[int] = []
+
+    class Model(DecoderModel):
+        def __init__(self, *args: Any) -> None:
+            asked.append(args[3])
+            super().__init__(*args)
+
+    monkeypatch.setattr(loader, "DecoderModel", Model)
+    fields = {"weights": weights, "dtype": dtype, "attention": attention}
+    load_engine(config(num_blocks=2, **fields), lambda: 0.0)
+    assert asked == [bits]
