@@ -27,7 +27,7 @@ logits may be a third of all."""
 
 
 class Weight(ctypes.Structure):
-    """Mirrors LinearWeight in native/linear.h."""
+    """Mirrors LinearWeight in native/panels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
@@ -212,7 +212,7 @@ def _quantized_panels(
 
 def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
     """Panels of 8 bits [panels, inputs / 2, 128], or of 4 [panels, inputs / 2, 32] with four
-    vectors' values in each 16-bit lane (see LinearWeight in native/linear.h)."""
+    vectors' values in each 16-bit lane (see LinearWeight in native/panels.h)."""
     values = _by_panel(weight.values)  # [panels, 64, inputs]
     words = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)  # [panels, inputs / 2, 128]
     if weight.bits == 8:

@@ -47,28 +47,6 @@ class Stretch {
   const char* end_;
 };
 
-inline __m512 sum_pair(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-}
-
-// Each 128-bit lane of the result holds the sums of that lane of a[0], a[1], a[2], a[3].
-inline __m512 sum_within_lanes(const __m512 (&a)[4]) {
-  const __m512d low = _mm512_castps_pd(sum_pair(a[0], a[1]));
-  const __m512d high = _mm512_castps_pd(sum_pair(a[2], a[3]));
-  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
-                       _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
-}
-
-// Of four such vectors: lane 4i + j of the result is the sum of what a[i] holds of j.
-inline __m512 sum_across_lanes(const __m512 (&a)[4]) {
-  __m512 half[2];
-  for (int i = 0; i < 2; ++i)
-    half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
-                            _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(half[0], half[1], 0x88),
-                       _mm512_shuffle_f32x4(half[0], half[1], 0xdd));
-}
-
 // Scores [R, 16] of R rows of q with 16 keys.
 template <class P, int R>
 inline void score_few(const int32_t* q, const P* keys, int head_dim, float* scores,
@@ -79,6 +57,7 @@ inline void score_few(const int32_t* q, const P* keys, int head_dim, float* scor
                                   scores + kRowsAtOnce * kFewKeys, Stretch(nullptr, 0));
     return;
   }
+  const auto sum_of = [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); };
   const int asked = ahead.in_steps(kFewKeys / 4);
   __m512 fours[R][4];
   for (int four = 0; four < 4; ++four) {
@@ -96,9 +75,10 @@ inline void score_few(const int32_t* q, const P* keys, int head_dim, float* scor
           products[r][i] = _mm512_dpbf16_ps(products[r][i], query, key[i]);
       }
     }
-    for (int r = 0; r < R; ++r) fours[r][four] = sum_within_lanes(products[r]);
+    for (int r = 0; r < R; ++r) fours[r][four] = combine_within(products[r], sum_of);
   }
-  for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores + r * kFewKeys, sum_across_lanes(fours[r]));
+  for (int r = 0; r < R; ++r)
+    _mm512_storeu_ps(scores + r * kFewKeys, combine_across(fours[r], sum_of));
 }
 
 // Columns `begin` to `begin` + 32 * C of `sums` [R, head_dim], plus weights [R, 8 pairs] times

@@ -84,23 +84,24 @@ BATON_EXPORT void baton_pack(const Bf16* weight, int32_t inputs, int32_t outputs
   for (int panel = 0; panel < count; ++panel) pack_panel(weight, inputs, outputs, panel, panels);
 }
 
+// See `plan_narrow`.
 BATON_EXPORT void baton_plan_narrow(const Bf16* weight, int32_t inputs, int32_t outputs,
                                     int32_t* lowest, int32_t* begins) {
   plan_narrow(weight, inputs, outputs, lowest, begins);
 }
 
+// `weight` into panels of 12 bits, by the plan that `to` refers to, and its corrections.
 BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) {
   const int count = num_panels(*to), words = to->inputs / 2;
 #pragma omp parallel
   {
-    int32_t* memory = (int32_t*)std::aligned_alloc(64, (size_t)words * kPanelOutputs * 4);
-    if (memory == nullptr) std::abort();
+    Arena arena;
+    arena.reserve((size_t)words * kPanelOutputs * 4);
 #pragma omp for schedule(static)
     for (int panel = 0; panel < count; ++panel)
-      pack_narrow(weight, to->inputs, to->outputs, panel, to->lowest[panel], memory,
-                  (char*)to->panels + panel * panel_bytes(*to),
+      pack_narrow(weight, to->inputs, to->outputs, panel, to->lowest[panel],
+                  (int32_t*)arena.data(), (char*)to->panels + panel * panel_bytes(*to),
                   (Correction*)to->corrections + to->begins[panel]);
-    std::free(memory);
   }
 }
 

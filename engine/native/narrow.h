@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include "arena.h"
 #include "simd.h"
 
 #if defined(__AVX512BF16__)

@@ -89,27 +89,43 @@ inline bool any(IntVec x) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// Four vectors become one: each 128-bit lane holds, of that lane of a[0] to a[3], its four numbers
+// combined.
+template <class Combine>
+BATON_INLINE inline __m512 combine_within(const __m512 (&a)[4], const Combine& combine) {
+  __m512d pairs[2];
+  for (int i = 0; i < 2; ++i)
+    pairs[i] = _mm512_castps_pd(combine(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                                        _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1])));
+  return combine(_mm512_castpd_ps(_mm512_unpacklo_pd(pairs[0], pairs[1])),
+                 _mm512_castpd_ps(_mm512_unpackhi_pd(pairs[0], pairs[1])));
+}
+
+// Of four such vectors: lane 4i + j of the result is what a[i] holds of j in all of its lanes.
+template <class Combine>
+BATON_INLINE inline __m512 combine_across(const __m512 (&a)[4], const Combine& combine) {
+  __m512 halves[2];
+  for (int i = 0; i < 2; ++i)
+    halves[i] = combine(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                        _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+  return combine(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                 _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+}
+#endif
+
 // The largest lane of each of the first `count` vectors; the others, up to 16, are -inf.
 inline Vec largest_of_each(const Vec (&rows)[kLanes], int count) {
 #if defined(__AVX512F__)
-  __m512 quarters[4];  // of four rows, in each 128-bit lane what is the largest of that lane
-  for (__m512& quarter : quarters) quarter = _mm512_set1_ps(-INFINITY);
+  const auto largest_of = [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); };
+  __m512 fours[4];
+  for (__m512& four : fours) four = _mm512_set1_ps(-INFINITY);
   for (int i = 0; 4 * i < count; ++i) {
-    const __m512 a = (__m512)rows[4 * i], b = (__m512)rows[4 * i + 1];
-    const __m512 c = (__m512)rows[4 * i + 2], d = (__m512)rows[4 * i + 3];
-    const __m512d ab =
-        (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512d cd =
-        (__m512d)_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    quarters[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(ab, cd),
-                                (__m512)_mm512_unpackhi_pd(ab, cd));
+    const __m512 of[4] = {(__m512)rows[4 * i], (__m512)rows[4 * i + 1], (__m512)rows[4 * i + 2],
+                          (__m512)rows[4 * i + 3]};
+    fours[i] = combine_within(of, largest_of);
   }
-  __m512 halves[2];
-  for (int i = 0; i < 2; ++i)
-    halves[i] = _mm512_max_ps(_mm512_shuffle_f32x4(quarters[2 * i], quarters[2 * i + 1], 0x88),
-                              _mm512_shuffle_f32x4(quarters[2 * i], quarters[2 * i + 1], 0xdd));
-  return (Vec)_mm512_max_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
-                            _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+  return (Vec)combine_across(fours, largest_of);
 #else
   Vec each = splat(-INFINITY);
   for (int i = 0; i < count; ++i) each[i] = largest(rows[i]);
