@@ -75,8 +75,11 @@ class Pair:
         self.last_key = 1.0
         """How long a step's last key is; they grow from 1."""
 
-    def step(self, segments: list[Segment]) -> None:
-        """One batch through both, with new q, k and v; asserts that they agree."""
+    def step(self, segments: list[Segment]) -> int:
+        """One batch through both, with new q, k and v; asserts that they agree.
+
+        Returns how many tokens were compared.
+        """
         shape = self.shape
         rows = sum(segment.query_len for segment in segments)
         heads = shape.num_heads + 2 * shape.num_kv_heads
@@ -94,6 +97,7 @@ class Pair:
             torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
         written = [pool.tensor.view(torch.uint8) for pool in self.pools]
         assert torch.equal(*written)
+        return rows
 
 
 def run_texts(
@@ -102,8 +106,9 @@ def run_texts(
     instruction_set: str,
     split_keys: int = 64,
     garbage: float = float("nan"),
-) -> None:
-    """Texts of (tokens before, tokens now) whose blocks are dealt out at random."""
+) -> int:
+    """Texts of (tokens before, tokens now) whose blocks are dealt out at random; how many tokens of
+    them both computed alike."""
     counts = [-(-(before + now) // shape.block_size) for before, now in texts]
     pair = Pair(shape, sum(counts) + 3, instruction_set, split_keys, garbage)
     free = torch.randperm(sum(counts) + 3, generator=pair.generator).tolist()
@@ -113,11 +118,14 @@ def run_texts(
         for (before, _), table in zip(texts, tables, strict=True)
         if before
     ]
-    if before:
-        pair.step(before)
-    pair.step(
+    num_before = pair.step(before) if before else 0
+    return num_before + pair.step(
         [Segment(now, before + now, t) for (before, now), t in zip(texts, tables, strict=True)]
     )
+
+
+def num_tokens(texts: list[tuple[int, int]]) -> int:
+    return sum(before + now for before, now in texts)
 
 
 shapes = st.builds(
@@ -141,7 +149,7 @@ shapes = st.builds(
 )
 @example(Shape(head_dim=64, dtype="bfloat16"), [(0, 1)], USABLE[0], 64)
 def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
-    run_texts(shape, texts, instruction_set, split_keys)
+    assert run_texts(shape, texts, instruction_set, split_keys) == num_tokens(texts)
 
 
 few_rows = st.builds(
@@ -162,7 +170,8 @@ few_rows = st.builds(
 def test_few_queries_over_long_heads(shape, texts, split_keys):
     """As decode has them: some tokens of each text, one to nine heads that share keys."""
     most = max(1, 8 // (shape.num_heads // shape.num_kv_heads))
-    run_texts(shape, [(n, min(now, most)) for n, now in texts], USABLE[0], split_keys)
+    texts = [(before, min(now, most)) for before, now in texts]
+    assert run_texts(shape, texts, USABLE[0], split_keys) == num_tokens(texts)
 
 
 @pytest.mark.parametrize("instruction_set", USABLE)
@@ -175,10 +184,8 @@ def test_largest_scores_that_come_late(instruction_set, dtype, head_dim):
     pair = Pair(shape, 40, instruction_set, 1024, float("nan"))
     pair.last_key = 8.0
     table = list(range(40))
-    pair.step([Segment(300, 300, table)])
-    pair.step([Segment(200, 500, table)])
-    for context in range(501, 505):
-        pair.step([Segment(1, context, table)])
+    steps = [(300, 300), (200, 500), *((1, context) for context in range(501, 505))]
+    assert sum(pair.step([Segment(*step, table)]) for step in steps) == 504
 
 
 @pytest.mark.parametrize("garbage", [float("inf"), float("-inf"), 3e38])
@@ -188,8 +195,8 @@ def test_largest_scores_that_come_late(instruction_set, dtype, head_dim):
 )
 def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype, head_dim):
     shape = Shape(dtype=dtype, head_dim=head_dim, windows=(3, None))
-    run_texts(shape, [(n, 1) for n in (0, 1, 15, 16, 63, 64, 65)], instruction_set, 64, garbage)
-    run_texts(shape, [(0, 5), (70, 40)], instruction_set, 64, garbage)
+    for texts in ([(n, 1) for n in (0, 1, 15, 16, 63, 64, 65)], [(0, 5), (70, 40)]):
+        assert run_texts(shape, texts, instruction_set, 64, garbage) == num_tokens(texts)
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -212,7 +219,7 @@ def test_long_contexts(length, last, dtype, window, head_dim):
         generator = torch.Generator().manual_seed(1)
         pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
     table = torch.randperm(count, generator=pair.generator).tolist()
-    pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])])
+    assert pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])]) == last + 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -273,8 +280,11 @@ class RoundedPair:
         ]
         self.generator = torch.Generator().manual_seed(6)
 
-    def step(self, segments: list[Segment]) -> None:
-        """One batch through both; asserts that results and pools have the same bits."""
+    def step(self, segments: list[Segment]) -> int:
+        """One batch through both; asserts that results and pools have the same bits.
+
+        Returns how many tokens were compared.
+        """
         shape = self.shape
         rows = sum(segment.query_len for segment in segments)
         for backend in self.backends:
@@ -292,6 +302,7 @@ class RoundedPair:
         torch.testing.assert_close(
             self.narrow.tensor.to(self.dtype), self.wide.tensor, rtol=0, atol=0, equal_nan=True
         )
+        return rows
 
 
 def as_fp8(x: torch.Tensor) -> torch.Tensor:
@@ -320,9 +331,9 @@ def test_a_pool_of_fp8_is_one_of_what_its_numbers_stand_for(
     tables = [[free.pop() for _ in range(count)] for count in counts]
     parts = list(zip(texts, tables, strict=True))
     before = [Segment(before, before, table) for (before, _), table in parts if before]
-    if before:
-        pair.step(before)
-    pair.step([Segment(now, before + now, table) for (before, now), table in parts])
+    num_before = pair.step(before) if before else 0
+    now = [Segment(now, before + now, table) for (before, now), table in parts]
+    assert num_before + pair.step(now) == num_tokens(texts)
 
 
 @pytest.mark.parametrize("instruction_set", USABLE)
