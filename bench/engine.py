@@ -244,7 +244,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
     if limits is not None:
         console.print(
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
-            f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product"
+            f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product; "
+            "shares count weights in the checkpoint's bits"
         )
     if options.plot is not None:
         _plot(options, figures, needs, limits)
