@@ -38,8 +38,9 @@ def linear_layer(
 ) -> LinearLayer:
     """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
 
-    With `bits` below 16 the kernels round the weight to integers (see engine.quantization);
-    without kernels 8 bits are fp8, for weights whose sizes its product takes.
+    With 12 `bits` the kernels keep the same numbers in fewer (see engine.native_linear), with 8
+    and 4 they round the weight to integers (see engine.quantization); without kernels 8 bits are
+    fp8, for weights whose sizes its product takes.
 
     Drop your reference to `weight` to free it where the layer packs it; the kernels' copy lies in
     `memory`.

@@ -71,9 +71,10 @@ class DecoderModel:
 
     Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
     gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
-    CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` below 16 has
-    the kernels round the weights of all products to integers, those of the logits to no fewer than
-    8 bits. Without kernels 8 bits are fp8, and the logits' weights stay as they are.
+    CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` 12
+    has the kernels keep the same numbers in fewer bits, 8 and 4 round the weights of all products
+    to integers, those of the logits to no fewer than 8 bits. Without kernels 8 bits are fp8, and
+    the logits' weights stay as they are.
     """
 
     def __init__(
