@@ -18,9 +18,10 @@ from engine.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
 PANEL_OUTPUTS = 64
 _LANES = 16
-_CORRECTION_BYTES = 12  # of Correction in native/narrow.h
-_MOST_CORRECTIONS = 1 / 1000
-"""Of all weights: with more of them twelve bits are not worth it."""
+_WORD_BYTES = {16: 256, 12: 192}
+"""Of 64 outputs by two inputs, by the bits of a weight."""
+_MOST_PLAIN = 1 / 8
+"""Of all words: with more that stay in 16 bits twelve are not worth it."""
 _SLICE_PANELS = 32
 """Rounded to integers at a time: on the way a weight takes some twenty bytes, and those of the
 logits may be a third of all."""
@@ -31,7 +32,7 @@ class Weight(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
-        *((name, ctypes.c_void_p) for name in ("lowest", "begins", "corrections")),
+        *((name, ctypes.c_void_p) for name in ("lowest", "begins", "plain")),
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
     )
 
@@ -88,9 +89,9 @@ class NativeLinear:
             weight = weight.contiguous()
             self._narrow = _Narrow.of(weight, kernels) if bits == 12 else None
             bits = 16 if self._narrow is None else 12
-            self._panels = memory.empty(
-                (-(-outputs // PANEL_OUTPUTS), inputs // 2, PANEL_OUTPUTS * bits // 8), torch.int16
-            )
+            num_bytes = -(-outputs // PANEL_OUTPUTS) * (inputs // 2) * _WORD_BYTES[bits]
+            num_bytes += 0 if self._narrow is None else self._narrow.more_bytes
+            self._panels = memory.empty((num_bytes // 2,), torch.int16)
         self.weight = Weight(
             panels=self._panels.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
@@ -155,13 +156,12 @@ def _pack(weight: torch.Tensor, panels: torch.Tensor, kernels: ctypes.CDLL) -> N
 
 
 class _Narrow:
-    """What twelve bits a weight leave unsaid: which exponents each panel has, and corrections."""
+    """How twelve bits say a weight: which exponents each panel has, and which words stay plain."""
 
     def __init__(self, lowest: torch.Tensor, begins: torch.Tensor) -> None:
         self._lowest = lowest  # [panels] int32
         self._begins = begins  # [panels + 1] int32
-        count = int(begins[-1])
-        self._corrections = torch.empty((count, _CORRECTION_BYTES), dtype=torch.uint8)
+        self._plain = torch.empty(self.num_plain + len(lowest), dtype=torch.int32)
 
     @classmethod
     def of(cls, weight: torch.Tensor, kernels: ctypes.CDLL) -> _Narrow | None:
@@ -177,18 +177,29 @@ class _Narrow:
             ctypes.c_void_p(lowest.data_ptr()),
             ctypes.c_void_p(begins.data_ptr()),
         )
-        if int(begins[-1]) > weight.numel() * _MOST_CORRECTIONS:
+        if int(begins[-1]) > num_panels * (inputs // 2) * _MOST_PLAIN:
             return None
         return cls(lowest, begins)
 
     @property
+    def num_plain(self) -> int:
+        """Words of 16 bits a number."""
+        return int(self._begins[-1])
+
+    @property
+    def more_bytes(self) -> int:
+        """What those take over the others."""
+        return self.num_plain * (_WORD_BYTES[16] - _WORD_BYTES[12])
+
+    @property
     def num_bytes(self) -> int:
-        return self._lowest.nbytes + self._begins.nbytes + self._corrections.nbytes
+        """What is read beside the panels."""
+        return self._lowest.nbytes + self._begins.nbytes + self._plain.nbytes
 
     def pack(self, weight: torch.Tensor, to: Weight, kernels: ctypes.CDLL) -> None:
-        """Write the panels of `weight` and its corrections, which `to` refers to from here on."""
+        """Write the panels of `weight`; `to` refers to the plan from here on."""
         to.lowest, to.begins = self._lowest.data_ptr(), self._begins.data_ptr()
-        to.corrections = self._corrections.data_ptr()
+        to.plain = self._plain.data_ptr()
         kernels.baton_pack_narrow(ctypes.c_void_p(weight.data_ptr()), ctypes.byref(to))
 
 

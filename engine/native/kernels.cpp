@@ -90,18 +90,17 @@ BATON_EXPORT void baton_plan_narrow(const Bf16* weight, int32_t inputs, int32_t 
   plan_narrow(weight, inputs, outputs, lowest, begins);
 }
 
-// `weight` into panels of 12 bits, by the plan that `to` refers to, and its corrections.
+// `weight` into panels of 12 bits, by the plan that `to` refers to.
 BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) {
   const int count = num_panels(*to), words = to->inputs / 2;
 #pragma omp parallel
   {
-    Arena arena;
-    arena.reserve((size_t)words * kPanelOutputs * 4);
+    Arena arena, is_plain;
+    arena.reserve((size_t)words * kPlainBytes);
+    is_plain.reserve((size_t)words);
 #pragma omp for schedule(static)
     for (int panel = 0; panel < count; ++panel)
-      pack_narrow(weight, to->inputs, to->outputs, panel, to->lowest[panel],
-                  (int32_t*)arena.data(), (char*)to->panels + panel * panel_bytes(*to),
-                  (Correction*)to->corrections + to->begins[panel]);
+      pack_narrow(weight, *to, panel, (int32_t*)arena.data(), is_plain.data());
   }
 }
 

@@ -3,9 +3,8 @@
 // cache until they all have passed over it; where many come, the panel in its second cache. Weights
 // are bf16, the same in 12 bits, or integers of 8 or 4 with a scale for each output and 64 inputs.
 //
-// An output is one chain of dot products over its inputs in order, and of corrections where weights
-// have them, in fp32, rounded once: neither the number of rows nor that of threads changes a row's
-// result.
+// An output is one chain of dot products over its inputs in order, in fp32, rounded once: neither the
+// number of rows nor that of threads nor 12 bits change a row's result.
 
 #pragma once
 
@@ -20,9 +19,9 @@ namespace baton {
 
 constexpr int kRowsPerItem = 96;
 constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
+constexpr int kGroupsToUnpack = 5;     // and share what the first of them unpacks of 12 bits
 constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
 constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
-constexpr int kChunksToUnpack = 3;     // of so many items with a panel of 12 bits the first unpacks it
 constexpr int kPrefetchBytes = 1024;
 constexpr int kGroupWords = 32;        // 64 inputs share a scale
 
@@ -51,11 +50,35 @@ BATON_INLINE inline void for_each(const Action& action) {
   for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
 }
 
-struct UnpackedPanel {
+// 16 bits a number.
+struct PlainPanel {
   const char* at;
-  static constexpr int kWordBytes = 256;
+  static constexpr int kWordBytes = kPlainBytes;
+
+  template <class Action>
+  BATON_INLINE void for_words(int words, const Action& action) const {
+    for (int w = 0; w < words; ++w) {
+      Vec vectors[kPanelColumns];
+      read(w, vectors);
+      action(w, vectors);
+    }
+  }
   BATON_INLINE void read(int w, Vec* to) const {
-    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kWordBytes + 64 * j);
+    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);
+  }
+};
+
+// Leaves what it reads to others, as a plain panel.
+struct UnpackingPanel {
+  NarrowPanel from;
+  char* to;
+
+  template <class Action>
+  BATON_INLINE void for_words(int words, const Action& action) const {
+    from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
+      for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + w * kPlainBytes + 64 * j) = vectors[j];
+      action(w, vectors);
+    });
   }
 };
 
@@ -68,16 +91,14 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int wor
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
   });
-  for (int w = 0; w < words; ++w) {
-    Vec right[kPanelColumns];
-    panel.read(w, right);
+  panel.for_words(words, [&](int w, const Vec* right) BATON_INLINE {
     for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
     ahead += step;
     for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
       acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
     });
-  }
+  });
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     store(sums + i * kPanelOutputs + j * kLanes, acc[i][j]);
   });
@@ -174,7 +195,7 @@ inline void quantized_item(const LinearCall& call, int panel, int64_t first_row,
   alignas(64) char unpacked[kGroupWords * 256];
   const int inputs = call.weight.inputs, groups = inputs / (2 * kGroupWords);
   const int turns = (rows + kMaxRows - 1) / kMaxRows;
-  const char* from = (const char*)call.weight.panels + panel * panel_bytes(call.weight);
+  const char* from = panel_at(call.weight, panel);
   const float* scales = call.weight.scales + (int64_t)panel * groups * kPanelOutputs;
   std::memset(sums, 0, (size_t)rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
@@ -186,7 +207,7 @@ inline void quantized_item(const LinearCall& call, int panel, int64_t first_row,
       const Bf16* x = call.x + (first_row + begin) * inputs + group * 2 * kGroupWords;
       float* to = sums + begin * kPanelOutputs;
       if (turns > 1)
-        multiply_group_some(end - begin, x, inputs, UnpackedPanel{unpacked}, scales, to);
+        multiply_group_some(end - begin, x, inputs, PlainPanel{unpacked}, scales, to);
       else
         multiply_group_some(end - begin, x, inputs, packed, scales, to);
     }
@@ -241,6 +262,9 @@ inline void finish_rows(const LinearCall& call, const float* sums, int64_t first
     finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
 }
 
+template <int n>
+using Lines = std::integral_constant<int, n>;
+
 // Some rows of one panel, the given one of `chunks` of all rows.
 struct Item {
   int panel;
@@ -250,113 +274,84 @@ struct Item {
   int chunks;
 };
 
-// What twelve bits did not say of some rows' sums.
-inline void correct(const LinearCall& call, int64_t first_row, int rows, int panel, float* sums) {
-  const LinearWeight& weight = call.weight;
-  const Correction* begin = weight.corrections + weight.begins[panel];
-  const Correction* end = weight.corrections + weight.begins[panel + 1];
-  const Bf16* x = call.x + first_row * weight.inputs;
-  for (int row = 0; row < rows; ++row, x += weight.inputs, sums += kPanelOutputs)
-    for (const Correction* each = begin; each < end; ++each)
-      sums[each->output] += to_float(x[each->input]) * each->amount;
-}
-
-// A panel as it lies in memory, from a word on.
-struct StoredPanel {
-  const char* at;
-  int word_bytes;
-
-  const char* word(int64_t w) const { return at + w * word_bytes; }
-};
-
-inline StoredPanel stored_panel(const LinearWeight& weight, int panel) {
-  return {(const char*)weight.panels + panel * panel_bytes(weight), weight.bits * 16};
-}
-
-inline UnpackedPanel read_from(UnpackedPanel panel, int64_t word) {
-  return {panel.at + word * UnpackedPanel::kWordBytes};
-}
-
-inline NarrowPanel read_from(NarrowPanel panel, int64_t word) {
-  return {panel.at + word * NarrowPanel::kWordBytes, panel.lowest};
-}
-
-inline NarrowPanel narrow_panel(const LinearWeight& weight, int panel) {
-  return {stored_panel(weight, panel).at,
-          _mm512_set1_epi16((short)(weight.lowest[panel] << 7))};
-}
-
-// The panel of 12 bits that a thread has unpacked last within a call, for rows beyond an item's.
-struct Unpacked {
-  int panel = -1;
-
-  UnpackedPanel of(const LinearWeight& weight, int wanted) {
+// Words of a panel of 12 bits that a thread has left plain within a call, for the rows to come.
+class PlainWords {
+ public:
+  // Where `count` words of a panel from `first` on are, or are to be left.
+  char* at(int panel, int first, int count) {
     static thread_local Arena arena;
-    const int words = weight.inputs / 2;
-    if (panel != wanted) {
-      arena.reserve((size_t)words * UnpackedPanel::kWordBytes);
-      const NarrowPanel from = narrow_panel(weight, wanted);
-      for (int w = 0; w < words; ++w)
-        from.read(w, (Vec*)(arena.data() + (size_t)w * UnpackedPanel::kWordBytes));
-      panel = wanted;
-    }
-    return {arena.data()};
+    arena.reserve((size_t)count * kPlainBytes);
+    has_ = panel == panel_ && first == first_;
+    panel_ = panel;
+    first_ = first;
+    return arena.data();
   }
+  bool has() const { return has_; }
+
+ private:
+  int panel_ = -1;
+  int first_ = 0;
+  bool has_ = false;
 };
 
 // In bf16, in even groups of at most six rows. One group streams the panel; several share it by
-// pieces or blocks, and ask the memory for the next one on the way. Each group is written as soon as
-// it is summed: stores of many rows at once would be waited for.
-template <class Panel>
-inline void bf16_item(const LinearCall& call, const Item& item, Panel panel, float* sums) {
-  const StoredPanel stored = stored_panel(call.weight, item.panel);
-  const int bytes = stored.word_bytes;
-  const int inputs = call.weight.inputs, words = inputs / 2, rows = item.rows;
+// pieces or blocks, and ask the memory for the next one on the way; of blocks in 12 bits the first
+// group leaves plain words to the others. Each group is written as soon as it is summed: stores of
+// many rows at once would be waited for.
+template <bool kNarrow>
+inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left, float* sums) {
+  const LinearWeight& weight = call.weight;
+  constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
+  const int inputs = weight.inputs, words = inputs / 2, rows = item.rows;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
   const int most = groups == 1                ? words
                    : groups <= kGroupsByPiece ? kWordsPerPiece
                                               : kWordsPerBlock;
+  const char* here = panel_at(weight, item.panel);
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
-    const Panel piece = read_from(panel, w);
-    const char* next = stored.word(w + count);
+    const char* next = word_at(weight, item.panel, w + count);
+    char* block = kNarrow && groups >= kGroupsToUnpack ? left.at(item.panel, w, count) : nullptr;
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
       float* to = sums + begin * kPanelOutputs;
-      const bool is_first = w == 0;
+      const auto multiply = [&](auto lines, const char* ahead, int step) BATON_INLINE {
+        const auto by = [&](auto panel) BATON_INLINE {
+          multiply_some<lines>(end - begin, x, inputs, panel, count, to, w == 0, ahead, step);
+        };
+        if constexpr (!kNarrow) return by(PlainPanel{here});
+        const NarrowPanel narrow = narrow_panel(weight, item.panel, w);
+        if (block == nullptr) by(narrow);
+        else if (group == 0 && !left.has()) by(UnpackingPanel{narrow, block});
+        else by(PlainPanel{block});
+      };
       if (groups == 1) {
-        multiply_some<Panel::kWordBytes / 64>(end - begin, x, inputs, piece, count, to, is_first,
-                                              stored.word(w) + kPrefetchBytes, bytes);
+        multiply(Lines<kBytes / 64>(), here + kPrefetchBytes, kBytes);
       } else if (groups <= 3 && group < 2) {
-        multiply_some<2>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * (bytes / 2), bytes / 2);
+        multiply(Lines<2>(), next + (int64_t)group * count * (kBytes / 2), kBytes / 2);
       } else if (groups > 3 && groups <= kGroupsByPiece && group < 4) {
-        multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)group * count * (bytes / 4), bytes / 4);
+        multiply(Lines<1>(), next + (int64_t)group * count * (kBytes / 4), kBytes / 4);
       } else if (groups > kGroupsByPiece) {
         const int turns = groups * item.chunks, turn = groups * item.chunk + group;
-        multiply_some<1>(end - begin, x, inputs, piece, count, to, is_first,
-                         next + (int64_t)count * bytes * turn / turns, (bytes + turns - 1) / turns);
+        multiply(Lines<1>(), next + (int64_t)count * kBytes * turn / turns,
+                 (kBytes + turns - 1) / turns);
       } else {
-        multiply_some<0>(end - begin, x, inputs, piece, count, to, is_first, nullptr, 0);
+        multiply(Lines<0>(), nullptr, 0);
       }
-      if (w + count < words) continue;
-      if (call.weight.bits == 12) correct(call, item.first_row + begin, end - begin, item.panel, to);
-      finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
+      if (w + count == words)
+        finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
     }
+    here = next;
   }
 }
 
-inline void linear_item(const LinearCall& call, const Item& item, Unpacked& unpacked) {
+inline void linear_item(const LinearCall& call, const Item& item, PlainWords& left) {
   alignas(64) float sums[kRowsPerItem * kPanelOutputs];
   const LinearWeight& weight = call.weight;
   const int panel = item.panel;
-  if (weight.bits == 16)
-    return bf16_item(call, item, UnpackedPanel{stored_panel(weight, panel).at}, sums);
-  if (weight.bits == 12 && item.chunks >= kChunksToUnpack && weight.inputs <= 2 * kWordsPerBlock)
-    return bf16_item(call, item, unpacked.of(weight, panel), sums);
-  if (weight.bits == 12) return bf16_item(call, item, narrow_panel(weight, panel), sums);
+  if (weight.bits == 16) return bf16_item<false>(call, item, left, sums);
+  if (weight.bits == 12) return bf16_item<true>(call, item, left, sums);
   if (weight.bits == 8)
     quantized_item<Int8Panel>(call, panel, item.first_row, item.rows, sums);
   else
@@ -369,13 +364,13 @@ inline void linear_item(const LinearCall& call, const Item& item, Unpacked& unpa
 inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
-  Unpacked unpacked;
+  PlainWords left;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
     const int64_t begin = call.rows * chunk / chunks, stop = call.rows * (chunk + 1) / chunks;
     linear_item(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
-                       (int)chunks}, unpacked);
+                       (int)chunks}, left);
   }
 }
 

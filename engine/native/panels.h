@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "arena.h"
 #include "narrow.h"
 
 #if defined(__AVX512BF16__)
@@ -12,22 +13,48 @@ constexpr int kPanelOutputs = 64;
 constexpr int kPanelColumns = kPanelOutputs / kLanes;
 
 // Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
-// and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits, 64 words are 64 bytes:
-// nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
+// and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits,
+// 64 words are 64 bytes: nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
 struct LinearWeight {
   const void* panels;     // [outputs / 64, inputs / 2, 64 words]
   const float* scales;    // [outputs / 64, inputs / 64, 64]; null: bf16
   const Bf16* bias;       // [outputs], or null
-  const int32_t* lowest;  // of 12 bits: [outputs / 64], see narrow.h
-  const int32_t* begins;  // [outputs / 64 + 1], of the panels' corrections
-  const Correction* corrections;
+  const int32_t* lowest;  // of 12 bits: [outputs / 64], the exponents
+  const int32_t* begins;  // [outputs / 64 + 1], how many words before the panel are plain
+  const int32_t* plain;   // which they are in their panel, each panel's with INT_MAX at the end
   int32_t inputs;         // even; whole groups where there are scales
   int32_t outputs;
   int32_t bits;           // of a weight: 16, 12, 8 or 4
 };
 
-inline int64_t panel_bytes(const LinearWeight& weight) {
-  return (int64_t)weight.inputs * kPanelOutputs * weight.bits / 8;
+// How many words of a panel of 12 bits before `first` are plain.
+inline int plain_before(const LinearWeight& weight, int panel, int first) {
+  const int32_t* plain = weight.plain + weight.begins[panel] + panel;
+  int count = 0;
+  while (plain[count] < first) ++count;
+  return count;
+}
+
+// Where a panel begins.
+inline const char* panel_at(const LinearWeight& weight, int panel) {
+  const int64_t plain = weight.bits == 12 ? weight.begins[panel] : 0;
+  return (const char*)weight.panels +
+         (int64_t)panel * weight.inputs * kPanelOutputs * weight.bits / 8 +
+         plain * (kPlainBytes - kNarrowBytes);
+}
+
+// Where a word of a bf16 panel lies, or what follows the last one.
+inline const char* word_at(const LinearWeight& weight, int panel, int word) {
+  const char* begin = panel_at(weight, panel);
+  if (weight.bits == 16) return begin + (int64_t)word * kPlainBytes;
+  return begin + (int64_t)word * kNarrowBytes +
+         plain_before(weight, panel, word) * (kPlainBytes - kNarrowBytes);
+}
+
+// A panel of 12 bits from word `first` on.
+inline NarrowPanel narrow_panel(const LinearWeight& weight, int panel, int first) {
+  return {word_at(weight, panel, first), _mm512_set1_epi16((short)(weight.lowest[panel] << 7)),
+          weight.plain + weight.begins[panel] + panel + plain_before(weight, panel, first), first};
 }
 
 inline int num_panels(const LinearWeight& weight) {
@@ -51,36 +78,48 @@ inline void pack_panel(const Bf16* weight, int inputs, int outputs, int panel, i
     }
 }
 
-// Of each panel of `weight` the exponents that twelve bits say, and where its corrections begin.
+// Of each panel of `weight` the exponents that twelve bits say, and how many words before it are
+// plain.
 inline void plan_narrow(const Bf16* weight, int inputs, int outputs, int32_t* lowest,
                         int32_t* begins) {
   const int panels = (outputs + kPanelOutputs - 1) / kPanelOutputs;
-#pragma omp parallel for schedule(static)
-  for (int panel = 0; panel < panels; ++panel) {
-    const int first = panel * kPanelOutputs;
-    const int here = outputs - first < kPanelOutputs ? outputs - first : kPanelOutputs;
-    int64_t others;
-    lowest[panel] = lowest_exponent(weight + (int64_t)first * inputs, (int64_t)here * inputs, &others);
-    begins[panel + 1] = (int32_t)others;
+#pragma omp parallel
+  {
+    Arena is_plain;
+    is_plain.reserve((size_t)inputs);
+#pragma omp for schedule(static)
+    for (int panel = 0; panel < panels; ++panel) {
+      const int first = panel * kPanelOutputs;
+      const int here = outputs - first < kPanelOutputs ? outputs - first : kPanelOutputs;
+      const Bf16* rows = weight + (int64_t)first * inputs;
+      lowest[panel] = lowest_exponent(rows, (int64_t)here * inputs);
+      begins[panel + 1] = mark_plain(rows, inputs, here, lowest[panel], is_plain.data());
+    }
   }
   begins[0] = 0;
   for (int panel = 0; panel < panels; ++panel) begins[panel + 1] += begins[panel];
 }
 
-// One panel by that plan; `words` [inputs / 2, 64] is working memory.
-inline void pack_narrow(const Bf16* weight, int inputs, int outputs, int panel, int lowest,
-                        int32_t* words, char* to, Correction* corrections) {
-  pack_panel(weight, inputs, outputs, panel, words - (int64_t)panel * inputs / 2 * kPanelOutputs);
-  for (int w = 0; w < inputs / 2; ++w)
-    narrow_word((const uint16_t*)(words + (int64_t)w * kPanelOutputs), lowest,
-                (uint16_t*)(to + (int64_t)w * NarrowPanel::kWordBytes));
-  const int first = panel * kPanelOutputs;
-  for (int i = 0; i < kPanelOutputs && first + i < outputs; ++i)
-    for (int input = 0; input < inputs; ++input) {
-      const Bf16 exact = weight[(int64_t)(first + i) * inputs + input];
-      const Bf16 near{nearest_narrow(exact.bits, lowest)};
-      if (near.bits != exact.bits) *corrections++ = {input, i, to_float(exact) - to_float(near)};
+// One panel by that plan. `words` [inputs / 2, 64] and `is_plain` [inputs / 2] are working memory.
+inline void pack_narrow(const Bf16* weight, const LinearWeight& to, int panel, int32_t* words,
+                        char* is_plain) {
+  const int first = panel * kPanelOutputs, inputs = to.inputs;
+  const int here = to.outputs - first < kPanelOutputs ? to.outputs - first : kPanelOutputs;
+  const Bf16* rows = weight + (int64_t)first * inputs;
+  mark_plain(rows, inputs, here, to.lowest[panel], is_plain);
+  pack_panel(rows, inputs, here, 0, words);
+  int32_t* plain = (int32_t*)to.plain + to.begins[panel] + panel;
+  char* at = (char*)panel_at(to, panel);
+  for (int w = 0; w < inputs / 2; ++w, words += kPanelOutputs)
+    if (is_plain[w]) {
+      std::memcpy(at, words, kPlainBytes);
+      at += kPlainBytes;
+      *plain++ = w;
+    } else {
+      narrow_word((const uint16_t*)words, to.lowest[panel], (uint16_t*)at);
+      at += kNarrowBytes;
     }
+  *plain = INT_MAX;
 }
 
 }  // namespace baton
