@@ -22,7 +22,7 @@ from engine.kv_pool import KvPool
 from protocol.layout import FP8
 
 _COMPUTED = (torch.float32, torch.bfloat16)  # what queries and results may be
-_TILE_ROWS = 128  # query rows of a unit: enough to pay for packing a tile of keys
+_TILE_ROWS = 256  # query rows of a unit: enough to pay for packing a tile of keys
 _SPLIT_ROWS = 64  # units of more rows are not split
 
 

@@ -82,14 +82,23 @@ struct UnpackingPanel {
   }
 };
 
-// R rows of x over `words` words of a panel, on top of `sums` unless they are the first. Asks for
-// kLines lines from `ahead` on with each word, the next word's `step` bytes on.
+// Where sums of some rows and one panel go.
+struct Sums {
+  float* kept;      // [rows, 64]: those of words before, and, where more words follow, of these
+  bool is_first;    // there are none before
+  Bf16* out;        // the last words': where they are rounded to, rows `stride` apart; null: kept
+  const Bf16* add;  // on top of these; or null
+  int64_t stride;
+};
+
+// R rows of x over `words` words of a panel. Asks for kLines lines from `ahead` on with each word, the
+// next word's `step` bytes on.
 template <int R, int kLines, class Panel>
-inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int words, float* sums,
-                           bool is_first, const char* ahead, int step) {
+inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int words,
+                           const Sums& sums, const char* ahead, int step) {
   Vec acc[R][kPanelColumns];
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-    acc[i][j] = is_first ? Vec{} : load(sums + i * kPanelOutputs + j * kLanes);
+    acc[i][j] = sums.is_first ? Vec{} : load(sums.kept + i * kPanelOutputs + j * kLanes);
   });
   panel.for_words(words, [&](int w, const Vec* right) BATON_INLINE {
     for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
@@ -99,18 +108,28 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int wor
       acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
     });
   });
-  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-    store(sums + i * kPanelOutputs + j * kLanes, acc[i][j]);
+  if (sums.out == nullptr)
+    return for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+      store(sums.kept + i * kPanelOutputs + j * kLanes, acc[i][j]);
+    });
+  for_each<R, kPanelColumns / 2>([&](auto i, auto half) BATON_INLINE {
+    const int64_t at = i * sums.stride + 2 * half * kLanes;
+    Vec low = acc[i][2 * half], high = acc[i][2 * half + 1];
+    if (sums.add != nullptr) {
+      low += load(sums.add + at);
+      high += load(sums.add + at + kLanes);
+    }
+    store_as(sums.out + at, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
   });
 }
 
 template <int kLines, class Panel>
 inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, Panel panel, int words,
-                          float* sums, bool is_first, const char* ahead, int step) {
+                          const Sums& sums, const char* ahead, int step) {
   switch (rows) {
-#define BATON_ROWS(n)                                                                     \
-  case n:                                                                                 \
-    multiply_panel<n, kLines>(x, x_stride, panel, words, sums, is_first, ahead, step);    \
+#define BATON_ROWS(n)                                                         \
+  case n:                                                                     \
+    multiply_panel<n, kLines>(x, x_stride, panel, words, sums, ahead, step);  \
     break;
     BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
 #undef BATON_ROWS
@@ -294,6 +313,17 @@ class PlainWords {
   bool has_ = false;
 };
 
+// Of the item's rows from `row` on. A whole panel of bf16 without bias is written at once.
+inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_first, bool is_last,
+                    float* sums) {
+  const int64_t outputs = call.weight.outputs, output = item.panel * kPanelOutputs;
+  const int64_t at = (item.first_row + row) * outputs + output;
+  const bool at_once = is_last && call.out != nullptr && call.weight.bias == nullptr &&
+                       output + kPanelOutputs <= outputs;
+  return {sums + row * kPanelOutputs, is_first, at_once ? call.out + at : nullptr,
+          call.add == nullptr ? nullptr : call.add + at, outputs};
+}
+
 // In bf16, in even groups of at most six rows. One group streams the panel; several share it by
 // pieces or blocks, and ask the memory for the next one on the way; of blocks in 12 bits the first
 // group leaves plain words to the others. Each group is written as soon as it is summed: stores of
@@ -308,6 +338,7 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
                    : groups <= kGroupsByPiece ? kWordsPerPiece
                                               : kWordsPerBlock;
   const char* here = panel_at(weight, item.panel);
+  if (kNarrow) ask_for_plan(weight, item.panel);
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
     const char* next = word_at(weight, item.panel, w + count);
@@ -315,10 +346,10 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
-      float* to = sums + begin * kPanelOutputs;
+      const Sums to = sums_of(call, item, begin, w == 0, w + count == words, sums);
       const auto multiply = [&](auto lines, const char* ahead, int step) BATON_INLINE {
         const auto by = [&](auto panel) BATON_INLINE {
-          multiply_some<lines>(end - begin, x, inputs, panel, count, to, w == 0, ahead, step);
+          multiply_some<lines>(end - begin, x, inputs, panel, count, to, ahead, step);
         };
         if constexpr (!kNarrow) return by(PlainPanel{here});
         const NarrowPanel narrow = narrow_panel(weight, item.panel, w);
@@ -339,8 +370,8 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
       } else {
         multiply(Lines<0>(), nullptr, 0);
       }
-      if (w + count == words)
-        finish_rows(call, to, item.first_row + begin, end - begin, item.panel);
+      if (w + count == words && to.out == nullptr)
+        finish_rows(call, to.kept, item.first_row + begin, end - begin, item.panel);
     }
     here = next;
   }
@@ -364,11 +395,14 @@ inline void linear_item(const LinearCall& call, const Item& item, PlainWords& le
 inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
+  const int64_t groups = (call.rows + kMaxRows - 1) / kMaxRows;  // sixes are shared out, not rows
   PlainWords left;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
-    const int64_t begin = call.rows * chunk / chunks, stop = call.rows * (chunk + 1) / chunks;
+    const int64_t begin = groups * chunk / chunks * kMaxRows;
+    const int64_t end_row = groups * (chunk + 1) / chunks * kMaxRows;
+    const int64_t stop = end_row < call.rows ? end_row : call.rows;
     linear_item(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
                        (int)chunks}, left);
   }

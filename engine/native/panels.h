@@ -35,6 +35,13 @@ inline int plain_before(const LinearWeight& weight, int panel, int first) {
   return count;
 }
 
+// Asks for what must be known before the next panel of 12 bits can be read.
+inline void ask_for_plan(const LinearWeight& weight, int panel) {
+  __builtin_prefetch(weight.plain + weight.begins[panel + 1] + panel + 1);
+  __builtin_prefetch(weight.begins + panel + kLanes);
+  __builtin_prefetch(weight.lowest + panel + kLanes);
+}
+
 // Where a panel begins.
 inline const char* panel_at(const LinearWeight& weight, int panel) {
   const int64_t plain = weight.bits == 12 ? weight.begins[panel] : 0;
