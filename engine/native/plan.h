@@ -13,6 +13,8 @@
 
 namespace baton {
 
+constexpr int kUnitsPerThread = 4;  // costs differ: few large ones leave threads waiting for the last
+
 // Mirrors `_PlanCall` in cpu_backend.py.
 struct PlanCall {
   const int64_t* query_lens;    // [num_segments]
@@ -44,9 +46,17 @@ struct QueryTile {
   int queries, position, first_key, end_key, rows, splits;
 };
 
-inline QueryTile tile_at(const PlanCall& call, int64_t segment, int64_t offset, int64_t token,
-                         int64_t table) {
-  const int most = std::max(1, call.tile_rows / call.group);
+// Query rows of a unit: half of the most where larger units would be too few for the threads.
+inline int unit_rows(const PlanCall& call) {
+  int64_t units = 0;
+  for (int64_t s = 0; s < call.num_segments; ++s)
+    units += (call.wanted[s] * call.group + call.tile_rows - 1) / call.tile_rows;
+  const bool enough = units * call.num_kv_heads >= (int64_t)kUnitsPerThread * call.num_threads;
+  return enough ? call.tile_rows : call.tile_rows / 2;
+}
+
+inline QueryTile tile_at(const PlanCall& call, int most, int64_t segment, int64_t offset,
+                         int64_t token, int64_t table) {
   QueryTile tile;
   tile.token = token + offset;
   tile.table = table;
@@ -62,11 +72,11 @@ inline QueryTile tile_at(const PlanCall& call, int64_t segment, int64_t offset, 
 
 inline std::vector<QueryTile> tiles_of(const PlanCall& call) {
   std::vector<QueryTile> tiles;
-  const int most = std::max(1, call.tile_rows / call.group);
+  const int most = std::max(1, unit_rows(call) / call.group);  // queries
   int64_t token = 0, table = 0;
   for (int64_t s = 0; s < call.num_segments; ++s) {
     for (int64_t offset = 0; offset < call.wanted[s]; offset += most)
-      tiles.push_back(tile_at(call, s, offset, token, table));
+      tiles.push_back(tile_at(call, most, s, offset, token, table));
     token += call.wanted[s];
     table += (call.contexts[s] + call.block_size - 1) / call.block_size;
   }

@@ -253,6 +253,34 @@ def test_neither_batch_nor_threads_change_a_row(threads, head_dim):
         assert torch.equal(attention.run(0, q[one], k[one], v[one]), together[one])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_prompt_is_the_same_in_large_and_small_units(head_dim):
+    """Many threads get more, and smaller, units of a prompt."""
+    shape = Shape(dtype="bfloat16", head_dim=head_dim)
+    layout = KvLayout(
+        model_fingerprint="x",
+        dtype="bfloat16",
+        num_layers=1,
+        num_kv_heads=2,
+        block_size=16,
+        head_dim=head_dim,
+    )
+    generator = torch.Generator().manual_seed(3)
+    pool = KvPool(layout, 40)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
+    attention = KernelAttention(pool, (None,), shape.num_heads, load_library())
+    q = torch.randn((300, 4, head_dim), generator=generator).bfloat16()
+    k, v = torch.randn((2, 300, 2, head_dim), generator=generator).bfloat16()
+    results, units = [], []
+    for threads in (1, 16):
+        torch.set_num_threads(threads)
+        attention.plan([Segment(300, 377, list(range(24)))])
+        units.append(attention.planned(None).num_units)
+        results.append(attention.run(0, q, k, v))
+    assert units == [6, 10]
+    assert torch.equal(*results)
+
+
 class RoundedPair:
     """The kernel over e4m3, and over what its numbers stand for in the dtype of the shape."""
 
