@@ -19,7 +19,7 @@ namespace baton {
 
 constexpr int kRowsPerItem = 96;
 constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
-constexpr int kGroupsToUnpack = 5;     // and share what the first of them unpacks of 12 bits
+constexpr int kGroupsToUnpack = 5;     // of 12 bits, so many share what the first one unpacks
 constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
 constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
 constexpr int kPrefetchBytes = 1024;
@@ -50,38 +50,6 @@ BATON_INLINE inline void for_each(const Action& action) {
   for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
 }
 
-// 16 bits a number.
-struct PlainPanel {
-  const char* at;
-  static constexpr int kWordBytes = kPlainBytes;
-
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    for (int w = 0; w < words; ++w) {
-      Vec vectors[kPanelColumns];
-      read(w, vectors);
-      action(w, vectors);
-    }
-  }
-  BATON_INLINE void read(int w, Vec* to) const {
-    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);
-  }
-};
-
-// Leaves what it reads to others, as a plain panel.
-struct UnpackingPanel {
-  NarrowPanel from;
-  char* to;
-
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
-      for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + w * kPlainBytes + 64 * j) = vectors[j];
-      action(w, vectors);
-    });
-  }
-};
-
 // Where sums of some rows and one panel go.
 struct Sums {
   float* kept;      // [rows, 64]: those of words before, and, where more words follow, of these
@@ -90,6 +58,15 @@ struct Sums {
   const Bf16* add;  // on top of these; or null
   int64_t stride;
 };
+
+// 32 sums of a row, `add` on top where given, rounded once.
+BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* out) {
+  if (add != nullptr) {
+    low += load(add);
+    high += load(add + kLanes);
+  }
+  store_as(out, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
 
 // R rows of x over `words` words of a panel. Asks for kLines lines from `ahead` on with each word, the
 // next word's `step` bytes on.
@@ -114,12 +91,8 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int wor
     });
   for_each<R, kPanelColumns / 2>([&](auto i, auto half) BATON_INLINE {
     const int64_t at = i * sums.stride + 2 * half * kLanes;
-    Vec low = acc[i][2 * half], high = acc[i][2 * half + 1];
-    if (sums.add != nullptr) {
-      low += load(sums.add + at);
-      high += load(sums.add + at + kLanes);
-    }
-    store_as(sums.out + at, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+    write_sums(acc[i][2 * half], acc[i][2 * half + 1],
+               sums.add == nullptr ? nullptr : sums.add + at, sums.out + at);
   });
 }
 
@@ -257,28 +230,25 @@ inline void finish_row(const LinearCall& call, const float* sums, int64_t row, i
   }
 }
 
-// The usual case of the same: a whole panel to bf16, without bias.
-inline void finish_panel(const LinearCall& call, const float* sums, int64_t row, int rows,
-                         int panel) {
-  const int64_t outputs = call.weight.outputs;
-  int64_t at = row * outputs + panel * kPanelOutputs;
-  for (int i = 0; i < rows; ++i, at += outputs, sums += kPanelOutputs) {
-    Vec y[kPanelColumns];
-    for (int j = 0; j < kPanelColumns; ++j) y[j] = load(sums + j * kLanes);
-    if (call.add != nullptr)
-      for (int j = 0; j < kPanelColumns; ++j) y[j] += load(call.add + at + j * kLanes);
-    for (int j = 0; j < kPanelColumns; j += 2)
-      store_as(call.out + at + j * kLanes, _mm512_cvtne2ps_pbh((__m512)y[j + 1], (__m512)y[j]));
-  }
+// The usual case: a whole panel to bf16, without bias.
+inline bool is_usual(const LinearCall& call, int panel) {
+  return call.out != nullptr && call.weight.bias == nullptr &&
+         (panel + 1) * kPanelOutputs <= call.weight.outputs;
 }
 
 inline void finish_rows(const LinearCall& call, const float* sums, int64_t first_row, int rows,
                         int panel) {
-  const bool is_whole = (panel + 1) * kPanelOutputs <= call.weight.outputs;
-  if (is_whole && call.out != nullptr && call.weight.bias == nullptr)
-    return finish_panel(call, sums, first_row, rows, panel);
-  for (int row = 0; row < rows; ++row)
-    finish_row(call, sums + row * kPanelOutputs, first_row + row, panel);
+  const bool usual = is_usual(call, panel);
+  for (int64_t row = first_row; row < first_row + rows; ++row, sums += kPanelOutputs) {
+    if (!usual) {
+      finish_row(call, sums, row, panel);
+      continue;
+    }
+    const int64_t at = row * call.weight.outputs + panel * kPanelOutputs;
+    for (int o = 0; o < kPanelOutputs; o += 2 * kLanes)
+      write_sums(load(sums + o), load(sums + o + kLanes),
+                 call.add == nullptr ? nullptr : call.add + at + o, call.out + at + o);
+  }
 }
 
 template <int n>
@@ -293,10 +263,10 @@ struct Item {
   int chunks;
 };
 
-// Words of a panel of 12 bits that a thread has left plain within a call, for the rows to come.
-class PlainWords {
+// Words of a panel of 12 bits that a thread has unpacked last within a call, for the rows to come.
+class Unpacked {
  public:
-  // Where `count` words of a panel from `first` on are, or are to be left.
+  // Where `count` words of a panel from `first` on are, or are to be written.
   char* at(int panel, int first, int count) {
     static thread_local Arena arena;
     arena.reserve((size_t)count * kPlainBytes);
@@ -313,23 +283,22 @@ class PlainWords {
   bool has_ = false;
 };
 
-// Of the item's rows from `row` on. A whole panel of bf16 without bias is written at once.
+// Of the item's rows from `row` on. The usual panel is written at once.
 inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_first, bool is_last,
                     float* sums) {
-  const int64_t outputs = call.weight.outputs, output = item.panel * kPanelOutputs;
-  const int64_t at = (item.first_row + row) * outputs + output;
-  const bool at_once = is_last && call.out != nullptr && call.weight.bias == nullptr &&
-                       output + kPanelOutputs <= outputs;
-  return {sums + row * kPanelOutputs, is_first, at_once ? call.out + at : nullptr,
+  const int64_t outputs = call.weight.outputs;
+  const int64_t at = (item.first_row + row) * outputs + item.panel * kPanelOutputs;
+  return {sums + row * kPanelOutputs, is_first,
+          is_last && is_usual(call, item.panel) ? call.out + at : nullptr,
           call.add == nullptr ? nullptr : call.add + at, outputs};
 }
 
 // In bf16, in even groups of at most six rows. One group streams the panel; several share it by
-// pieces or blocks, and ask the memory for the next one on the way; of blocks in 12 bits the first
-// group leaves plain words to the others. Each group is written as soon as it is summed: stores of
-// many rows at once would be waited for.
+// pieces or blocks, and ask the memory for the next one on the way; of 12 bits the first of many
+// groups unpacks them for all others. Each group is written as soon as it is summed: stores of many
+// rows at once would be waited for.
 template <bool kNarrow>
-inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left, float* sums) {
+inline void bf16_item(const LinearCall& call, const Item& item, Unpacked& unpacked, float* sums) {
   const LinearWeight& weight = call.weight;
   constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
   const int inputs = weight.inputs, words = inputs / 2, rows = item.rows;
@@ -337,12 +306,12 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
   const int most = groups == 1                ? words
                    : groups <= kGroupsByPiece ? kWordsPerPiece
                                               : kWordsPerBlock;
-  const char* here = panel_at(weight, item.panel);
   if (kNarrow) ask_for_plan(weight, item.panel);
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
     const char* next = word_at(weight, item.panel, w + count);
-    char* block = kNarrow && groups >= kGroupsToUnpack ? left.at(item.panel, w, count) : nullptr;
+    const auto piece = panel_from<kNarrow>(weight, item.panel, w);
+    char* shared = kNarrow && groups >= kGroupsToUnpack ? unpacked.at(item.panel, w, count) : nullptr;
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
       const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
@@ -351,14 +320,14 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
         const auto by = [&](auto panel) BATON_INLINE {
           multiply_some<lines>(end - begin, x, inputs, panel, count, to, ahead, step);
         };
-        if constexpr (!kNarrow) return by(PlainPanel{here});
-        const NarrowPanel narrow = narrow_panel(weight, item.panel, w);
-        if (block == nullptr) by(narrow);
-        else if (group == 0 && !left.has()) by(UnpackingPanel{narrow, block});
-        else by(PlainPanel{block});
+        if (shared == nullptr) return by(piece);
+        if constexpr (kNarrow) {
+          if (group == 0 && !unpacked.has()) return by(UnpackingPanel{piece, shared});
+        }
+        by(PlainPanel{shared});
       };
       if (groups == 1) {
-        multiply(Lines<kBytes / 64>(), here + kPrefetchBytes, kBytes);
+        multiply(Lines<kBytes / 64>(), piece.at + kPrefetchBytes, kBytes);
       } else if (groups <= 3 && group < 2) {
         multiply(Lines<2>(), next + (int64_t)group * count * (kBytes / 2), kBytes / 2);
       } else if (groups > 3 && groups <= kGroupsByPiece && group < 4) {
@@ -373,16 +342,15 @@ inline void bf16_item(const LinearCall& call, const Item& item, PlainWords& left
       if (w + count == words && to.out == nullptr)
         finish_rows(call, to.kept, item.first_row + begin, end - begin, item.panel);
     }
-    here = next;
   }
 }
 
-inline void linear_item(const LinearCall& call, const Item& item, PlainWords& left) {
+inline void linear_item(const LinearCall& call, const Item& item, Unpacked& unpacked) {
   alignas(64) float sums[kRowsPerItem * kPanelOutputs];
   const LinearWeight& weight = call.weight;
   const int panel = item.panel;
-  if (weight.bits == 16) return bf16_item<false>(call, item, left, sums);
-  if (weight.bits == 12) return bf16_item<true>(call, item, left, sums);
+  if (weight.bits == 16) return bf16_item<false>(call, item, unpacked, sums);
+  if (weight.bits == 12) return bf16_item<true>(call, item, unpacked, sums);
   if (weight.bits == 8)
     quantized_item<Int8Panel>(call, panel, item.first_row, item.rows, sums);
   else
@@ -396,7 +364,7 @@ inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t groups = (call.rows + kMaxRows - 1) / kMaxRows;  // sixes are shared out, not rows
-  PlainWords left;
+  Unpacked unpacked;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;
@@ -404,7 +372,7 @@ inline void linear_part(const LinearCall& call, int first, int end) {
     const int64_t end_row = groups * (chunk + 1) / chunks * kMaxRows;
     const int64_t stop = end_row < call.rows ? end_row : call.rows;
     linear_item(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
-                       (int)chunks}, left);
+                       (int)chunks}, unpacked);
   }
 }
 

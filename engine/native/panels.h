@@ -58,10 +58,49 @@ inline const char* word_at(const LinearWeight& weight, int panel, int word) {
          plain_before(weight, panel, word) * (kPlainBytes - kNarrowBytes);
 }
 
-// A panel of 12 bits from word `first` on.
-inline NarrowPanel narrow_panel(const LinearWeight& weight, int panel, int first) {
-  return {word_at(weight, panel, first), _mm512_set1_epi16((short)(weight.lowest[panel] << 7)),
-          weight.plain + weight.begins[panel] + panel + plain_before(weight, panel, first), first};
+// 16 bits a number.
+struct PlainPanel {
+  const char* at;
+  static constexpr int kWordBytes = kPlainBytes;
+
+  template <class Action>
+  BATON_INLINE void for_words(int words, const Action& action) const {
+    for (int w = 0; w < words; ++w) {
+      Vec vectors[kPanelColumns];
+      read(w, vectors);
+      action(w, vectors);
+    }
+  }
+  BATON_INLINE void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);
+  }
+};
+
+// Leaves what it reads to others, as a plain panel.
+struct UnpackingPanel {
+  NarrowPanel from;
+  char* to;
+
+  template <class Action>
+  BATON_INLINE void for_words(int words, const Action& action) const {
+    from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
+      for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + w * kPlainBytes + 64 * j) = vectors[j];
+      action(w, vectors);
+    });
+  }
+};
+
+// A bf16 panel from word `first` on.
+template <bool kNarrow>
+inline auto panel_from(const LinearWeight& weight, int panel, int first) {
+  const char* at = word_at(weight, panel, first);
+  if constexpr (kNarrow)
+    return NarrowPanel{at, _mm512_set1_epi16((short)(weight.lowest[panel] << 7)),
+                       weight.plain + weight.begins[panel] + panel +
+                           plain_before(weight, panel, first),
+                       first};
+  else
+    return PlainPanel{at};
 }
 
 inline int num_panels(const LinearWeight& weight) {
@@ -93,7 +132,7 @@ inline void plan_narrow(const Bf16* weight, int inputs, int outputs, int32_t* lo
 #pragma omp parallel
   {
     Arena is_plain;
-    is_plain.reserve((size_t)inputs);
+    is_plain.reserve((size_t)inputs / 2);
 #pragma omp for schedule(static)
     for (int panel = 0; panel < panels; ++panel) {
       const int first = panel * kPanelOutputs;
