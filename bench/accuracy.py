@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +29,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.attention.cpu_backend import KernelAttention
+from engine.attention.cpu_backend import KernelAttention, order_for
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
@@ -106,11 +107,13 @@ class Reader:
         config, bits = load_model_config(folder), BITS[kind.weights]
         weights = load_weights(folder, config, device, torch.bfloat16, None)
         layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
-        pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
         windows, self._device = config.sliding_windows, device
+        kernels = _kernels() if device.type == "cpu" else None
+        if kernels is not None:
+            layout = msgspec.structs.replace(layout, order=order_for(layout, kernels))
+        pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
         self._attention: AttentionBackend
-        if device.type == "cpu":
-            kernels = _kernels()
+        if kernels is not None:
             self._model = DecoderModel(config, weights, kernels, bits)
             self._attention = KernelAttention(pool, windows, config.num_heads, kernels)
         else:

@@ -61,6 +61,7 @@ class UpSettings:
     dtype: str = setting_of(WorkerSettings, "dtype")
     weights: str = setting_of(WorkerSettings, "weights")
     kv_dtype: str = setting_of(WorkerSettings, "kv_dtype")
+    kv_order: str = setting_of(WorkerSettings, "kv_order")
     transport: str = setting_of(WorkerSettings, "transport")
     torch_threads: int | None = setting_of(
         WorkerSettings,

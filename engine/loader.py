@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.attention.cpu_backend import KernelAttention, supports
+from engine.attention.cpu_backend import KernelAttention, order_for, supports
 from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
 from engine.block_manager import BlockManager
@@ -70,6 +71,9 @@ class EngineConfig:
     a card. `auto`: exact12 where it can be had, else exact16."""
     kv_dtype: str = "auto"
     """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
+    kv_order: str = "auto"
+    """In which order a block holds it: `tokens`: token by token; `auto`: as the kernels read it
+    fastest on this device."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -145,6 +149,8 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     if weight_bits not in (16, 12):  # other weights, other KV
         fingerprint += f"-{config.weights}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
+    if config.kv_order == "auto" and dtype == "bfloat16" and kernels is not None:
+        layout = msgspec.structs.replace(layout, order=order_for(layout, kernels))
     shard = None if ranks is None else ranks.shard
     model = DecoderModel(
         model_config,

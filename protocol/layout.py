@@ -16,6 +16,12 @@ FP8 = "float8_e4m3fn"
 KV_DTYPE_BYTES = DTYPE_BYTES | {FP8: 1}
 """What keys and values are kept in."""
 
+TOKENS = "tokens"
+PAIRS = "pairs"
+"""Orders within a head's share of a block, `[block_size, head_dim]`: token by token, or as a CPU's
+bf16 dot products take them, by groups of sixteen tokens: of keys `[head_dim / 2, 16, 2]`, of values
+`[8 pairs of tokens, head_dim, 2]`."""
+
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of one KV block: `[num_layers, 2, num_kv_heads, block_size, head_dim]`, contiguous.
@@ -32,6 +38,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     tp_rank: int = 0
     tp_size: int = 1
+    order: str = TOKENS
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

@@ -278,6 +278,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         attention=settings.attention,
         weights=settings.weights,
         kv_dtype=settings.kv_dtype,
+        kv_order=settings.kv_order,
         cuda_graphs=settings.cuda_graphs,
     )
     started = time.monotonic()

@@ -43,6 +43,12 @@ class WorkerSettings:
         "on a CPU, FlashInfer on a card); one value for all workers that hand over to each other",
         choices=("auto", "fp8"),
     )
+    kv_order: str = setting(
+        "auto",
+        help="how KV blocks hold it; auto: as our kernels read it fastest; tokens: token by token, "
+        "for workers on CPUs with and without bf16 products that hand over to each other",
+        choices=("auto", "tokens"),
+    )
     device: str = setting(
         "auto",
         help="device to run on: auto, cpu, cuda or cuda:N; auto: cuda where there is one",

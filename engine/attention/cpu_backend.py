@@ -3,6 +3,7 @@
 `native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
 range of keys), `native/attention.h` and `few_rows.h` compute them. Long contexts of few queries are
 split at fixed lengths, so that neither the batch nor the number of threads changes a row's result.
+Pools may lie token by token, or in the order of the products (`native/paired.h`).
 Writes K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of
 plans and of partial results.
 """
@@ -19,11 +20,12 @@ import torch
 
 from engine.attention.base import Segment
 from engine.kv_pool import KvPool
-from protocol.layout import FP8
+from protocol.layout import FP8, PAIRS, TOKENS, KvLayout
 
 _COMPUTED = (torch.float32, torch.bfloat16)  # what queries and results may be
 _TILE_ROWS = 256  # query rows of a unit: enough to pay for packing a tile of keys
 _SPLIT_ROWS = 64  # units of more rows are not split
+_GROUP = 16  # tokens that lie together in a pool of pairs, and numbers of a vector
 
 
 class _Call(ctypes.Structure):
@@ -37,7 +39,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int32) for name in ("block_size", "window", "is_bf16", "is_fp8")),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("is_paired", "num_threads")),
         ("scale", ctypes.c_float),
     )
 
@@ -94,7 +96,9 @@ class KernelAttention:
         library: ctypes.CDLL,
         split_keys: int = 1024,
     ) -> None:
-        assert supports(pool.layout.dtype, pool.layout.head_dim), pool.layout
+        layout = pool.layout
+        assert supports(layout.dtype, layout.head_dim), layout
+        assert layout.order in (TOKENS, order_for(layout, library)), layout
         assert pool.device.type == "cpu"
         _, num_layers, _, num_kv_heads, block_size, head_dim = pool.tensor.shape
         assert len(windows) == num_layers
@@ -125,6 +129,7 @@ class KernelAttention:
             block_stride=pool.tensor.stride(0),
             value_offset=num_kv_heads * block_size * head_dim,
             is_fp8=pool.tensor.dtype == torch.float8_e4m3fn,
+            is_paired=pool.layout.order == PAIRS,
             scale=math.log2(math.e) / math.sqrt(head_dim),
             **shape,
         )
@@ -178,6 +183,7 @@ class KernelAttention:
             k, v = k.contiguous(), v.contiguous()
         assert q.dtype == k.dtype == v.dtype
         assert q.dtype in _COMPUTED
+        assert q.dtype == torch.bfloat16 or not self._call.is_paired
         assert self._call.is_fp8 or q.dtype == self._pool.tensor.dtype
         assert len(q) == len(k) == len(v) == self._calls[self._windows[layer]].num_tokens
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -214,6 +220,13 @@ class KernelAttention:
 def supports(dtype: str, head_dim: int) -> bool:
     """Whether the kernel can work on a pool of this dtype and head size, on a CPU."""
     return dtype in ("float32", "bfloat16", FP8) and head_dim % 2 == 0
+
+
+def order_for(layout: KvLayout, library: ctypes.CDLL) -> str:
+    """The order of blocks that lets the kernels attend fastest where queries are bf16."""
+    in_groups = layout.block_size % _GROUP == 0 and layout.head_dim % _GROUP == 0
+    can = layout.dtype in ("bfloat16", FP8) and in_groups and bool(library.baton_has_linear())
+    return PAIRS if can else TOKENS
 
 
 def _address(numbers: array[int]) -> int:

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.attention.base import Segment
 from engine.device import to_device
 from engine.kv_pool import KvPool
+from protocol.layout import TOKENS
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class TorchAttention:
         self._windows = tuple(windows)
         self._max_mask_elements = max_mask_elements
         assert len(self._windows) == pool.layout.num_layers
+        assert pool.layout.order == TOKENS
         _, _, _, self._num_kv_heads, self._block_size, self._head_dim = pool.tensor.shape
         self._layer_stride = 2 * self._num_kv_heads  # head-blocks of one layer in one block
         self._block_stride = self._layer_stride * len(self._windows)

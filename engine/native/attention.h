@@ -10,108 +10,25 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "few_rows.h"
 
 namespace baton {
 
-// Keys of a tile that a row sees: those in [begin, end).
-struct Seen {
-  int begin;
-  int end;
-};
-
-// What the rows of a head see of the tile of keys from `first` on.
-struct View {
-  int position;  // of the first query
-  int group;     // rows of a query
-  int rows;
-  int first;
-  int end_key;
-  int window;
-
-  Seen of(int row) const {
-    const int query = position + (rows == group ? 0 : row / group);  // decode divides nothing
-    const int end = (query + 1 < end_key ? query + 1 : end_key) - first;
-    const int begin = window > 0 ? query - window + 1 - first : 0;
-    return {begin, end < kTileKeys ? end : kTileKeys};
-  }
-};
-
-// Column j of a row, `other` where a key is not seen.
-inline Vec seen_only(Vec x, int j, Seen seen, float other) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const IntVec key = lane + j * kLanes;
-  return select((key >= seen.begin) & (key < seen.end), x, splat(other));
-}
-
-// Weights are relative to a score, whose own is 1, and none is larger than 2^kSlack: when one would be,
-// its score becomes that score, and what was summed so far follows. Most rows settle with their first
-// tile.
-constexpr float kSlack = 8.0f;
-
-// Scores of up to 16 rows over a tile become weights; `sums` and `totals` follow where a reference
-// has grown. Of a whole tile every row sees every key. The largest scores are found of all rows at
-// once: a row by itself waits for its own.
-template <class Word, bool kWhole>
-void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int padded, float scale) {
-  const float* scores = tile.scores + (size_t)row0 * kTileKeys;
-  Vec tops[kLanes];
-  for (int i = 0; i < kLanes; ++i) tops[i] = splat(-INFINITY);
-  for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < kTileColumns; ++j) {
-      const Vec s = load(scores + i * kTileKeys + j * kLanes);
-      tops[i] = larger(kWhole ? s : seen_only(s, j, seen[i], -INFINITY), tops[i]);
-    }
-  float* highest = tile.highest + row0;
-  const Vec top = largest_of_each(tops, rows) * scale, before = load(highest);
-  const IntVec grows = top > before + kSlack;
-  const Vec reference = select(grows, top, before);
-  if (any(grows)) {
-    const Vec shrink = exp2_bounded<false>(before - reference);
-    store(highest, reference);  // rows beyond these stay as they are
-    for (int i = 0; i < rows; ++i) {
-      if (!grows[i] || before[i] == -INFINITY) continue;  // nothing is summed yet
-      float* sums = tile.sums + (size_t)(row0 + i) * padded;
-      for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink[i]);
-      tile.totals[row0 + i] *= shrink[i];
-    }
-  }
-  for (int i = 0; i < rows; ++i) {
-    const bool sees_none = highest[i] == -INFINITY;  // so far
-    const float unit_score = sees_none ? 0.0f : highest[i];
-    Vec weights[kTileColumns], total{};
-    for (int j = 0; j < kTileColumns; ++j) {
-      const Vec s = load(scores + i * kTileKeys + j * kLanes) * scale - unit_score;
-      weights[j] = exp2_bounded<Word::kPerWord == 2>(s);
-      if (!kWhole) weights[j] = seen_only(weights[j], j, seen[i], 0.0f);
-      total += weights[j];
-    }
-    store_weights(tile.p + (size_t)(row0 + i) * (kTileKeys / Word::kPerWord), weights);
-    tile.totals[row0 + i] += total;
-  }
-}
-
-// The same of all rows of a head.
-template <class Word>
-void soften(Tile<Word>& tile, int row0, const View& view, int padded, float scale) {
-  for (int row = 0; row < view.rows; row += kLanes) {
-    const int count = view.rows - row < kLanes ? view.rows - row : kLanes;
-    if (view.of(row).end == kTileKeys && view.of(row + count - 1).begin <= 0) {
-      soften_rows<Word, true>(tile, row0 + row, count, nullptr, padded, scale);
-      continue;
-    }
-    Seen seen[kLanes];
-    for (int i = 0; i < count; ++i) seen[i] = view.of(row + i);
-    soften_rows<Word, false>(tile, row0 + row, count, seen, padded, scale);
-  }
-}
-
+// Where a head's keys of one tile lie in a pool of tokens in order, and how they become a tile of the
+// products.
 template <class P>
-struct KeyRows {
-  const void* k[kTileKeys];
-  const void* v[kTileKeys];
+class TokenKeys {
+ public:
+  static constexpr int kRows = kTileKeys;  // pieces of memory
+  const void* k[kRows];
+  const void* v[kRows];
 
-  // Where a head's keys from `first` lie; zeros from the unit's end on.
+  static int first_of(int first_key) { return first_key; }
+  static int lines_of(int head_dim) { return (head_dim * (int)sizeof(P) + 63) / 64; }
+
+  // Keys from `first` on; zeros from the unit's end on.
   void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
     const int end = unit.end_key;
     const P* pool = (const P*)call.pool +
@@ -129,6 +46,15 @@ struct KeyRows {
     }
     for (int j = count; j < kTileKeys; ++j) k[j] = v[j] = zeros;
   }
+
+  template <class T>
+  void pack_keys(Ahead ahead, int head_dim, T* to) const {
+    baton::pack_keys<P>(k, ahead, head_dim, to);
+  }
+  template <class T>
+  void pack_values(Ahead ahead, int head_dim, int padded, T* to) const {
+    baton::pack_values<P>(v, ahead, head_dim, padded, to);
+  }
 };
 
 // Calls multiply(row, rows, keys) for the rows of a head in turn: `keys` of the tile, the first ones,
@@ -145,19 +71,19 @@ void for_seen(const View& view, const Action& multiply) {
 
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next. Values are asked for while the keys are in use, and the next keys while the values are.
-template <class P, class Word>
-void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
-                 const KeyRows<P>& at, const KeyRows<P>& later, int head, int first) {
+template <class Keys, class Word>
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, const Keys& at,
+                 const Keys& later, int head, int first) {
   using Words = typename Word::Type;
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
-  const View view{unit.position, group, rows, first, unit.end_key, call.window};
+  const View view{unit.position, group, rows, first, unit.first_key,
+                  unit.end_key,  call.window};
   const int words = padded / Word::kPerWord;
   const size_t row0 = (size_t)head * rows;
-  const int per_row = (head_dim * (int)sizeof(P) + 63) / 64;
-  const int lines = per_row * kTileKeys, half = lines / 2;
-  pack_keys<P>(at.k, Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
+  const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows, half = lines / 2;
+  at.pack_keys(Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
   Ahead ahead(at.v, half, lines, per_row);
   for_seen(view, [&](int row, int count, int keys) {
     multiply<Word>(tile.q + (row0 + row) * words, words, tile.keys, kTileColumns,
@@ -166,7 +92,7 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
     ahead = Ahead();
   });
   soften(tile, (int)row0, view, padded, call.scale);
-  pack_values<P>(at.v, Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
+  at.pack_values(Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
   ahead = Ahead(later.k, half, lines, per_row);
   for_seen(view, [&](int row, int count, int keys) {
     multiply<Word>(tile.p + (row0 + row) * kKeyWords, kKeyWords, tile.values, padded / kLanes,
@@ -202,18 +128,29 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
 }
 
 // All keys of a unit, tile by tile.
-template <class P, class Word>
+template <class Keys, class Word>
 void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile) {
-  KeyRows<P> found[2];
-  int turn = 0;
-  found[0].find(call, unit, 0, unit.first_key, tile.zeros);
-  for (int first = unit.first_key; first < unit.end_key; first += kTileKeys)
+  Keys found[2];
+  int turn = 0, first = Keys::first_of(unit.first_key);
+  found[0].find(call, unit, 0, first, tile.zeros);
+  for (; first < unit.end_key; first += kTileKeys)
     for (int head = 0; head < unit.num_kv_heads; ++head, turn ^= 1) {
       const bool last = head + 1 == unit.num_kv_heads;
-      KeyRows<P>& next = found[turn ^ 1];
+      Keys& next = found[turn ^ 1];
       next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
-      attend_tile<P, Word>(call, unit, tile, found[turn], next, head, first);
+      attend_tile(call, unit, tile, found[turn], next, head, first);
     }
+}
+
+template <class P, class Word>
+void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile) {
+  if (attend_few<P>(call, unit, tile)) return;
+#if defined(__AVX512BF16__)
+  if constexpr (Word::kPerWord == 2) {
+    if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile);
+  }
+#endif
+  attend_tiles<TokenKeys<P>>(call, unit, tile);
 }
 
 template <class T, class P, class Word>
@@ -231,7 +168,7 @@ void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
   if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
 
-  if (!attend_few<P>(call, unit, tile)) attend_tiles<P>(call, unit, tile);
+  attend_keys<P>(call, unit, tile);
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 
@@ -263,28 +200,65 @@ void merge_splits(const AttentionCall& call, const Merge& merge) {
   }
 }
 
-template <class T>
-void copy_head(const T* from, int head_dim, T* to) {
-  std::memcpy(to, from, (size_t)head_dim * sizeof(T));
-}
-
-template <class T>
-void copy_head(const T* from, int head_dim, Fp8* to) {
-  int d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(from + d));
-  if (d < head_dim) store_some(to + d, load_some(from + d, head_dim - d), head_dim - d);
-}
-
 template <class T, class P>
 void write_token(const AttentionCall& call, int64_t token) {
   const int64_t block = call.slots[2 * token], offset = call.slots[2 * token + 1];
-  P* slot = (P*)call.pool + block * call.block_stride + offset * call.head_dim;
+  const int64_t within = call.is_paired ? offset % kLanes : 0;
+  P* to = (P*)call.pool + block * call.block_stride + (offset - within) * call.head_dim;
+  const T* k = (const T*)call.k + token * call.kv_stride;
+  const T* v = (const T*)call.v + token * call.kv_stride;
   for (int head = 0; head < call.num_kv_heads; ++head) {
-    const int64_t from = token * call.kv_stride + (int64_t)head * call.head_dim;
-    P* to = slot + (int64_t)head * call.block_size * call.head_dim;
-    copy_head((const T*)call.k + from, call.head_dim, to);
-    copy_head((const T*)call.v + from, call.head_dim, to + call.value_offset);
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, Bf16>) {
+      if (call.is_paired)
+        write_paired(k, v, call.head_dim, (int)within, to, to + call.value_offset);
+    }
+#endif
+    if (!call.is_paired) {
+      copy_head(k, call.head_dim, to);
+      copy_head(v, call.head_dim, to + call.value_offset);
+    }
+    k += call.head_dim;
+    v += call.head_dim;
+    to += (int64_t)call.block_size * call.head_dim;
   }
+}
+
+// How many tokens from this one on are written together: those of a whole group by its first, by the
+// others none; else each by itself.
+template <class P>
+int written_with(const AttentionCall& call, int64_t token) {
+  if (!call.is_paired || !std::is_same_v<P, Bf16>) return 1;
+  const int64_t* at = call.slots + 2 * token;
+  const int64_t first = token - at[1] % kLanes, last = first + kLanes - 1;
+  const int64_t begin = at[1] - at[1] % kLanes;
+  const auto is_at = [&](int64_t other, int64_t offset) {
+    return call.slots[2 * other] == at[0] && call.slots[2 * other + 1] == offset;
+  };
+  if (first < 0 || last >= call.num_tokens || !is_at(first, begin) ||
+      !is_at(last, begin + kLanes - 1))
+    return 1;
+  return token == first ? kLanes : 0;
+}
+
+// Keys and values of the tokens that are written with this one, when `prepare` has been called with
+// each.
+template <class T, class P, class Prepare>
+void write_tokens(const AttentionCall& call, int64_t token, const Prepare& prepare) {
+  const int count = written_with<P>(call, token);
+  for (int i = 0; i < count; ++i) prepare(token + i);
+  if (count == 1) write_token<T, P>(call, token);
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, Bf16> && std::is_same_v<P, Bf16>) {
+    if (count != kLanes) return;
+    const int64_t from = token * call.kv_stride, *slot = call.slots + 2 * token;
+    P* to = (P*)call.pool + slot[0] * call.block_stride + slot[1] * call.head_dim;
+    for (int head = 0; head < call.num_kv_heads; ++head, to += call.block_size * call.head_dim)
+      write_group((const T*)call.k + from + head * call.head_dim,
+                  (const T*)call.v + from + head * call.head_dim, call.kv_stride, call.head_dim, to,
+                  to + call.value_offset);
+  }
+#endif
 }
 
 // Within a parallel region, by all of its threads: everything but the writing of K and V.
@@ -305,7 +279,8 @@ void attend(const AttentionCall& call) {
 #pragma omp parallel num_threads(call.num_threads)
   {
 #pragma omp for schedule(static)
-    for (int64_t token = 0; token < call.num_tokens; ++token) write_token<T, P>(call, token);
+    for (int64_t token = 0; token < call.num_tokens; ++token)
+      write_tokens<T, P>(call, token, [](int64_t) {});
     attend_planned<T, P, Word>(call);
   }
 }

@@ -34,6 +34,7 @@ struct AttentionCall {
   int32_t window;           // 0: none
   int32_t is_bf16;          // q, k, v and out; else fp32
   int32_t is_fp8;           // the pool; else as they are
+  int32_t is_paired;        // the pool's order: see paired.h; else token by token
   int32_t num_threads;
   float scale;              // of scores, times log2(e): powers of 2 are cheaper
 };

@@ -60,10 +60,9 @@ template <class P>
 void rotate_and_attend(const RotationCall& rotation, const int64_t* positions,
                        const AttentionCall& attention) {
 #pragma omp for schedule(static)
-  for (int64_t token = 0; token < rotation.tokens; ++token) {
-    rotate_token(rotation, token, positions[token]);
-    write_token<Bf16, P>(attention, token);
-  }
+  for (int64_t token = 0; token < rotation.tokens; ++token)
+    write_tokens<Bf16, P>(attention, token,
+                          [&](int64_t t) { rotate_token(rotation, t, positions[t]); });
   attend_planned<Bf16, P, PairWord>(attention);
 }
 
@@ -121,12 +120,11 @@ inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_
 
 inline void store_keys_and_values(const RotationCall& keys, const int64_t* positions,
                                   const AttentionCall& attention) {
+  const auto rotate = [&](int64_t token) { rotate_token(keys, token, positions[token]); };
 #pragma omp for schedule(static)
-  for (int64_t token = 0; token < keys.tokens; ++token) {
-    rotate_token(keys, token, positions[token]);
-    attention.is_fp8 ? write_token<Bf16, Fp8>(attention, token)
-                     : write_token<Bf16, Bf16>(attention, token);
-  }
+  for (int64_t token = 0; token < keys.tokens; ++token)
+    attention.is_fp8 ? write_tokens<Bf16, Fp8>(attention, token, rotate)
+                     : write_tokens<Bf16, Bf16>(attention, token, rotate);
 }
 
 // The rows of the wanted tokens move to the front: none overtakes another.

@@ -11,6 +11,19 @@ namespace baton {
 constexpr int kTileKeys = 64;
 constexpr int kTileColumns = kTileKeys / kLanes;
 
+// Some numbers of a head, into what the pool holds.
+template <class T>
+void copy_head(const T* from, int head_dim, T* to) {
+  std::memcpy(to, from, (size_t)head_dim * sizeof(T));
+}
+
+template <class T>
+void copy_head(const T* from, int head_dim, Fp8* to) {
+  int d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load(from + d));
+  if (d < head_dim) store_some(to + d, load_some(from + d, head_dim - d), head_dim - d);
+}
+
 // Rows of q into words, zeros up to the padded head.
 template <class T>
 void pack_query(const T* from, int head_dim, int padded, float* to) {
@@ -62,6 +75,17 @@ void pack_query(const T* from, int head_dim, int padded, int32_t* to) {
   std::memset((char*)to + head_dim * 2, 0, (size_t)(padded - head_dim) * 2);
 }
 
+// The words of sixteen keys from word `w` on, at most sixteen of them: word by word, `stride` vectors
+// apart.
+template <class T>
+void pack_sixteen(const void* const* rows, int w, int words, Vec* to, int stride) {
+  const int count = words - w < kLanes ? words - w : kLanes;
+  const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
+  __m512i pairs[kLanes];
+  for (int i = 0; i < kLanes; ++i) pairs[i] = load_pairs(mask, (const T*)rows[i] + 2 * w);
+  transpose(pairs, count, to + w * stride, stride);
+}
+
 template <class T>
 void pack_keys(const void* const* rows, Ahead ahead, int head_dim, int32_t* to) {
   const int words = head_dim / 2, steps = (words + 15) / 16;
@@ -69,35 +93,34 @@ void pack_keys(const void* const* rows, Ahead ahead, int head_dim, int32_t* to) 
   for (int j = 0; j < kTileColumns; ++j)
     for (int step = 0; step < steps; ++step) {
       ahead.ask(asked);
-      const int w = step * 16, count = words - w < 16 ? words - w : 16;
-      const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
-      __m512i pairs[kLanes];
-      for (int i = 0; i < kLanes; ++i)
-        pairs[i] = load_pairs(mask, (const T*)rows[j * kLanes + i] + 2 * w);
-      transpose(pairs, count, (Vec*)to + w * kTileColumns + j, kTileColumns);
+      pack_sixteen<T>(rows + j * kLanes, step * kLanes, words, (Vec*)to + j, kTileColumns);
     }
 }
 
+// The values of two keys, one pair of each dimension after the other.
 template <class T>
-void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, int32_t* to) {
+void pack_pair(const T* first, const T* second, int head_dim, int padded, int32_t* to) {
   alignas(64) static constexpr uint16_t kLow[32] = {
       0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int d = 0; d < padded; d += 32) {
+    const int count = head_dim - d;
+    const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
+    const __m512i even = load_pairs(mask, first + d), odd = load_pairs(mask, second + d);
+    _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
+    if (d + 16 < padded)
+      _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
+  }
+}
+
+template <class T>
+void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, int32_t* to) {
   const unsigned asked = ahead.in_steps(kTileKeys / 2);
   for (int j = 0; j < kTileKeys; j += 2) {
     ahead.ask(asked);
-    int32_t* at = to + (j / 2) * padded;
-    for (int d = 0; d < padded; d += 32) {
-      const int count = head_dim - d;
-      const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
-      const __m512i even = load_pairs(mask, (const T*)rows[j] + d);
-      const __m512i odd = load_pairs(mask, (const T*)rows[j + 1] + d);
-      _mm512_store_si512(at + d, _mm512_permutex2var_epi16(even, low, odd));
-      if (d + 16 < padded)
-        _mm512_store_si512(at + d + 16, _mm512_permutex2var_epi16(even, high, odd));
-    }
+    pack_pair((const T*)rows[j], (const T*)rows[j + 1], head_dim, padded, to + j / 2 * padded);
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention, supports
+from engine.attention.cpu_backend import KernelAttention, order_for, supports
 from engine.attention.torch_backend import TorchAttention
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
@@ -19,7 +20,7 @@ from engine.native.library import (
     KernelsUnavailable,
     load_library,
 )
-from protocol.layout import FP8, KvLayout
+from protocol.layout import FP8, TOKENS, KvLayout
 from tests.unit.engine.instruction_sets import usable_instruction_sets
 
 try:
@@ -43,6 +44,33 @@ class Shape:
     block_size: int = 16
     dtype: str = "float32"
     windows: tuple[int | None, int | None] = (None, None)
+    may_pair: bool = True
+    """Whether the kernel's pool has the order of its products, where it can."""
+
+    def layout(self, library: ctypes.CDLL) -> KvLayout:
+        """Of the kernel's pool."""
+        layout = KvLayout(
+            model_fingerprint="x",
+            dtype=self.dtype,
+            num_layers=NUM_LAYERS,
+            num_kv_heads=self.num_kv_heads,
+            block_size=self.block_size,
+            head_dim=self.head_dim,
+        )
+        order = order_for(layout, library) if self.may_pair else TOKENS
+        return msgspec.structs.replace(layout, order=order)
+
+
+def in_order(blocks: torch.Tensor, order: str) -> torch.Tensor:
+    """`blocks` [..., 2, heads, block size, head dim] of tokens, in this order."""
+    if order == TOKENS:
+        return blocks
+    *lead, _, heads, size, dim = blocks.shape
+    groups, last = size // 16, len(lead) + 3
+    keys, values = blocks.unbind(-4)
+    keys = keys.reshape(*lead, heads, groups, 16, dim // 2, 2).transpose(last - 1, last)
+    values = values.reshape(*lead, heads, groups * 8, 2, dim).transpose(-1, -2)
+    return torch.stack([half.reshape(*lead, heads, size, dim) for half in (keys, values)], -4)
 
 
 class Pair:
@@ -52,24 +80,15 @@ class Pair:
         self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int, garbage: float
     ) -> None:
         self.shape = shape
-        layout = KvLayout(
-            model_fingerprint="x",
-            dtype=shape.dtype,
-            num_layers=NUM_LAYERS,
-            num_kv_heads=shape.num_kv_heads,
-            block_size=shape.block_size,
-            head_dim=shape.head_dim,
-        )
-        self.pools = [KvPool(layout, num_blocks) for _ in range(2)]
+        library = load_library(instruction_set)
+        layout = shape.layout(library)
+        self.pools = [
+            KvPool(msgspec.structs.replace(layout, order=order), num_blocks)
+            for order in (layout.order, TOKENS)
+        ]
         for pool in self.pools:
             pool.tensor.fill_(garbage)
-        kernel = KernelAttention(
-            self.pools[0],
-            shape.windows,
-            shape.num_heads,
-            load_library(instruction_set),
-            split_keys,
-        )
+        kernel = KernelAttention(self.pools[0], shape.windows, shape.num_heads, library, split_keys)
         self.backends = [kernel, TorchAttention(self.pools[1], shape.windows)]
         self.generator = torch.Generator().manual_seed(5)
         self.last_key = 1.0
@@ -95,8 +114,9 @@ class Pair:
             assert ours.dtype == expected.dtype
             tolerance = TOLERANCE[shape.dtype]
             torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
-        written = [pool.tensor.view(torch.uint8) for pool in self.pools]
-        assert torch.equal(*written)
+        ours, expected = self.pools
+        expected = in_order(expected.tensor, ours.layout.order)
+        assert torch.equal(ours.tensor.view(torch.uint8), expected.view(torch.uint8))
         return rows
 
 
@@ -135,6 +155,7 @@ shapes = st.builds(
     block_size=st.sampled_from([1, 4, 16, 48, 100]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     windows=st.sampled_from([(None, None), (5, None), (1, 17), (70, 200)]),
+    may_pair=st.booleans(),
 )
 
 
@@ -154,8 +175,8 @@ def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
 
 few_rows = st.builds(
     lambda heads, **rest: Shape(heads[0] * heads[1], heads[1], dtype="bfloat16", **rest),
-    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 8])),
-    head_dim=st.sampled_from([128, 160, 256]),
+    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 3, 8, 33])),
+    head_dim=st.sampled_from([16, 64, 80, 128, 160, 256]),
     block_size=st.sampled_from([16, 32, 64]),
     windows=st.sampled_from([(None, None), (1, 37), (100, None)]),
 )
@@ -167,7 +188,7 @@ few_rows = st.builds(
     texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 8)), min_size=1, max_size=4),
     split_keys=st.sampled_from([7, 64, 1024]),
 )
-def test_few_queries_over_long_heads(shape, texts, split_keys):
+def test_few_queries_over_pairs(shape, texts, split_keys):
     """As decode has them: some tokens of each text, one to nine heads that share keys."""
     most = max(1, 8 // (shape.num_heads // shape.num_kv_heads))
     texts = [(before, min(now, most)) for before, now in texts]
@@ -217,29 +238,23 @@ def test_long_contexts(length, last, dtype, window, head_dim):
     pair = Pair(shape, count + 8, USABLE[0], 1024, 0.0)
     for pool in pair.pools:
         generator = torch.Generator().manual_seed(1)
-        pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
+        numbers = torch.randn(pool.tensor.shape, generator=generator)
+        pool.tensor.copy_(in_order(numbers, pool.layout.order))
     table = torch.randperm(count, generator=pair.generator).tolist()
     assert pair.step([Segment(last, length + last, table), Segment(1, 3, [count + 1])]) == last + 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_neither_batch_nor_threads_change_a_row(threads, head_dim):
-    shape = Shape(dtype="bfloat16", head_dim=head_dim)
-    pool = KvPool(
-        KvLayout(
-            model_fingerprint="x",
-            dtype="bfloat16",
-            num_layers=1,
-            num_kv_heads=2,
-            block_size=16,
-            head_dim=head_dim,
-        ),
-        400,
-    )
+@pytest.mark.parametrize("may_pair", [True, False])
+def test_neither_batch_nor_threads_change_a_row(threads, head_dim, may_pair):
+    shape = Shape(dtype="bfloat16", head_dim=head_dim, may_pair=may_pair)
+    pool = KvPool(shape.layout(load_library()), 400)
     generator = torch.Generator().manual_seed(2)
     pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
-    attention = KernelAttention(pool, (None,), shape.num_heads, load_library(), split_keys=256)
+    attention = KernelAttention(
+        pool, shape.windows, shape.num_heads, load_library(), split_keys=256
+    )
     tables = [torch.randperm(100, generator=generator) + 100 * i for i in range(4)]
     segments = [Segment(1, n, t.tolist()) for n, t in zip((1, 700, 1500, 33), tables, strict=True)]
     q = torch.randn((4, 4, head_dim), generator=generator).bfloat16()
@@ -254,21 +269,14 @@ def test_neither_batch_nor_threads_change_a_row(threads, head_dim):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_prompt_is_the_same_in_large_and_small_units(head_dim):
+@pytest.mark.parametrize("may_pair", [True, False])
+def test_a_prompt_is_the_same_in_large_and_small_units(head_dim, may_pair):
     """Many threads get more, and smaller, units of a prompt."""
-    shape = Shape(dtype="bfloat16", head_dim=head_dim)
-    layout = KvLayout(
-        model_fingerprint="x",
-        dtype="bfloat16",
-        num_layers=1,
-        num_kv_heads=2,
-        block_size=16,
-        head_dim=head_dim,
-    )
+    shape = Shape(dtype="bfloat16", head_dim=head_dim, may_pair=may_pair)
     generator = torch.Generator().manual_seed(3)
-    pool = KvPool(layout, 40)
+    pool = KvPool(shape.layout(load_library()), 40)
     pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=generator))
-    attention = KernelAttention(pool, (None,), shape.num_heads, load_library())
+    attention = KernelAttention(pool, shape.windows, shape.num_heads, load_library())
     q = torch.randn((300, 4, head_dim), generator=generator).bfloat16()
     k, v = torch.randn((2, 300, 2, head_dim), generator=generator).bfloat16()
     results, units = [], []
@@ -287,23 +295,15 @@ class RoundedPair:
     def __init__(
         self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int
     ) -> None:
-        layout = KvLayout(
-            model_fingerprint="x",
-            dtype=FP8,
-            num_layers=NUM_LAYERS,
-            num_kv_heads=shape.num_kv_heads,
-            block_size=shape.block_size,
-            head_dim=shape.head_dim,
-        )
+        library = load_library(instruction_set)
+        layout = shape.layout(library)
         self.shape, self.dtype = shape, torch_dtype(shape.dtype)
-        self.narrow = KvPool(layout, num_blocks)
-        self.wide = KvPool(msgspec.structs.replace(layout, dtype=shape.dtype), num_blocks)
+        self.narrow = KvPool(msgspec.structs.replace(layout, dtype=FP8), num_blocks)
+        self.wide = KvPool(layout, num_blocks)
         self.narrow.tensor.view(torch.uint8).fill_(0x7F)  # NaN
         self.wide.tensor.fill_(torch.nan)
         self.backends = [
-            KernelAttention(
-                pool, shape.windows, shape.num_heads, load_library(instruction_set), split_keys
-            )
+            KernelAttention(pool, shape.windows, shape.num_heads, library, split_keys)
             for pool in (self.narrow, self.wide)
         ]
         self.generator = torch.Generator().manual_seed(6)
@@ -366,7 +366,7 @@ def test_a_pool_of_fp8_is_one_of_what_its_numbers_stand_for(
 
 @pytest.mark.parametrize("instruction_set", USABLE)
 def test_every_bf16_number_is_stored_as_torchs_nearest(instruction_set):
-    shape = Shape(head_dim=64, num_heads=2)
+    shape = Shape(head_dim=64, num_heads=2, may_pair=False)
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     k = numbers.view(torch.bfloat16).view(-1, shape.num_kv_heads, shape.head_dim)
     blocks = len(k) // shape.block_size

@@ -14,6 +14,7 @@ from engine.loader import EngineConfig, load_engine, pick_device
 from engine.model import DecoderModel
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError, ModelLoadError
+from protocol.layout import PAIRS, TOKENS
 
 DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
@@ -100,6 +101,26 @@ def test_the_same_weights_in_fewer_bits_hand_over_to_each_other(kernels: ctypes.
         for weights in ("exact16", "exact12")
     )
     assert decode.engine.layout == prefill.engine.layout
+
+
+@pytest.mark.parametrize(
+    ("fields", "order"),
+    [
+        ({}, PAIRS),
+        ({"kv_dtype": "fp8"}, PAIRS),
+        ({"kv_order": "tokens"}, TOKENS),
+        ({"attention": "torch"}, TOKENS),
+        ({"dtype": "float32"}, TOKENS),
+        ({"scheduler": SchedulerConfig(block_size=8)}, TOKENS),
+    ],
+)
+def test_blocks_lie_as_the_kernels_read_them(
+    kernels: ctypes.CDLL, fields: dict[str, Any], order: str
+) -> None:
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    loaded = load_engine(config(num_blocks=2, **{"dtype": "bfloat16", **fields}), lambda: 0.0)
+    assert loaded.engine.layout.order == order
 
 
 @pytest.mark.parametrize(

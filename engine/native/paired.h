@@ -1,0 +1,143 @@
+// Keys and values in the order in which bf16 dot products take them, so that nothing is rearranged
+// on the way from memory: where a head's block has whole groups of sixteen tokens, a group is
+// [head_dim / 2, 16 tokens, 2] of its keys and [8 pairs of tokens, head_dim, 2] of its values. Groups,
+// heads and layers lie where they lie in a pool of tokens in order.
+
+#pragma once
+
+#include "attention_call.h"
+
+#if defined(__AVX512BF16__)
+
+namespace baton {
+
+constexpr int kGroupTokens = kLanes;
+constexpr int kTileGroups = kTileKeys / kGroupTokens;
+
+template <class P>
+inline size_t group_bytes(int head_dim) {
+  return (size_t)kGroupTokens * head_dim * sizeof(P);
+}
+
+// 16 words, as pairs of bf16: exact.
+inline Vec read_words(const Bf16* at) { return load_as<Vec>(at); }
+inline Vec read_words(const Fp8* at) { return (Vec)load_pairs(0xffffffffu, at); }
+
+// Where the group of the token `key` of a segment lies, for one head. `part` is 0 for keys, the
+// call's `value_offset` for values.
+template <class P>
+inline const P* group_at(const AttentionCall& call, int64_t table, int head, int key,
+                         int64_t part) {
+  const int64_t block = call.tables[table + key / call.block_size];
+  return (const P*)call.pool + block * call.block_stride + part +
+         ((int64_t)head * call.block_size + key % call.block_size / kGroupTokens * kGroupTokens) *
+             call.head_dim;
+}
+
+// The values of a group of which those of the tokens outside [begin, end), counted from the group's
+// first, are zeros.
+template <class P>
+inline void copy_values(const P* from, int head_dim, int begin, int end, P* to) {
+  const auto sees = [&](int token) { return begin <= token && token < end; };
+  for (int token = 0; token < kGroupTokens; token += 2)
+    for (int d = 0; d < head_dim; ++d, from += 2, to += 2) {
+      to[0] = sees(token) ? from[0] : P{};
+      to[1] = sees(token + 1) ? from[1] : P{};
+    }
+}
+
+// Sixteen pairs of numbers, one of each pair, to every other place from `to` on.
+inline void store_every_other(const Bf16* from, Bf16* to) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+  _mm512_mask_storeu_epi16(to, 0x55555555u, wide);
+}
+
+inline void store_every_other(const Fp8* from, Fp8* to) {
+  for (int i = 0; i < kLanes; ++i) to[2 * i] = from[i];
+}
+
+// A token's keys and values of one head to their place in its group.
+template <class P>
+inline void write_paired(const Bf16* k, const Bf16* v, int head_dim, int token, P* keys, P* values) {
+  values += token / 2 * head_dim * 2 + token % 2;
+  for (int d = 0; d < head_dim; d += kLanes) {
+    P key[kLanes], value[kLanes];
+    copy_head(k + d, kLanes, key);
+    copy_head(v + d, kLanes, value);
+    for (int i = 0; i < kLanes; i += 2)
+      std::memcpy(keys + ((d + i) / 2 * kGroupTokens + token) * 2, key + i, 2 * sizeof(P));
+    store_every_other(value, values + 2 * d);
+  }
+}
+
+// Whole groups of bf16, from sixteen tokens `stride` numbers apart.
+inline void write_group(const Bf16* k, const Bf16* v, int64_t stride, int head_dim, Bf16* keys,
+                        Bf16* values) {
+  const void* rows[kGroupTokens];
+  for (int i = 0; i < kGroupTokens; ++i) rows[i] = k + i * stride;
+  for (int w = 0; w < head_dim / 2; w += kLanes)
+    pack_sixteen<Bf16>(rows, w, head_dim / 2, (Vec*)keys, 1);
+  for (int i = 0; i < kGroupTokens; i += 2, values += 2 * head_dim)
+    pack_pair(v + i * stride, v + (i + 1) * stride, head_dim, head_dim, (int32_t*)values);
+}
+
+// Where a head's keys of one tile lie in a pool of pairs, and how they become a tile of the products.
+template <class P>
+class PairedKeys {
+ public:
+  static constexpr int kRows = kTileGroups;  // pieces of memory
+  const void* k[kRows];
+  const void* v[kRows];
+
+  static int first_of(int first_key) { return first_key / kGroupTokens * kGroupTokens; }
+  static int lines_of(int head_dim) { return (int)(group_bytes<P>(head_dim) / 64); }
+
+  void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
+    begin_ = unit.first_key - first;
+    end_ = unit.end_key - first;
+    for (int group = 0; group < kTileGroups; ++group) {
+      const int key = first + group * kGroupTokens;
+      const bool is_there = key < unit.end_key;
+      k[group] = is_there ? group_at<P>(call, unit.table, unit.kv_head + head, key, 0) : zeros;
+      v[group] = is_there ? (const P*)k[group] + call.value_offset : zeros;
+    }
+  }
+
+  void pack_keys(Ahead ahead, int head_dim, int32_t* keys) const {
+    Vec* to = (Vec*)keys;
+    const int words = head_dim / 2;
+    const unsigned asked = ahead.in_steps(kTileGroups * words);
+    for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group)
+      for (int w = 0; w < words; ++w) {
+        ahead.ask(asked);
+        to[w * kTileColumns + group] = read_words((const P*)k[group] + w * 2 * kGroupTokens);
+      }
+  }
+
+  void pack_values(Ahead ahead, int head_dim, int, int32_t* values) const {
+    Vec* to = (Vec*)values;
+    const unsigned asked = ahead.in_steps(kTileGroups * kGroupTokens / 2);
+    for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group) {
+      const P* from = (const P*)v[group];
+      for (int i = 0; i < kGroupTokens; i += 2) {
+        ahead.ask(asked);
+        const int token = group * kGroupTokens + i;
+        const __mmask32 mask = (is_of_unit(token) ? 0x55555555u : 0) |
+                               (is_of_unit(token + 1) ? 0xaaaaaaaau : 0);
+        for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes)
+          *to++ = (Vec)load_pairs(mask, from);
+      }
+    }
+  }
+
+ private:
+  int begin_;
+  int end_;
+
+  // Of the tile's keys.
+  bool is_of_unit(int key) const { return begin_ <= key && key < end_; }
+};
+
+}  // namespace baton
+
+#endif

@@ -1,0 +1,118 @@
+// What the rows of a unit see of a tile of keys, and how its scores become weights.
+
+#pragma once
+
+#include "attention_call.h"
+
+namespace baton {
+
+// Keys of a tile that a row sees: those in [begin, end).
+struct Seen {
+  int begin;
+  int end;
+};
+
+// What the rows of a head see of the tile of keys from `first` on.
+struct View {
+  int position;  // of the first query
+  int group;     // rows of a query
+  int rows;
+  int first;
+  int first_key;  // of the unit's range
+  int end_key;
+  int window;
+
+  Seen of(int row) const {
+    const int query = position + (rows == group ? 0 : row / group);  // decode divides nothing
+    const int end = (query + 1 < end_key ? query + 1 : end_key) - first;
+    const int oldest = window > 0 && query - window + 1 > first_key ? query - window + 1 : first_key;
+    return {oldest - first, end < kTileKeys ? end : kTileKeys};
+  }
+};
+
+// Column j of a row, `other` where a key is not seen.
+inline Vec seen_only(Vec x, int j, Seen seen, float other) {
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const IntVec key = lane + j * kLanes;
+  return select((key >= seen.begin) & (key < seen.end), x, splat(other));
+}
+
+// Weights are relative to a score, whose own is 1, and none is larger than 2^kSlack: when one would be,
+// its score becomes that score, and what was summed so far follows. Most rows settle with their first
+// tile.
+constexpr float kSlack = 8.0f;
+
+// Scores of up to 16 rows over a tile become weights; `sums` and `totals` follow where a reference
+// has grown. Of a whole tile every row sees every key. The largest scores are found of all rows at
+// once: a row by itself waits for its own.
+template <class Word, bool kWhole>
+void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int padded, float scale) {
+  const float* scores = tile.scores + (size_t)row0 * kTileKeys;
+  Vec tops[kLanes];
+  for (int i = 0; i < kLanes; ++i) tops[i] = splat(-INFINITY);
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < kTileColumns; ++j) {
+      const Vec s = load(scores + i * kTileKeys + j * kLanes);
+      tops[i] = larger(kWhole ? s : seen_only(s, j, seen[i], -INFINITY), tops[i]);
+    }
+  float* highest = tile.highest + row0;
+  const Vec top = largest_of_each(tops, rows) * scale, before = load(highest);
+  const IntVec grows = top > before + kSlack;
+  const Vec reference = select(grows, top, before);
+  if (any(grows)) {
+    const Vec shrink = exp2_bounded<false>(before - reference);
+    store(highest, reference);  // rows beyond these stay as they are
+    for (int i = 0; i < rows; ++i) {
+      if (!grows[i] || before[i] == -INFINITY) continue;  // nothing is summed yet
+      float* sums = tile.sums + (size_t)(row0 + i) * padded;
+      for (int d = 0; d < padded; d += kLanes) store(sums + d, load(sums + d) * shrink[i]);
+      tile.totals[row0 + i] *= shrink[i];
+    }
+  }
+  for (int i = 0; i < rows; ++i) {
+    const bool sees_none = highest[i] == -INFINITY;  // so far
+    const float unit_score = sees_none ? 0.0f : highest[i];
+    Vec weights[kTileColumns], total{};
+    for (int j = 0; j < kTileColumns; ++j) {
+      const Vec s = load(scores + i * kTileKeys + j * kLanes) * scale - unit_score;
+      weights[j] = exp2_bounded<Word::kPerWord == 2>(s);
+      if (!kWhole) weights[j] = seen_only(weights[j], j, seen[i], 0.0f);
+      total += weights[j];
+    }
+    store_weights(tile.p + (size_t)(row0 + i) * (kTileKeys / Word::kPerWord), weights);
+    tile.totals[row0 + i] += total;
+  }
+}
+
+// The same of all rows of all heads, `view.rows` of each.
+template <class Word>
+void soften_all(Tile<Word>& tile, int rows, const View& view, int padded, float scale) {
+  const bool whole = view.of(0).end == kTileKeys && view.of(view.rows - 1).begin <= 0;
+  for (int row = 0; row < rows; row += kLanes) {
+    const int count = rows - row < kLanes ? rows - row : kLanes;
+    if (whole) {
+      soften_rows<Word, true>(tile, row, count, nullptr, padded, scale);
+      continue;
+    }
+    Seen seen[kLanes];
+    for (int i = 0; i < count; ++i) seen[i] = view.of((row + i) % view.rows);
+    soften_rows<Word, false>(tile, row, count, seen, padded, scale);
+  }
+}
+
+// The same of all rows of one head, which may be many: of each sixteen whether they see all.
+template <class Word>
+void soften(Tile<Word>& tile, int row0, const View& view, int padded, float scale) {
+  for (int row = 0; row < view.rows; row += kLanes) {
+    const int count = view.rows - row < kLanes ? view.rows - row : kLanes;
+    if (view.of(row).end == kTileKeys && view.of(row + count - 1).begin <= 0) {
+      soften_rows<Word, true>(tile, row0 + row, count, nullptr, padded, scale);
+      continue;
+    }
+    Seen seen[kLanes];
+    for (int i = 0; i < count; ++i) seen[i] = view.of(row + i);
+    soften_rows<Word, false>(tile, row0 + row, count, seen, padded, scale);
+  }
+}
+
+}  // namespace baton
