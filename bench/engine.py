@@ -132,6 +132,7 @@ def _parse() -> argparse.Namespace:
         "--weights", default="auto", help="auto, exact16, exact12, int8, int4, or several"
     )
     parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
+    parser.add_argument("--block-size", default="16", help="tokens of a block, or several sizes")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
     parser.add_argument(
@@ -184,7 +185,7 @@ def _in_process(
 ) -> Contest:
     """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
-    told = (options.attention, options.weights, options.kv_dtype)
+    told = (options.attention, options.weights, options.kv_dtype, options.block_size)
     ours = {
         f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
         for kind in itertools.product(*(names.split(",") for names in told))
@@ -255,8 +256,8 @@ def _wanted(options: argparse.Namespace) -> str:
     """The peers to look for. Raises BatonError for what servers are not measured with."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
-    told = (options.sweep, options.device, options.attention, options.weights, options.kv_dtype)
-    if told != (False, "cpu", "auto", "auto", "auto"):
+    kind = (options.attention, options.weights, options.kv_dtype, options.block_size)
+    if (options.sweep, options.device, *kind) != (False, "cpu", "auto", "auto", "auto", "16"):
         raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
     if options.peers not in (None, "", "vllm"):
         raise BatonError("the only peer of --served is vllm")

@@ -28,7 +28,10 @@ from engine.sequence import Sequence
 from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
 
-BLOCK_SIZE = 16
+Kind = tuple[str, str, str, str]
+"""An engine's attention, weights and KV dtype, by the names that workers' settings have, and the
+tokens of its blocks."""
+
 Bookkeeping = dict[Work, list[float]]
 """Share of a decode step's time that was not computing."""
 
@@ -83,7 +86,7 @@ class BatonRun:
                 num_prompt=num_tokens,
                 sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
                 root_hash=b"bench",
-                block_size=BLOCK_SIZE,
+                block_size=self._engine.layout.block_size,
                 arrival=0.0,
                 deadline=float("inf"),
             )
@@ -115,23 +118,26 @@ class PeerRun:
 
 
 def load_ours(
-    folder: Path, options: argparse.Namespace, kind: tuple[str, str, str], works: list[Work]
+    folder: Path, options: argparse.Namespace, kind: Kind, works: list[Work]
 ) -> LoadedEngine:
     """An engine whose chunks take a whole prompt and whose pool holds the largest work.
 
-    `kind`: its attention, weights and KV dtype, by the names that workers' settings have.
+    Raises BatonError where it cannot be.
     """
-    attention, weights, kv_dtype = kind
+    attention, weights, kv_dtype, tokens = kind
     chunk = max(PREFILL_LENGTHS)
+    if not tokens.isdecimal() or not 1 <= int(tokens) <= chunk:
+        raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {tokens!r}")
+    block_size = int(tokens)
     scheduler = SchedulerConfig(
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         max_batch_size=max(BATCH_SIZES),
         chunk_min_tokens=chunk,
         chunk_max_tokens=chunk,
         itl_target_s=float("inf"),
     )
     steps = DECODE_STEPS + max(map(prompt_steps, works))
-    blocks = max(work.num_tokens(BLOCK_SIZE, steps) for work in works) // BLOCK_SIZE + 1
+    blocks = max(work.num_tokens(block_size, steps) for work in works) // block_size + 1
     config = EngineConfig(
         folder,
         scheduler,

@@ -3,7 +3,7 @@
 //
 // A unit of work is a tile of queries of one segment, some neighbouring KV heads, and a range of
 // keys. Its keys come in tiles of 64, packed on the way for the two products; what lies outside the
-// range is replaced by zeros and never read. Neighbouring heads of a tile lie side by side in the
+// range is replaced by zeros, or its scores are: it never shows. Neighbouring heads of a tile lie side by side in the
 // pool: read in turn, they are one stream to the memory. Online softmax: Milakov and Gimelshein,
 // 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023, FlashAttention-2
 // (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
@@ -78,8 +78,8 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
-  const View view{unit.position, group, rows, first, unit.first_key,
-                  unit.end_key,  call.window};
+  const View view{unit.position,  group,        rows, first,
+                  unit.first_key, unit.end_key, call.window};
   const int words = padded / Word::kPerWord;
   const size_t row0 = (size_t)head * rows;
   const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows, half = lines / 2;
