@@ -97,13 +97,18 @@ def test_vllm_gets_cores_and_memory_for_the_same_work(tmp_path: Path) -> None:
 
 def test_what_servers_are_not_measured_with_is_refused() -> None:
     def options(**given: object) -> argparse.Namespace:
-        default = {"sweep": False, "device": "cpu"}
+        default = {"sweep": False, "device": "cpu", "block_size": "16"}
         default |= dict.fromkeys(("attention", "weights", "kv_dtype"), "auto")
         return argparse.Namespace(**default | {"served": True, "peers": None} | given)
 
     assert _wanted(options()) == "vllm"
     assert _wanted(options(peers="")) == ""
     assert _wanted(options(served=False)) == "transformers"
-    for wrong in ({"peers": "transformers"}, {"sweep": True}, {"weights": "int8"}):
+    for wrong in (
+        {"peers": "transformers"},
+        {"sweep": True},
+        {"weights": "int8"},
+        {"block_size": "64"},
+    ):
         with pytest.raises(BatonError, match="--served"):
             _wanted(options(**wrong))
