@@ -395,3 +395,21 @@ def test_every_bf16_number_is_stored_as_torchs_nearest(instruction_set):
 )
 def test_what_the_kernel_cannot_do_is_said(dtype, head_dim, can):
     assert supports(dtype, head_dim) is can
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("may_pair", [True, False])
+def test_values_that_left_the_window_never_show(queries, may_pair):
+    """Infinite ones, beside those that are seen, for few rows of a head and for many."""
+    shape = Shape(dtype="bfloat16", head_dim=64, windows=(20, 20), may_pair=may_pair)
+    pair = Pair(shape, 6, USABLE[0], 1024, float("nan"))
+    table = list(range(6))
+    pair.step([Segment(89, 89, table)])
+    ours, plain = (pool.tensor for pool in pair.pools)
+    plain[4, :, 1, :, :3] = torch.inf  # tokens 64 to 66; from 70 on they are seen
+    ours.copy_(in_order(plain, pair.pools[0].layout.order))
+    q = torch.randn((queries, 4, 64), generator=pair.generator).bfloat16()
+    k, v = torch.randn((2, queries, 2, 64), generator=pair.generator).bfloat16()
+    kernel = pair.backends[0]
+    kernel.plan([Segment(queries, 89 + queries, table)])
+    assert kernel.run(0, q, k, v).isfinite().all()
