@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "few_rows.h"
+#include "tiled_few_rows.h"
 
 namespace baton {
 
@@ -57,25 +58,60 @@ class TokenKeys {
   }
 };
 
-// Calls multiply(row, rows, keys) for the rows of a head in turn: `keys` of the tile, the first ones,
-// are all that they see. Later queries see more; rows that see none are left out.
-template <class Action>
+// Calls multiply(row, rows, keys) for the rows of a head in turn, `kTogether` at a time: `keys` of the
+// tile, the first ones, are all that they see. Later queries see more; rows that see none are left out.
+template <int kTogether, class Action>
 void for_seen(const View& view, const Action& multiply) {
   if (view.of(0).end == kTileKeys) return multiply(0, view.rows, kTileKeys);
-  for (int row = 0; row < view.rows; row += kMaxRows) {
-    const int count = view.rows - row < kMaxRows ? view.rows - row : kMaxRows;
+  for (int row = 0; row < view.rows; row += kTogether) {
+    const int count = view.rows - row < kTogether ? view.rows - row : kTogether;
     const int keys = view.of(row + count - 1).end;
     if (keys > 0) multiply(row, count, keys);
   }
 }
 
+// The two products of rows of one head and a tile of keys, or of its values.
+template <class Word>
+struct Products {
+  static constexpr int kTogether = kMaxRows;
+  static void score(Tiles&, const typename Word::Type* q, const Vec* keys, float* scores, int rows,
+                    int num_keys, int words, Ahead ahead) {
+    multiply<Word>(q, words, keys, kTileColumns, scores, kTileKeys, rows,
+                   (num_keys + kLanes - 1) / kLanes, words, false, ahead);
+  }
+  static void weigh(Tiles&, const typename Word::Type* p, const Vec* values, float* sums, int rows,
+                    int num_keys, int padded, Ahead ahead) {
+    multiply<Word>(p, kTileKeys / Word::kPerWord, values, padded / kLanes, sums, padded, rows,
+                   padded / kLanes, (num_keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
+  }
+};
+
+#if defined(__AMX_BF16__)
+template <>
+struct Products<PairWord> {
+  static constexpr int kTogether = 2 * kTileRows;
+  static void score(Tiles& tiles, const int32_t* q, const Vec* keys, float* scores, int rows,
+                    int num_keys, int words, Ahead ahead) {
+    multiply_tiles(tiles, q, words, keys, kTileColumns, scores, kTileKeys, rows,
+                   (num_keys + kLanes - 1) / kLanes, words, score_words(words), false, ahead);
+  }
+  static void weigh(Tiles& tiles, const int32_t* p, const Vec* values, float* sums, int rows,
+                    int num_keys, int padded, Ahead ahead) {
+    multiply_tiles(tiles, p, kTileKeys / 2, values, padded / kLanes, sums, padded, rows,
+                   padded / kLanes, round_up(num_keys, kGroupTokens) / 2, kGroupTokens / 2, true,
+                   ahead);
+  }
+};
+#endif
+
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next. Values are asked for while the keys are in use, and the next keys while the values are.
 template <class Keys, class Word>
-void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, const Keys& at,
-                 const Keys& later, int head, int first) {
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles,
+                 const Keys& at, const Keys& later, int head, int first) {
   using Words = typename Word::Type;
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
+  constexpr int kTogether = Products<Word>::kTogether;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   const View view{unit.position,  group,        rows, first,
@@ -85,19 +121,17 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
   const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows, half = lines / 2;
   at.pack_keys(Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
   Ahead ahead(at.v, half, lines, per_row);
-  for_seen(view, [&](int row, int count, int keys) {
-    multiply<Word>(tile.q + (row0 + row) * words, words, tile.keys, kTileColumns,
-                   tile.scores + (row0 + row) * kTileKeys, kTileKeys, count,
-                   (keys + kLanes - 1) / kLanes, words, false, ahead);
+  for_seen<kTogether>(view, [&](int row, int count, int keys) {
+    Products<Word>::score(tiles, tile.q + (row0 + row) * words, tile.keys,
+                          tile.scores + (row0 + row) * kTileKeys, count, keys, words, ahead);
     ahead = Ahead();
   });
-  soften(tile, (int)row0, view, padded, call.scale);
+  soften(tile, (int)row0, rows, view, padded, call.scale);
   at.pack_values(Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
   ahead = Ahead(later.k, half, lines, per_row);
-  for_seen(view, [&](int row, int count, int keys) {
-    multiply<Word>(tile.p + (row0 + row) * kKeyWords, kKeyWords, tile.values, padded / kLanes,
-                   tile.sums + (row0 + row) * padded, padded, count, padded / kLanes,
-                   (keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
+  for_seen<kTogether>(view, [&](int row, int count, int keys) {
+    Products<Word>::weigh(tiles, tile.p + (row0 + row) * kKeyWords, tile.values,
+                          tile.sums + (row0 + row) * padded, count, keys, padded, ahead);
     ahead = Ahead();
   });
 }
@@ -129,7 +163,7 @@ void finish_head(const AttentionCall& call, const Unit& unit, const Tile<Word>& 
 
 // All keys of a unit, tile by tile.
 template <class Keys, class Word>
-void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile) {
+void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
   Keys found[2];
   int turn = 0, first = Keys::first_of(unit.first_key);
   found[0].find(call, unit, 0, first, tile.zeros);
@@ -138,23 +172,23 @@ void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile)
       const bool last = head + 1 == unit.num_kv_heads;
       Keys& next = found[turn ^ 1];
       next.find(call, unit, last ? 0 : head + 1, last ? first + kTileKeys : first, tile.zeros);
-      attend_tile(call, unit, tile, found[turn], next, head, first);
+      attend_tile(call, unit, tile, tiles, found[turn], next, head, first);
     }
 }
 
 template <class P, class Word>
-void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile) {
-  if (attend_few<P>(call, unit, tile)) return;
+void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
+  if (attend_few<P>(call, unit, tile, tiles)) return;
 #if defined(__AVX512BF16__)
   if constexpr (Word::kPerWord == 2) {
-    if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile);
+    if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile, tiles);
   }
 #endif
-  attend_tiles<TokenKeys<P>>(call, unit, tile);
+  attend_tiles<TokenKeys<P>>(call, unit, tile, tiles);
 }
 
 template <class T, class P, class Word>
-void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
+void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tiles& tiles) {
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
   const int words = padded / Word::kPerWord, all_rows = rows * unit.num_kv_heads;
@@ -168,7 +202,7 @@ void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena) {
   std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
   if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
 
-  attend_keys<P>(call, unit, tile);
+  attend_keys<P>(call, unit, tile, tiles);
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 
@@ -267,8 +301,10 @@ void attend_planned(const AttentionCall& call) {
   const Unit* units = (const Unit*)call.units;
   const Merge* merges = (const Merge*)call.merges;
   static thread_local Arena arena;
+  Tiles tiles;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < call.num_units; ++i) attend_unit<T, P, Word>(call, units[i], arena);
+  for (int64_t i = 0; i < call.num_units; ++i)
+    attend_unit<T, P, Word>(call, units[i], arena, tiles);
   if (call.num_merges == 0) return;
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);

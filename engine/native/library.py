@@ -21,12 +21,16 @@ SOURCE = Path(__file__).parent / "kernels.cpp"
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
+    "amx_bf16": _AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
     "avx512": _AVX512,
     "avx2": {"avx2", "fma"},
     "generic": set(),
 }
 """By name, best first: the CPU flags, as Linux names them, that each needs."""
+
+_TILES = "amx_tile"
+_ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
 # Without libgomp first: torch's own, already in the process, then serves both, and no second team
@@ -40,9 +44,13 @@ class KernelsUnavailable(Exception):
 
 
 def best_instruction_set() -> str:
-    """The best of `INSTRUCTION_SETS` that this machine's CPU has."""
+    """The best of `INSTRUCTION_SETS` that this machine's CPU has and Linux allows."""
     flags = _cpu_flags()
-    return next(name for name, needed in INSTRUCTION_SETS.items() if needed <= flags)
+    return next(
+        name
+        for name, needed in INSTRUCTION_SETS.items()
+        if needed <= flags and (_TILES not in needed or _may_use_tiles())
+    )
 
 
 @functools.cache
@@ -51,7 +59,10 @@ def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
 
     Raises KernelsUnavailable.
     """
-    flags = [*_COMPILE_FLAGS, *_machine_flags(instruction_set or best_instruction_set())]
+    name = instruction_set or best_instruction_set()
+    if _TILES in INSTRUCTION_SETS[name] and not _may_use_tiles():
+        raise KernelsUnavailable("Linux does not let this process use AMX")
+    flags = [*_COMPILE_FLAGS, *_machine_flags(name)]
     compiler = _find_compiler()
     reasons = []
     for link_flags in _LINK_FLAGS:
@@ -77,8 +88,16 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Ask Linux for AMX's registers, which a process has only then; its threads have them too."""
+    result: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA)
+    return result == 0
+
+
 def _machine_flags(instruction_set: str) -> list[str]:
-    return [f"-m{flag.replace('_', '')}" for flag in sorted(INSTRUCTION_SETS[instruction_set])]
+    flags = sorted(INSTRUCTION_SETS[instruction_set])
+    return ["-m" + flag.replace("_", "-" if flag.startswith("amx") else "") for flag in flags]
 
 
 def _cpu_flags() -> set[str]:

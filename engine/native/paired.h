@@ -46,6 +46,24 @@ inline void copy_values(const P* from, int head_dim, int begin, int end, P* to) 
     }
 }
 
+// The same as bf16 words.
+template <class P>
+inline void copy_seen(const P* from, int head_dim, int begin, int end, Vec* to, Ahead& ahead,
+                      unsigned asked) {
+  const auto sees = [&](int token) { return begin <= token && token < end; };
+  for (int token = 0; token < kGroupTokens; token += 2) {
+    ahead.ask(asked);
+    const __mmask32 mask = (sees(token) ? 0x55555555u : 0) | (sees(token + 1) ? 0xaaaaaaaau : 0);
+    for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes) *to++ = (Vec)load_pairs(mask, from);
+  }
+}
+
+template <class P>
+inline void copy_seen(const P* from, int head_dim, int begin, int end, Vec* to) {
+  Ahead none;
+  copy_seen(from, head_dim, begin, end, to, none, 0);
+}
+
 // Sixteen pairs of numbers, one of each pair, to every other place from `to` on.
 inline void store_every_other(const Bf16* from, Bf16* to) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
@@ -118,24 +136,15 @@ class PairedKeys {
     Vec* to = (Vec*)values;
     const unsigned asked = ahead.in_steps(kTileGroups * kGroupTokens / 2);
     for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group) {
-      const P* from = (const P*)v[group];
-      for (int i = 0; i < kGroupTokens; i += 2) {
-        ahead.ask(asked);
-        const int token = group * kGroupTokens + i;
-        const __mmask32 mask = (is_of_unit(token) ? 0x55555555u : 0) |
-                               (is_of_unit(token + 1) ? 0xaaaaaaaau : 0);
-        for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes)
-          *to++ = (Vec)load_pairs(mask, from);
-      }
+      copy_seen((const P*)v[group], head_dim, begin_ - group * kGroupTokens,
+                end_ - group * kGroupTokens, to, ahead, asked);
+      to += kGroupTokens / 2 * (head_dim / kLanes);
     }
   }
 
  private:
   int begin_;
   int end_;
-
-  // Of the tile's keys.
-  bool is_of_unit(int key) const { return begin_ <= key && key < end_; }
 };
 
 }  // namespace baton

@@ -84,33 +84,21 @@ void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int pad
   }
 }
 
-// The same of all rows of all heads, `view.rows` of each.
+// The same of `rows` rows of the tile from `row0` on, `view.rows` of each head, sixteen at a time: of
+// each sixteen whether they see all.
 template <class Word>
-void soften_all(Tile<Word>& tile, int rows, const View& view, int padded, float scale) {
-  const bool whole = view.of(0).end == kTileKeys && view.of(view.rows - 1).begin <= 0;
+void soften(Tile<Word>& tile, int row0, int rows, const View& view, int padded, float scale) {
   for (int row = 0; row < rows; row += kLanes) {
     const int count = rows - row < kLanes ? rows - row : kLanes;
-    if (whole) {
-      soften_rows<Word, true>(tile, row, count, nullptr, padded, scale);
-      continue;
-    }
-    Seen seen[kLanes];
-    for (int i = 0; i < count; ++i) seen[i] = view.of((row + i) % view.rows);
-    soften_rows<Word, false>(tile, row, count, seen, padded, scale);
-  }
-}
-
-// The same of all rows of one head, which may be many: of each sixteen whether they see all.
-template <class Word>
-void soften(Tile<Word>& tile, int row0, const View& view, int padded, float scale) {
-  for (int row = 0; row < view.rows; row += kLanes) {
-    const int count = view.rows - row < kLanes ? view.rows - row : kLanes;
-    if (view.of(row).end == kTileKeys && view.of(row + count - 1).begin <= 0) {
+    const int begin = row % view.rows, last = begin + count - 1;
+    const bool one_head = last < view.rows;
+    const Seen least = view.of(one_head ? begin : 0), latest = view.of(one_head ? last : view.rows - 1);
+    if (least.end == kTileKeys && latest.begin <= 0) {
       soften_rows<Word, true>(tile, row0 + row, count, nullptr, padded, scale);
       continue;
     }
     Seen seen[kLanes];
-    for (int i = 0; i < count; ++i) seen[i] = view.of(row + i);
+    for (int i = 0; i < count; ++i) seen[i] = view.of((row + i) % view.rows);
     soften_rows<Word, false>(tile, row0 + row, count, seen, padded, scale);
   }
 }

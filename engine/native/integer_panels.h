@@ -1,0 +1,45 @@
+// Panels of integers of 8 or 4 bits.
+
+#pragma once
+
+#include "panels.h"
+
+#if defined(__AVX512BF16__)
+
+namespace baton {
+
+// Word w of a panel's integers as bf16 pairs, 16 outputs to a vector: exact.
+struct Int8Panel {
+  const char* at;
+  static constexpr int kWordBytes = 128;
+  BATON_INLINE void read(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) {
+      const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
+      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half)));
+      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half + 1)));
+      to[j] = (Vec)_mm512_cvtne2ps_pbh(high, low);
+    }
+  }
+};
+
+struct Int4Panel {
+  const char* at;
+  static constexpr int kWordBytes = 64;
+  BATON_INLINE void read(int w, Vec* to) const {
+    alignas(64) static constexpr uint16_t kValues[32] = {  // -8 to 7 in bf16, twice
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    const __m512i values = _mm512_load_si512(kValues);  // the index is five bits, one of them idle
+    const __m512i packed = _mm512_load_si512(at + w * kWordBytes);
+    to[0] = (Vec)_mm512_permutexvar_epi16(packed, values);
+    to[1] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 4), values);
+    to[2] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 8), values);
+    to[3] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 12), values);
+  }
+};
+
+}  // namespace baton
+
+#endif
