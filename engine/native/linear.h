@@ -27,7 +27,7 @@ inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t groups = (call.rows + kTogether - 1) / kTogether;
-  LinearWorker worker;
+  LinearWorker worker(call);
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < panels * chunks; ++item) {
     const int64_t chunk = item % chunks;

@@ -58,6 +58,16 @@ inline const char* word_at(const LinearWeight& weight, int panel, int word) {
          plain_before(weight, panel, word) * (kPlainBytes - kNarrowBytes);
 }
 
+// Calls action(w, vectors) for the words of a panel that reads each by itself.
+template <class Panel, class Action>
+BATON_INLINE inline void for_each_word(const Panel& panel, int words, const Action& action) {
+  for (int w = 0; w < words; ++w) {
+    Vec vectors[kPanelColumns];
+    panel.read(w, vectors);
+    action(w, vectors);
+  }
+}
+
 // 16 bits a number.
 struct PlainPanel {
   const char* at;
@@ -65,11 +75,7 @@ struct PlainPanel {
 
   template <class Action>
   BATON_INLINE void for_words(int words, const Action& action) const {
-    for (int w = 0; w < words; ++w) {
-      Vec vectors[kPanelColumns];
-      read(w, vectors);
-      action(w, vectors);
-    }
+    for_each_word(*this, words, action);
   }
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);

@@ -11,38 +11,82 @@
 
 namespace baton {
 
-constexpr int kStepBytes = kTileWords * kPlainBytes;
+constexpr int kTileBytes = kTileRows * 64;
+constexpr int kRowsByThread = 2 * kTileRows;  // so many are packed by each thread for itself
 
-// Rows of x, as left sides: whole steps of 16 words, and a last one padded with zeros where the words
-// are no whole steps.
-class LeftRows {
+// Rows of x as left sides, tile by tile: [rows / 16, steps of 16 words, 16 rows, 16 words], zeros
+// beyond the last word.
+class LeftTiles {
  public:
-  LeftRows(const Bf16* x, int inputs, int rows) : x_((const char*)x), bytes_((int64_t)inputs * 2) {
-    const int words = inputs / 2, left = words % kTileWords;
-    steps_ = words / kTileWords;
-    if (left == 0) return;
-    static thread_local Arena arena;
-    arena.reserve((size_t)rows * 64);
-    tail_ = arena.data();
-    for (int row = 0; row < rows; ++row) {
-      std::memset(tail_ + row * 64, 0, 64);
-      std::memcpy(tail_ + row * 64, x_ + row * bytes_ + steps_ * 64, (size_t)left * 4);
+  // Within a parallel region, by all of its threads.
+  void pack(const LinearCall& call) {
+    const int inputs = call.weight.inputs;
+    steps_ = (inputs / 2 + kTileWords - 1) / kTileWords;
+    const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
+    if (call.rows <= kRowsByThread) {
+      reserve(tiles);
+      for (int64_t tile = 0; tile < tiles; ++tile) pack_tile(call, tile);
+      return;
     }
+    char* shared = nullptr;
+#pragma omp single copyprivate(shared)
+    {
+      reserve(tiles);
+      shared = at_;
+    }
+    at_ = shared;
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tiles; ++tile) pack_tile(call, tile);
   }
 
-  // Calls multiply(x, row_bytes, step, steps) with where the row `row` lies of some steps.
-  template <class Multiply>
-  void for_steps(int row, int first, int end, const Multiply& multiply) const {
-    const int stop = end < steps_ ? end : steps_;
-    if (first < stop) multiply(x_ + row * bytes_ + first * 64, bytes_, first, stop - first);
-    if (end > steps_) multiply(tail_ + row * 64, 64, steps_, 1);
-  }
+  int steps() const { return steps_; }
+
+  // From a row that begins a tile.
+  const char* at(int64_t row) const { return at_ + row / kTileRows * steps_ * kTileBytes; }
 
  private:
-  const char* x_;
-  int64_t bytes_;  // of a row
-  int steps_;      // whole ones
-  char* tail_ = nullptr;
+  char* at_ = nullptr;
+  int steps_ = 0;
+
+  void reserve(int64_t tiles) {
+    static thread_local Arena arena;
+    arena.reserve((size_t)tiles * steps_ * kTileBytes);
+    at_ = arena.data();
+  }
+
+  void pack_tile(const LinearCall& call, int64_t tile) {
+    const int inputs = call.weight.inputs, left = inputs % (2 * kTileWords);
+    const int64_t first = tile * kTileRows;
+    const int rows = call.rows - first < kTileRows ? (int)(call.rows - first) : kTileRows;
+    char* to = at_ + tile * steps_ * kTileBytes;
+    for (int i = 0; i < rows; ++i, to += 64) {
+      const Bf16* from = call.x + (first + i) * inputs;
+      const int whole = inputs / (2 * kTileWords);
+      for (int step = 0; step < whole; ++step)
+        store_as(to + step * kTileBytes, load_as<Vec>(from + step * 2 * kTileWords));
+      if (left != 0) {
+        const __mmask32 mask = (__mmask32)((1ull << left) - 1);
+        store_as(to + whole * kTileBytes, load_pairs(mask, from + whole * 2 * kTileWords));
+      }
+    }
+  }
+};
+
+// Words of a panel as right sides: of each half of its outputs, of each step two tiles.
+struct RightTiles {
+  const char* at;
+  int row_bytes;
+  int tile_bytes;      // from a tile of 16 outputs to the next
+  int step_bytes;
+  int64_t half_bytes;
+
+  // Where the panel itself is read.
+  static RightTiles in_place(const char* at) {
+    return {at, kPlainBytes, 64, kTileWords * kPlainBytes, 128};
+  }
+  static RightTiles copied(const char* at, int steps) {
+    return {at, 64, kTileBytes, 2 * kTileBytes, (int64_t)steps * 2 * kTileBytes};
+  }
 };
 
 // Lines that are asked for evenly over some steps, for the second cache.
@@ -56,36 +100,43 @@ struct Asked {
   }
 };
 
-// Sums of one tile of rows and 64 outputs, over some steps of a panel.
-inline void sum_wide(const char* x, int64_t row_bytes, const char* panel, int steps,
-                          Asked& asked) {
-  for (int step = 0; step < steps; ++step, x += 64, panel += kStepBytes) {
+// Sums of one tile of rows and 64 outputs, over some steps.
+inline void sum_wide(const char* left, const RightTiles& right, int steps, Asked& asked) {
+  const char* low = right.at;
+  const char* high = low + right.half_bytes;
+  for (int step = 0; step < steps; ++step) {
     asked.ask();
-    tile_load<4>(x, row_bytes);
-    tile_load<6>(panel, kPlainBytes);
+    tile_load<4>(left, 64);
+    tile_load<6>(low, right.row_bytes);
     tile_multiply<0, 4, 6>();
-    tile_load<7>(panel + 64, kPlainBytes);
+    tile_load<7>(low + right.tile_bytes, right.row_bytes);
     tile_multiply<1, 4, 7>();
-    tile_load<6>(panel + 128, kPlainBytes);
+    tile_load<6>(high, right.row_bytes);
     tile_multiply<2, 4, 6>();
-    tile_load<7>(panel + 192, kPlainBytes);
+    tile_load<7>(high + right.tile_bytes, right.row_bytes);
     tile_multiply<3, 4, 7>();
+    left += kTileBytes;
+    low += right.step_bytes;
+    high += right.step_bytes;
   }
 }
 
-// Sums of two tiles of rows and 32 outputs.
-inline void sum_square(const char* x, int64_t row_bytes, const char* panel, int steps,
-                            Asked& asked) {
-  for (int step = 0; step < steps; ++step, x += 64, panel += kStepBytes) {
+// Sums of two tiles of rows and half of the outputs; of tiles that were copied.
+inline void sum_square(const char* first, const char* second, const char* right, int steps,
+                       Asked& asked) {
+  for (int step = 0; step < steps; ++step) {
     asked.ask();
-    tile_load<6>(panel, kPlainBytes);
-    tile_load<4>(x, row_bytes);
+    tile_load<6>(right, 64);
+    tile_load<4>(first, 64);
     tile_multiply<0, 4, 6>();
-    tile_load<7>(panel + 64, kPlainBytes);
+    tile_load<7>(right + kTileBytes, 64);
     tile_multiply<1, 4, 7>();
-    tile_load<5>(x + kTileRows * row_bytes, row_bytes);
+    tile_load<5>(second, 64);
     tile_multiply<2, 5, 6>();
     tile_multiply<3, 5, 7>();
+    first += kTileBytes;
+    second += kTileBytes;
+    right += 2 * kTileBytes;
   }
 }
 
@@ -114,83 +165,77 @@ BATON_INLINE inline void store_square(float* sums) {
 
 // `words` words of a panel to `to`, with zeros up to a whole step.
 template <class Panel>
-inline void unpack_words(Panel panel, int words, char* to, Asked asked) {
+inline void copy_words(Panel panel, int words, char* to, Asked asked) {
+  const int steps = (words + kTileWords - 1) / kTileWords;
+  const auto at = [&](int w, int j) BATON_INLINE {
+    return to + ((j / 2 * steps + w / kTileWords) * 2 + j % 2) * kTileBytes + w % kTileWords * 64;
+  };
   panel.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
     asked.ask();
-    for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + w * kPlainBytes + 64 * j) = vectors[j];
+    for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(w, j) = vectors[j];
   });
-  const int whole = (words + kTileWords - 1) / kTileWords * kTileWords;
-  std::memset(to + words * kPlainBytes, 0, (size_t)(whole - words) * kPlainBytes);
+  for (int w = words; w < steps * kTileWords; ++w)
+    for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(w, j) = Vec{};
 }
 
 // One tile of rows, which streams its panel from memory, in pieces where it must be unpacked.
 template <bool kNarrow>
-inline void few_tiled_rows(const LinearCall& call, const Item& item, Tiles& tiles, float* sums) {
+inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
+                           Tiles& tiles, float* sums) {
+  constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
   alignas(64) char piece[kWordsPerPiece * kPlainBytes];
   const LinearWeight& weight = call.weight;
   const int words = weight.inputs / 2;
-  const LeftRows left(call.x + item.first_row * weight.inputs, weight.inputs, item.rows);
   const bool in_place = !kNarrow && words % kTileWords == 0;
+  const char* x = left.at(item.first_row);
   tiles.shape(item.rows, item.rows);
   zero_sums();
   for (int w = 0; w < words; w += kWordsPerPiece) {
     const int count = words - w < kWordsPerPiece ? words - w : kWordsPerPiece;
-    const int first = w / kTileWords, end = (w + count + kTileWords - 1) / kTileWords;
+    const int steps = (count + kTileWords - 1) / kTileWords;
     const auto from = panel_from<kNarrow>(weight, item.panel, w);
-    Asked asked{from.at + kPrefetchBytes, 0};
-    if (in_place) {
-      asked = {from.at + 4 * kStepBytes, kStepBytes};
-    } else {
-      constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
-      unpack_words(from, count, piece, {from.at + kPrefetchBytes, kBytes});
+    Asked asked{from.at + kPrefetchBytes, kTileWords * kBytes};
+    RightTiles right = RightTiles::in_place(from.at);
+    if (!in_place) {
+      copy_words(from, count, piece, {from.at + kPrefetchBytes, kBytes});
+      right = RightTiles::copied(piece, steps);
+      asked.bytes = 0;
     }
-    const char* panel = in_place ? from.at : piece;
-    left.for_steps(0, first, end, [&](const char* x, int64_t row_bytes, int step, int steps) {
-      sum_wide(x, row_bytes, panel + (step - first) * kStepBytes, steps, asked);
-    });
+    sum_wide(x, right, steps, asked);
+    x += steps * kTileBytes;
   }
   store_wide(sums);
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
-// More rows than a tile has: by twos of tiles. The first ones ask for the next panel.
+// More rows: the panel is copied or unpacked once for all that come one after the other, by twos of
+// tiles. The first ones ask for the next panel.
 template <bool kNarrow>
-inline void many_tiled_rows(const LinearCall& call, const Item& item, Unpacked& unpacked,
-                            Tiles& tiles, float* sums) {
+inline void many_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
+                            Unpacked& unpacked, Tiles& tiles, float* sums) {
   constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
   const LinearWeight& weight = call.weight;
-  const int words = weight.inputs / 2, steps = (words + kTileWords - 1) / kTileWords;
-  const LeftRows left(call.x + item.first_row * weight.inputs, weight.inputs, item.rows);
-  const auto from = panel_from<kNarrow>(weight, item.panel, 0);
-  const char* next = word_at(weight, item.panel, words);
-  const char* panel = from.at;
-  int asked_bytes = item.chunk == 0 ? kTileWords * kBytes / 2 : 0;  // with each of the first steps
-  if (kNarrow || words % kTileWords != 0) {
-    char* copy = unpacked.at(item.panel, 0, steps * kTileWords);
-    if (!unpacked.has()) {
-      unpack_words(from, words, copy, {next, kBytes / 2});
-      next += (int64_t)words * kBytes / 2;
-      asked_bytes /= 2;
-    }
-    panel = copy;
+  const int words = weight.inputs / 2, steps = left.steps();
+  char* panel = unpacked.at(item.panel, 0, steps * kTileWords);
+  Asked asked{word_at(weight, item.panel, words), 0};
+  if (!unpacked.has()) {
+    copy_words(panel_from<kNarrow>(weight, item.panel, 0), words, panel, {asked.at, kBytes / 2});
+    asked = {asked.at + (int64_t)words * kBytes / 2, kTileWords * kBytes / 4};
   }
-  Asked asked{next, asked_bytes};
+  const RightTiles right = RightTiles::copied(panel, steps);
   for (int row = 0; row < item.rows; row += 2 * kTileRows, asked.bytes = 0) {
     const int rows = item.rows - row < 2 * kTileRows ? item.rows - row : 2 * kTileRows;
+    const char* x = left.at(item.first_row + row);
     if (rows <= kTileRows) {
       tiles.shape(rows, rows);
       zero_sums();
-      left.for_steps(row, 0, steps, [&](const char* x, int64_t row_bytes, int step, int n) {
-        sum_wide(x, row_bytes, panel + step * kStepBytes, n, asked);
-      });
+      sum_wide(x, right, steps, asked);
       store_wide(sums);
     } else {
       tiles.shape(kTileRows, rows - kTileRows);
       for (int half = 0; half < 2; ++half) {
         zero_sums();
-        left.for_steps(row, 0, steps, [&](const char* x, int64_t row_bytes, int step, int n) {
-          sum_square(x, row_bytes, panel + step * kStepBytes + half * 128, n, asked);
-        });
+        sum_square(x, x + steps * kTileBytes, panel + half * right.half_bytes, steps, asked);
         store_square(sums + half * kPanelOutputs / 2);
       }
     }
@@ -201,29 +246,25 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, Unpacked& 
 // Some rows of one panel of integers: a group is unpacked once, its sums are scaled on top of those
 // before.
 template <class Panel>
-inline void tiled_quantized_item(const LinearCall& call, const Item& item, Tiles& tiles,
-                                 float* sums) {
+inline void tiled_quantized_item(const LinearCall& call, const Item& item, const LeftTiles& left,
+                                 Tiles& tiles, float* sums) {
+  constexpr int kSteps = kGroupWords / kTileWords;
   alignas(64) char unpacked[kGroupWords * kPlainBytes];
   alignas(64) float products[kTileRows * kPanelOutputs];
-  const int inputs = call.weight.inputs, groups = inputs / (2 * kGroupWords);
+  const int groups = call.weight.inputs / (2 * kGroupWords);
   const char* from = panel_at(call.weight, item.panel);
   const float* scales = call.weight.scales + (int64_t)item.panel * groups * kPanelOutputs;
-  const char* x = (const char*)(call.x + item.first_row * inputs);
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
     const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
-    for (int w = 0; w < kGroupWords; ++w) {
-      packed.read(w, (Vec*)(unpacked + kPlainBytes * w));
-      for (int b = 0; b < Panel::kWordBytes; b += 64)
-        __builtin_prefetch(packed.at + w * Panel::kWordBytes + b + kPrefetchBytes);
-    }
+    copy_words(packed, kGroupWords, unpacked, {packed.at + kPrefetchBytes, Panel::kWordBytes});
     for (int row = 0; row < item.rows; row += kTileRows) {
       const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
       Asked none{nullptr, 0};
       tiles.shape(rows, rows);
       zero_sums();
-      sum_wide(x + ((int64_t)row * inputs + group * 2 * kGroupWords) * 2, (int64_t)inputs * 2,
-                    unpacked, kGroupWords / kTileWords, none);
+      sum_wide(left.at(item.first_row + row) + group * kSteps * kTileBytes,
+               RightTiles::copied(unpacked, kSteps), kSteps, none);
       store_wide(products);
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < kPanelColumns; ++j) {
@@ -241,6 +282,8 @@ class TiledWorker {
  public:
   static constexpr int kRowsTogether = 2 * kTileRows;  // they share what is loaded of a panel
 
+  explicit TiledWorker(const LinearCall& call) { left_.pack(call); }
+
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
     switch (call.weight.bits) {
@@ -250,20 +293,21 @@ class TiledWorker {
         ask_for_plan(call.weight, item.panel);
         return multiply<true>(call, item, sums);
       case 8:
-        return tiled_quantized_item<Int8Panel>(call, item, tiles_, sums);
+        return tiled_quantized_item<Int8Panel>(call, item, left_, tiles_, sums);
       default:
-        return tiled_quantized_item<Int4Panel>(call, item, tiles_, sums);
+        return tiled_quantized_item<Int4Panel>(call, item, left_, tiles_, sums);
     }
   }
 
  private:
+  LeftTiles left_;
   Unpacked unpacked_;
   Tiles tiles_;
 
   template <bool kNarrow>
   void multiply(const LinearCall& call, const Item& item, float* sums) {
-    if (item.rows <= kTileRows) few_tiled_rows<kNarrow>(call, item, tiles_, sums);
-    else many_tiled_rows<kNarrow>(call, item, unpacked_, tiles_, sums);
+    if (item.rows <= kTileRows) few_tiled_rows<kNarrow>(call, item, left_, tiles_, sums);
+    else many_tiled_rows<kNarrow>(call, item, left_, unpacked_, tiles_, sums);
   }
 };
 

@@ -217,6 +217,8 @@ class VectorWorker {
  public:
   static constexpr int kRowsTogether = kMaxRows;
 
+  explicit VectorWorker(const LinearCall&) {}
+
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
     switch (call.weight.bits) {
