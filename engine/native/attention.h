@@ -13,105 +13,30 @@
 #include <type_traits>
 
 #include "few_rows.h"
-#include "tiled_few_rows.h"
+#include "tiled_attention.h"
+#include "token_keys.h"
 
 namespace baton {
 
-// Where a head's keys of one tile lie in a pool of tokens in order, and how they become a tile of the
-// products.
-template <class P>
-class TokenKeys {
- public:
-  static constexpr int kRows = kTileKeys;  // pieces of memory
-  const void* k[kRows];
-  const void* v[kRows];
-
-  static int first_of(int first_key) { return first_key; }
-  static int lines_of(int head_dim) { return (head_dim * (int)sizeof(P) + 63) / 64; }
-
-  // Keys from `first` on; zeros from the unit's end on.
-  void find(const AttentionCall& call, const Unit& unit, int head, int first, const void* zeros) {
-    const int end = unit.end_key;
-    const P* pool = (const P*)call.pool +
-                    (int64_t)(unit.kv_head + head) * call.block_size * call.head_dim;
-    const int count = end - first < kTileKeys ? (end > first ? end - first : 0) : kTileKeys;
-    int64_t table = unit.table + first / call.block_size;
-    int offset = first % call.block_size;
-    for (int j = 0; j < count; ++table, offset = 0) {
-      const P* at = pool + call.tables[table] * call.block_stride + (int64_t)offset * call.head_dim;
-      const int here = call.block_size - offset < count - j ? call.block_size - offset : count - j;
-      for (const int stop = j + here; j < stop; ++j, at += call.head_dim) {
-        k[j] = at;
-        v[j] = at + call.value_offset;
-      }
-    }
-    for (int j = count; j < kTileKeys; ++j) k[j] = v[j] = zeros;
-  }
-
-  template <class T>
-  void pack_keys(Ahead ahead, int head_dim, T* to) const {
-    baton::pack_keys<P>(k, ahead, head_dim, to);
-  }
-  template <class T>
-  void pack_values(Ahead ahead, int head_dim, int padded, T* to) const {
-    baton::pack_values<P>(v, ahead, head_dim, padded, to);
-  }
-};
-
-// Calls multiply(row, rows, keys) for the rows of a head in turn, `kTogether` at a time: `keys` of the
-// tile, the first ones, are all that they see. Later queries see more; rows that see none are left out.
-template <int kTogether, class Action>
+// Calls multiply(row, rows, keys) for the rows of a head in turn: `keys` of the tile, the first ones,
+// are all that they see. Later queries see more; rows that see none are left out.
+template <class Action>
 void for_seen(const View& view, const Action& multiply) {
   if (view.of(0).end == kTileKeys) return multiply(0, view.rows, kTileKeys);
-  for (int row = 0; row < view.rows; row += kTogether) {
-    const int count = view.rows - row < kTogether ? view.rows - row : kTogether;
+  for (int row = 0; row < view.rows; row += kMaxRows) {
+    const int count = view.rows - row < kMaxRows ? view.rows - row : kMaxRows;
     const int keys = view.of(row + count - 1).end;
     if (keys > 0) multiply(row, count, keys);
   }
 }
 
-// The two products of rows of one head and a tile of keys, or of its values.
-template <class Word>
-struct Products {
-  static constexpr int kTogether = kMaxRows;
-  static void score(Tiles&, const typename Word::Type* q, const Vec* keys, float* scores, int rows,
-                    int num_keys, int words, Ahead ahead) {
-    multiply<Word>(q, words, keys, kTileColumns, scores, kTileKeys, rows,
-                   (num_keys + kLanes - 1) / kLanes, words, false, ahead);
-  }
-  static void weigh(Tiles&, const typename Word::Type* p, const Vec* values, float* sums, int rows,
-                    int num_keys, int padded, Ahead ahead) {
-    multiply<Word>(p, kTileKeys / Word::kPerWord, values, padded / kLanes, sums, padded, rows,
-                   padded / kLanes, (num_keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
-  }
-};
-
-#if defined(__AMX_BF16__)
-template <>
-struct Products<PairWord> {
-  static constexpr int kTogether = 2 * kTileRows;
-  static void score(Tiles& tiles, const int32_t* q, const Vec* keys, float* scores, int rows,
-                    int num_keys, int words, Ahead ahead) {
-    multiply_tiles(tiles, q, words, keys, kTileColumns, scores, kTileKeys, rows,
-                   (num_keys + kLanes - 1) / kLanes, words, score_words(words), false, ahead);
-  }
-  static void weigh(Tiles& tiles, const int32_t* p, const Vec* values, float* sums, int rows,
-                    int num_keys, int padded, Ahead ahead) {
-    multiply_tiles(tiles, p, kTileKeys / 2, values, padded / kLanes, sums, padded, rows,
-                   padded / kLanes, round_up(num_keys, kGroupTokens) / 2, kGroupTokens / 2, true,
-                   ahead);
-  }
-};
-#endif
-
 // The unit's rows of one head after one more tile of its keys, which `at` points to; `later` will
 // be next. Values are asked for while the keys are in use, and the next keys while the values are.
 template <class Keys, class Word>
-void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles,
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles&,
                  const Keys& at, const Keys& later, int head, int first) {
   using Words = typename Word::Type;
   constexpr int kKeyWords = kTileKeys / Word::kPerWord;
-  constexpr int kTogether = Products<Word>::kTogether;
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   const View view{unit.position,  group,        rows, first,
@@ -121,17 +46,19 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
   const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows, half = lines / 2;
   at.pack_keys(Ahead(at.v, 0, half, per_row), head_dim, (Words*)tile.keys);
   Ahead ahead(at.v, half, lines, per_row);
-  for_seen<kTogether>(view, [&](int row, int count, int keys) {
-    Products<Word>::score(tiles, tile.q + (row0 + row) * words, tile.keys,
-                          tile.scores + (row0 + row) * kTileKeys, count, keys, words, ahead);
+  for_seen(view, [&](int row, int count, int keys) {
+    multiply<Word>(tile.q + (row0 + row) * words, words, tile.keys, kTileColumns,
+                   tile.scores + (row0 + row) * kTileKeys, kTileKeys, count,
+                   (keys + kLanes - 1) / kLanes, words, false, ahead);
     ahead = Ahead();
   });
-  soften(tile, (int)row0, rows, view, padded, call.scale);
+  soften(tile, (int)row0, 0, rows, view, padded, call.scale);
   at.pack_values(Ahead(later.k, 0, half, per_row), head_dim, padded, (Words*)tile.values);
   ahead = Ahead(later.k, half, lines, per_row);
-  for_seen<kTogether>(view, [&](int row, int count, int keys) {
-    Products<Word>::weigh(tiles, tile.p + (row0 + row) * kKeyWords, tile.values,
-                          tile.sums + (row0 + row) * padded, count, keys, padded, ahead);
+  for_seen(view, [&](int row, int count, int keys) {
+    multiply<Word>(tile.p + (row0 + row) * kKeyWords, kKeyWords, tile.values, padded / kLanes,
+                   tile.sums + (row0 + row) * padded, padded, count, padded / kLanes,
+                   (keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
     ahead = Ahead();
   });
 }

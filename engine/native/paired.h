@@ -142,6 +142,13 @@ class PairedKeys {
     }
   }
 
+  // Of the tile's keys, the unit's.
+  int begin() const { return begin_; }
+  int end() const { return end_; }
+  int num_groups() const {
+    return end_ < kTileKeys ? (end_ + kGroupTokens - 1) / kGroupTokens : kTileGroups;
+  }
+
  private:
   int begin_;
   int end_;

@@ -84,15 +84,18 @@ void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int pad
   }
 }
 
-// The same of `rows` rows of the tile from `row0` on, `view.rows` of each head, sixteen at a time: of
-// each sixteen whether they see all.
+// The same of any rows of one head, or of all rows of several: `view` has the rows of a head, of which
+// the first lies at `row0`; those from `begin` to `end`, counted from there, sixteen at a time. Of each
+// sixteen whether they see all.
 template <class Word>
-void soften(Tile<Word>& tile, int row0, int rows, const View& view, int padded, float scale) {
-  for (int row = 0; row < rows; row += kLanes) {
-    const int count = rows - row < kLanes ? rows - row : kLanes;
-    const int begin = row % view.rows, last = begin + count - 1;
+void soften(Tile<Word>& tile, int row0, int begin, int end, const View& view, int padded,
+            float scale) {
+  for (int row = begin; row < end; row += kLanes) {
+    const int count = end - row < kLanes ? end - row : kLanes;
+    const int first = row % view.rows, last = first + count - 1;
     const bool one_head = last < view.rows;
-    const Seen least = view.of(one_head ? begin : 0), latest = view.of(one_head ? last : view.rows - 1);
+    const Seen least = view.of(one_head ? first : 0);
+    const Seen latest = view.of(one_head ? last : view.rows - 1);
     if (least.end == kTileKeys && latest.begin <= 0) {
       soften_rows<Word, true>(tile, row0 + row, count, nullptr, padded, scale);
       continue;

@@ -188,7 +188,7 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   const int words = weight.inputs / 2;
   const bool in_place = !kNarrow && words % kTileWords == 0;
   const char* x = left.at(item.first_row);
-  tiles.shape(item.rows, item.rows);
+  tiles.shape(TileShapes::of_two(item.rows, item.rows));
   zero_sums();
   for (int w = 0; w < words; w += kWordsPerPiece) {
     const int count = words - w < kWordsPerPiece ? words - w : kWordsPerPiece;
@@ -227,12 +227,12 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
     const int rows = item.rows - row < 2 * kTileRows ? item.rows - row : 2 * kTileRows;
     const char* x = left.at(item.first_row + row);
     if (rows <= kTileRows) {
-      tiles.shape(rows, rows);
+      tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
       sum_wide(x, right, steps, asked);
       store_wide(sums);
     } else {
-      tiles.shape(kTileRows, rows - kTileRows);
+      tiles.shape(TileShapes::of_two(kTileRows, rows - kTileRows));
       for (int half = 0; half < 2; ++half) {
         zero_sums();
         sum_square(x, x + steps * kTileBytes, panel + half * right.half_bytes, steps, asked);
@@ -261,7 +261,7 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
     for (int row = 0; row < item.rows; row += kTileRows) {
       const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
       Asked none{nullptr, 0};
-      tiles.shape(rows, rows);
+      tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
       sum_wide(left.at(item.first_row + row) + group * kSteps * kTileBytes,
                RightTiles::copied(unpacked, kSteps), kSteps, none);

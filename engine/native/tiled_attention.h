@@ -1,0 +1,223 @@
+// Attention by tiles: groups of a pool of pairs are right sides as they lie, sixteen query rows of a KV
+// head are left ones.
+//
+// Scores are sums of products of 16 words, and of a last one of eight where a head has such a rest;
+// values are added group by group, which lie by themselves: a row's result is the same whatever rows
+// it shares a tile with.
+
+#pragma once
+
+#include "few_groups.h"
+#include "token_keys.h"
+
+#if defined(__AMX_BF16__)
+
+namespace baton {
+
+// Where the right sides of a tile of keys lie, by groups of sixteen tokens.
+struct RightKeys {
+  const char* at[kTileGroups];  // [words of a head, 16]
+  int word_bytes;               // from one word to the next
+};
+
+struct RightValues {
+  const char* at[kTileGroups];  // [8 pairs of tokens, words of a padded head]
+};
+
+// A group as it lies, or from e4m3 to `to`.
+inline const char* as_bf16(const Bf16* from, int, char*) { return (const char*)from; }
+
+inline const char* as_bf16(const Fp8* from, int head_dim, char* to) {
+  for (int i = 0; i < kGroupTokens * head_dim; i += 2 * kLanes)
+    *(Vec*)(to + i * 2) = read_words(from + i);
+  return to;
+}
+
+// The values of a group, with zeros for those of tokens outside [begin, end).
+template <class P>
+const char* seen_values(const P* from, int head_dim, int begin, int end, char* to) {
+  if (begin <= 0 && end >= kGroupTokens) return as_bf16(from, head_dim, to);
+  copy_seen(from, head_dim, begin, end, (Vec*)to);
+  return to;
+}
+
+template <class P>
+RightKeys right_keys(const void* const* groups, int count, int head_dim, Tile<PairWord>& tile) {
+  RightKeys keys;
+  keys.word_bytes = 64;
+  for (int g = 0; g < count; ++g)
+    keys.at[g] = as_bf16((const P*)groups[g], head_dim,
+                         (char*)tile.keys + group_bytes<Bf16>(head_dim) * g);
+  return keys;
+}
+
+// The unit's keys are those of the tile in [begin, end).
+template <class P>
+RightValues right_values(const void* const* groups, int count, int head_dim, int begin, int end,
+                         Tile<PairWord>& tile) {
+  RightValues values;
+  for (int g = 0; g < count; ++g)
+    values.at[g] = seen_values((const P*)groups[g], head_dim, begin - g * kGroupTokens,
+                               end - g * kGroupTokens,
+                               (char*)tile.values + group_bytes<Bf16>(head_dim) * g);
+  return values;
+}
+
+template <class P>
+RightKeys right_keys(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  return right_keys<P>(at.k, at.num_groups(), head_dim, tile);
+}
+
+template <class P>
+RightValues right_values(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  return right_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile);
+}
+
+template <class P>
+RightKeys right_keys(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  at.pack_keys(Ahead(), head_dim, (int32_t*)tile.keys);
+  RightKeys keys;
+  keys.word_bytes = kTileColumns * 64;
+  for (int g = 0; g < kTileGroups; ++g) keys.at[g] = (const char*)(tile.keys + g);
+  return keys;
+}
+
+template <class P>
+RightValues right_values(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  const int padded = round_up(head_dim, kLanes);
+  at.pack_values(Ahead(), head_dim, padded, (int32_t*)tile.values);
+  RightValues values;
+  for (int g = 0; g < kTileGroups; ++g)
+    values.at[g] = (const char*)tile.values + group_bytes<Bf16>(padded) * g;
+  return values;
+}
+
+// Products of a score.
+inline int score_steps(int words) { return (words + kTileWords - 1) / kTileWords; }
+
+// Scores of the rows that `tiles` are shaped for, of `words` words each, with `count` groups of keys.
+inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int count, float* scores,
+                       Ahead& ahead, unsigned asked) {
+  for_sums(count, [](auto i) BATON_INLINE { tile_zero<i>(); });
+  int w = 0;
+  for (; w + kTileWords <= words; w += kTileWords) {
+    ahead.ask(asked);
+    tile_load<4>(q + w, words * 4);
+    for_sums(count, [&](auto i) BATON_INLINE {
+      tile_load<6>(keys.at[i] + w * keys.word_bytes, keys.word_bytes);
+      tile_multiply<i, 4, 6>();
+    });
+  }
+  if (w < words) {
+    ahead.ask(asked);
+    tile_load<5>(q + w, words * 4);
+    for_sums(count, [&](auto i) BATON_INLINE {
+      tile_load<7>(keys.at[i] + w * keys.word_bytes, keys.word_bytes);
+      tile_multiply<i, 5, 7>();
+    });
+  }
+  for_sums(count, [&](auto i) BATON_INLINE {
+    tile_store<i>(scores + i * kLanes, kTileKeys * 4);
+  });
+}
+
+// What `count` groups of values add to the sums of those rows.
+inline void weigh_tile(const int32_t* weights, const RightValues& values, int count,
+                       int padded, float* sums, Ahead& ahead, unsigned asked) {
+  const int vectors = padded / kLanes;
+  for (int v = 0; v < vectors; v += 4, sums += 4 * kLanes) {
+    const int columns = vectors - v < 4 ? vectors - v : 4;
+    for_sums(columns, [&](auto i) BATON_INLINE { tile_load<i>(sums + i * kLanes, padded * 4); });
+    for (int g = 0; g < count; ++g) {
+      ahead.ask(asked);
+      tile_load<5>(weights + g * kGroupTokens / 2, kTileKeys * 2);
+      for_sums(columns, [&](auto i) BATON_INLINE {
+        tile_load<7>(values.at[g] + (v + i) * 64, padded * 4);
+        tile_multiply<i, 5, 7>();
+      });
+    }
+    for_sums(columns, [&](auto i) BATON_INLINE { tile_store<i>(sums + i * kLanes, padded * 4); });
+  }
+}
+
+// The unit's rows of one head after one more tile of its keys; `later`, the next tile's, are asked
+// for. Scores of sixteen rows are computed while the sixteen before them become weights.
+template <class Keys>
+void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles,
+                 const Keys& at, const Keys& later, int head, int first) {
+  const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes), words = padded / 2;
+  const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
+  const View view{unit.position,  group,        rows, first,
+                  unit.first_key, unit.end_key, call.window};
+  const RightKeys keys = right_keys(at, head_dim, tile);
+  const RightValues values = right_values(at, head_dim, tile);
+  const int row0 = head * rows, steps = (rows + kTileRows - 1) / kTileRows;
+  const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows;
+  Ahead next_keys(later.k, 0, lines, per_row), next_values(later.v, 0, lines, per_row);
+  const unsigned asked_keys = next_keys.in_steps(steps * score_steps(words));
+  const unsigned asked_values = next_values.in_steps(steps * kTileGroups);
+  const auto shape = [&](int row) {
+    const int count = rows - row < kTileRows ? rows - row : kTileRows;
+    tiles.shape(TileShapes::of_one(count));
+    return count;
+  };
+  const auto groups_of = [&](int row) {  // that are seen
+    const int last = (row + kTileRows < rows ? row + kTileRows : rows) - 1, end = view.of(last).end;
+    return end > 0 ? (end + kGroupTokens - 1) / kGroupTokens : 0;
+  };
+  const auto finish = [&](int row) {
+    const int count = rows - row < kTileRows ? rows - row : kTileRows;
+    soften(tile, row0, row, row + count, view, padded, call.scale);
+    shape(row);
+    weigh_tile(tile.p + (size_t)(row0 + row) * kTileKeys / 2, values, groups_of(row), padded,
+               tile.sums + (size_t)(row0 + row) * padded, next_values, asked_values);
+  };
+  int before = -1;
+  for (int row = 0; row < rows; row += kTileRows) {
+    if (groups_of(row) == 0) continue;
+    shape(row);
+    score_tile(tile.q + (size_t)(row0 + row) * words, words, keys, groups_of(row),
+               tile.scores + (size_t)(row0 + row) * kTileKeys, next_keys, asked_keys);
+    if (before >= 0) finish(before);
+    before = row;
+  }
+  if (before >= 0) finish(before);
+}
+
+// All keys of a unit that has at most sixteen rows of a head, which is bound by memory; false of
+// others.
+template <class P>
+bool attend_few(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles) {
+  const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
+  if (!call.is_paired || rows > kTileRows || unit.num_kv_heads > kFewHeads) return false;
+  const int head_dim = call.head_dim, words = head_dim / 2, heads = unit.num_kv_heads;
+  tiles.shape(TileShapes::of_one(rows));
+  for (int first = PairedKeys<P>::first_of(unit.first_key); first < unit.end_key;
+       first += kTileKeys) {
+    const FewGroups<P> groups(call, unit, first);
+    const int begin = unit.first_key - first, end = unit.end_key - first, count = groups.count();
+    for (int head = 0; head < heads; ++head) {
+      Ahead ahead = groups.ahead(groups.keys(head));
+      const int row0 = head * rows;
+      score_tile(tile.q + (size_t)row0 * words, words,
+                 right_keys<P>(groups.keys(head), count, head_dim, tile), count,
+                 tile.scores + (size_t)row0 * kTileKeys, ahead,
+                 ahead.in_steps(score_steps(words)));
+    }
+    const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
+    soften(tile, 0, 0, heads * rows, view, head_dim, call.scale);
+    for (int head = 0; head < heads; ++head) {
+      Ahead ahead = groups.ahead(groups.values(head));
+      const int row0 = head * rows, passes = (head_dim / kLanes + 3) / 4;
+      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2,
+                 right_values<P>(groups.values(head), count, head_dim, begin, end, tile), count,
+                 head_dim,
+                 tile.sums + (size_t)row0 * head_dim, ahead, ahead.in_steps(passes * count));
+    }
+  }
+  return true;
+}
+
+}  // namespace baton
+
+#endif
