@@ -58,12 +58,6 @@ inline void copy_seen(const P* from, int head_dim, int begin, int end, Vec* to, 
   }
 }
 
-template <class P>
-inline void copy_seen(const P* from, int head_dim, int begin, int end, Vec* to) {
-  Ahead none;
-  copy_seen(from, head_dim, begin, end, to, none, 0);
-}
-
 // Sixteen pairs of numbers, one of each pair, to every other place from `to` on.
 inline void store_every_other(const Bf16* from, Bf16* to) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));

@@ -1,9 +1,8 @@
 // Attention by tiles: groups of a pool of pairs are right sides as they lie, sixteen query rows of a KV
 // head are left ones.
 //
-// Scores are sums of products of 16 words, and of a last one of eight where a head has such a rest;
-// values are added group by group, which lie by themselves: a row's result is the same whatever rows
-// it shares a tile with.
+// A sum grows by products of 16 words, those of values by two groups at a time, a score's last one by
+// eight where a head has such a rest: a row's result is the same whatever rows it shares a tile with.
 
 #pragma once
 
@@ -20,24 +19,12 @@ struct RightKeys {
   int word_bytes;               // from one word to the next
 };
 
-struct RightValues {
-  const char* at[kTileGroups];  // [8 pairs of tokens, words of a padded head]
-};
-
 // A group as it lies, or from e4m3 to `to`.
 inline const char* as_bf16(const Bf16* from, int, char*) { return (const char*)from; }
 
 inline const char* as_bf16(const Fp8* from, int head_dim, char* to) {
   for (int i = 0; i < kGroupTokens * head_dim; i += 2 * kLanes)
     *(Vec*)(to + i * 2) = read_words(from + i);
-  return to;
-}
-
-// The values of a group, with zeros for those of tokens outside [begin, end).
-template <class P>
-const char* seen_values(const P* from, int head_dim, int begin, int end, char* to) {
-  if (begin <= 0 && end >= kGroupTokens) return as_bf16(from, head_dim, to);
-  copy_seen(from, head_dim, begin, end, (Vec*)to);
   return to;
 }
 
@@ -51,16 +38,18 @@ RightKeys right_keys(const void* const* groups, int count, int head_dim, Tile<Pa
   return keys;
 }
 
-// The unit's keys are those of the tile in [begin, end).
+// Copies the values of `count` groups to the tile, [pairs of tokens, words of a head], with zeros for
+// those of tokens outside [begin, end), counted from the tile's first, and up to an even count.
 template <class P>
-RightValues right_values(const void* const* groups, int count, int head_dim, int begin, int end,
-                         Tile<PairWord>& tile) {
-  RightValues values;
-  for (int g = 0; g < count; ++g)
-    values.at[g] = seen_values((const P*)groups[g], head_dim, begin - g * kGroupTokens,
-                               end - g * kGroupTokens,
-                               (char*)tile.values + group_bytes<Bf16>(head_dim) * g);
-  return values;
+void copy_values(const void* const* groups, int count, int head_dim, int begin, int end,
+                 Tile<PairWord>& tile, Ahead ahead) {
+  const int vectors = kGroupTokens / 2 * head_dim / kLanes;  // of a group
+  const unsigned asked = ahead.in_steps(count * kGroupTokens / 2);
+  Vec* to = tile.values;
+  for (int g = 0; g < count; ++g, to += vectors)
+    copy_seen((const P*)groups[g], head_dim, begin - g * kGroupTokens, end - g * kGroupTokens, to,
+              ahead, asked);
+  if (count % 2 != 0) std::memset((void*)to, 0, (size_t)vectors * 64);
 }
 
 template <class P>
@@ -69,8 +58,8 @@ RightKeys right_keys(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile
 }
 
 template <class P>
-RightValues right_values(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
-  return right_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile);
+void copy_values(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  copy_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile, Ahead());
 }
 
 template <class P>
@@ -83,13 +72,8 @@ RightKeys right_keys(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile)
 }
 
 template <class P>
-RightValues right_values(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
-  const int padded = round_up(head_dim, kLanes);
-  at.pack_values(Ahead(), head_dim, padded, (int32_t*)tile.values);
-  RightValues values;
-  for (int g = 0; g < kTileGroups; ++g)
-    values.at[g] = (const char*)tile.values + group_bytes<Bf16>(padded) * g;
-  return values;
+void copy_values(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
+  at.pack_values(Ahead(), head_dim, round_up(head_dim, kLanes), (int32_t*)tile.values);
 }
 
 // Products of a score.
@@ -121,19 +105,19 @@ inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int c
   });
 }
 
-// What `count` groups of values add to the sums of those rows.
-inline void weigh_tile(const int32_t* weights, const RightValues& values, int count,
-                       int padded, float* sums, Ahead& ahead, unsigned asked) {
+// What the values of the first `count` groups add to the sums of those rows.
+inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int padded, float* sums,
+                       Ahead& ahead, unsigned asked) {
   const int vectors = padded / kLanes;
   for (int v = 0; v < vectors; v += 4, sums += 4 * kLanes) {
     const int columns = vectors - v < 4 ? vectors - v : 4;
     for_sums(columns, [&](auto i) BATON_INLINE { tile_load<i>(sums + i * kLanes, padded * 4); });
-    for (int g = 0; g < count; ++g) {
+    for (int pair = 0; pair < count * kGroupTokens / 2; pair += kTileWords) {
       ahead.ask(asked);
-      tile_load<5>(weights + g * kGroupTokens / 2, kTileKeys * 2);
+      tile_load<4>(weights + pair, kTileKeys * 2);
       for_sums(columns, [&](auto i) BATON_INLINE {
-        tile_load<7>(values.at[g] + (v + i) * 64, padded * 4);
-        tile_multiply<i, 5, 7>();
+        tile_load<6>(values + (size_t)pair * vectors + v + i, padded * 4);
+        tile_multiply<i, 4, 6>();
       });
     }
     for_sums(columns, [&](auto i) BATON_INLINE { tile_store<i>(sums + i * kLanes, padded * 4); });
@@ -141,7 +125,8 @@ inline void weigh_tile(const int32_t* weights, const RightValues& values, int co
 }
 
 // The unit's rows of one head after one more tile of its keys; `later`, the next tile's, are asked
-// for. Scores of sixteen rows are computed while the sixteen before them become weights.
+// for. Of sixteen rows the scores come two turns before their weights are used: a tile that is read
+// right after it was written waits.
 template <class Keys>
 void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles,
                  const Keys& at, const Keys& later, int head, int first) {
@@ -150,38 +135,40 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
   const View view{unit.position,  group,        rows, first,
                   unit.first_key, unit.end_key, call.window};
   const RightKeys keys = right_keys(at, head_dim, tile);
-  const RightValues values = right_values(at, head_dim, tile);
+  copy_values(at, head_dim, tile);
   const int row0 = head * rows, steps = (rows + kTileRows - 1) / kTileRows;
   const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows;
   Ahead next_keys(later.k, 0, lines, per_row), next_values(later.v, 0, lines, per_row);
   const unsigned asked_keys = next_keys.in_steps(steps * score_steps(words));
-  const unsigned asked_values = next_values.in_steps(steps * kTileGroups);
+  const unsigned asked_values = next_values.in_steps(steps * kTileGroups / 2);
   const auto shape = [&](int row) {
-    const int count = rows - row < kTileRows ? rows - row : kTileRows;
-    tiles.shape(TileShapes::of_one(count));
-    return count;
+    tiles.shape(TileShapes::of_one(rows - row < kTileRows ? rows - row : kTileRows));
   };
   const auto groups_of = [&](int row) {  // that are seen
     const int last = (row + kTileRows < rows ? row + kTileRows : rows) - 1, end = view.of(last).end;
     return end > 0 ? (end + kGroupTokens - 1) / kGroupTokens : 0;
   };
-  const auto finish = [&](int row) {
-    const int count = rows - row < kTileRows ? rows - row : kTileRows;
-    soften(tile, row0, row, row + count, view, padded, call.scale);
-    shape(row);
-    weigh_tile(tile.p + (size_t)(row0 + row) * kTileKeys / 2, values, groups_of(row), padded,
-               tile.sums + (size_t)(row0 + row) * padded, next_values, asked_values);
-  };
-  int before = -1;
-  for (int row = 0; row < rows; row += kTileRows) {
-    if (groups_of(row) == 0) continue;
+  const auto score = [&](int row) {
     shape(row);
     score_tile(tile.q + (size_t)(row0 + row) * words, words, keys, groups_of(row),
                tile.scores + (size_t)(row0 + row) * kTileKeys, next_keys, asked_keys);
-    if (before >= 0) finish(before);
-    before = row;
+  };
+  const auto weigh = [&](int row) {
+    shape(row);
+    weigh_tile(tile.p + (size_t)(row0 + row) * kTileKeys / 2, tile.values, groups_of(row), padded,
+               tile.sums + (size_t)(row0 + row) * padded, next_values, asked_values);
+  };
+  int begin = 0;  // of the rows that see any
+  while (begin < rows && groups_of(begin) == 0) begin += kTileRows;
+  const int end = round_up(rows, kTileRows);
+  for (int row = begin; row < end + 2 * kTileRows; row += kTileRows) {
+    const int softened = row - kTileRows, weighed = row - 2 * kTileRows;
+    if (row < end) score(row);
+    if (softened >= begin && softened < end)
+      soften(tile, row0, softened, softened + kTileRows < rows ? softened + kTileRows : rows, view,
+             padded, call.scale);
+    if (weighed >= begin) weigh(weighed);
   }
-  if (before >= 0) finish(before);
 }
 
 // All keys of a unit that has at most sixteen rows of a head, which is bound by memory; false of
@@ -207,12 +194,12 @@ bool attend_few(const AttentionCall& call, const Unit& unit, Tile<PairWord>& til
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
     soften(tile, 0, 0, heads * rows, view, head_dim, call.scale);
     for (int head = 0; head < heads; ++head) {
-      Ahead ahead = groups.ahead(groups.values(head));
-      const int row0 = head * rows, passes = (head_dim / kLanes + 3) / 4;
-      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2,
-                 right_values<P>(groups.values(head), count, head_dim, begin, end, tile), count,
-                 head_dim,
-                 tile.sums + (size_t)row0 * head_dim, ahead, ahead.in_steps(passes * count));
+      copy_values<P>(groups.values(head), count, head_dim, begin, end, tile,
+                     groups.ahead(groups.values(head)));
+      const int row0 = head * rows;
+      Ahead none;
+      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2, tile.values, count, head_dim,
+                 tile.sums + (size_t)row0 * head_dim, none, 0);
     }
   }
   return true;
