@@ -21,7 +21,10 @@ from engine.native.library import (
     load_library,
 )
 from protocol.layout import FP8, TOKENS, KvLayout
-from tests.unit.engine.instruction_sets import usable_instruction_sets
+from tests.unit.engine.instruction_sets import (
+    instruction_sets_with_products,
+    usable_instruction_sets,
+)
 
 try:
     load_library()
@@ -175,24 +178,25 @@ def test_any_batch_equals_torchs(shape, texts, instruction_set, split_keys):
 
 few_rows = st.builds(
     lambda heads, **rest: Shape(heads[0] * heads[1], heads[1], dtype="bfloat16", **rest),
-    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 3, 8, 33])),
+    st.tuples(st.integers(1, 17), st.sampled_from([1, 2, 3, 8, 33])),
     head_dim=st.sampled_from([16, 64, 80, 128, 160, 256]),
     block_size=st.sampled_from([16, 32, 64]),
     windows=st.sampled_from([(None, None), (1, 37), (100, None)]),
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     shape=few_rows,
-    texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 8)), min_size=1, max_size=4),
+    texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 16)), min_size=1, max_size=4),
+    instruction_set=st.sampled_from(instruction_sets_with_products() or USABLE[:1]),
     split_keys=st.sampled_from([7, 64, 1024]),
 )
-def test_few_queries_over_pairs(shape, texts, split_keys):
-    """As decode has them: some tokens of each text, one to nine heads that share keys."""
-    most = max(1, 8 // (shape.num_heads // shape.num_kv_heads))
+def test_few_queries_over_pairs(shape, texts, instruction_set, split_keys):
+    """As decode has them: some tokens of each text, a few heads that share keys."""
+    most = max(1, 16 // (shape.num_heads // shape.num_kv_heads))
     texts = [(before, min(now, most)) for before, now in texts]
-    assert run_texts(shape, texts, USABLE[0], split_keys) == num_tokens(texts)
+    assert run_texts(shape, texts, instruction_set, split_keys) == num_tokens(texts)
 
 
 @pytest.mark.parametrize("instruction_set", USABLE)

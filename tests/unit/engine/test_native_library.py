@@ -103,3 +103,15 @@ def test_kernel_refuses_a_dtype_that_it_does_not_have(make_tiny, kernels):
 @pytest.mark.parametrize("attention", ["torch", "kernel", "auto"])
 def test_every_choice_runs(make_tiny, kernels, attention):
     load(make_tiny(dtype=torch.bfloat16).folder, attention).engine.warm_up()
+
+
+def test_what_linux_does_not_allow_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(library, "_may_use_tiles", lambda: False)
+    monkeypatch.setattr(
+        library, "_cpu_flags", lambda: set().union(*library.INSTRUCTION_SETS.values())
+    )
+    assert library.best_instruction_set() == "avx512_bf16"
+    with pytest.raises(KernelsUnavailable, match="AMX"):
+        library.load_library.__wrapped__("amx_bf16")
+    monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
+    assert library.best_instruction_set() == "amx_bf16"

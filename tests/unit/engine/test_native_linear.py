@@ -26,10 +26,8 @@ def far_apart(outputs: int, inputs: int) -> torch.Tensor:
 
 
 @pytest.fixture(params=[16, 12])
-def native(kernels, request):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
-    return lambda weight, bias=None: NativeLinear(weight, bias, kernels, request.param)
+def native(product_kernels, request):
+    return lambda weight, bias=None: NativeLinear(weight, bias, product_kernels, request.param)
 
 
 @pytest.fixture
@@ -65,10 +63,8 @@ def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
     bits=st.sampled_from([16, 12]),
     data=st.data(),
 )
-def test_a_row_is_the_same_in_any_batch(kernels, rows, inputs, outputs, bits, data):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
-    layer = NativeLinear(far_apart(outputs, inputs), tensor(1, outputs), kernels, bits)
+def test_a_row_is_the_same_in_any_batch(product_kernels, rows, inputs, outputs, bits, data):
+    layer = NativeLinear(far_apart(outputs, inputs), tensor(1, outputs), product_kernels, bits)
     x, add = tensor(2, rows, inputs), tensor(3, rows, outputs)
     whole = layer(x, add=add)
     begin = data.draw(st.integers(0, rows - 1))
@@ -98,11 +94,9 @@ def test_what_is_not_finite_stays_in_its_row(native):
 
 
 @pytest.fixture
-def both(kernels):
+def both(product_kernels):
     """The same weight in sixteen and in twelve bits."""
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
-    return lambda weight: [NativeLinear(weight, None, kernels, bits) for bits in (16, 12)]
+    return lambda weight: [NativeLinear(weight, None, product_kernels, bits) for bits in (16, 12)]
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 20, 32, 90, 150, 400])
@@ -138,14 +132,12 @@ def test_twelve_bits_are_the_same_bits_where_numbers_are_far_apart(both, rows):
     places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 3)), min_size=1, max_size=6),
 )
 def test_twelve_bits_are_the_same_bits_wherever_a_word_is_plain(
-    kernels, rows, words, outputs, places
+    product_kernels, rows, words, outputs, places
 ):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
     weight = tensor(0, outputs, 2 * words)
     for word, run in places:
         weight[word % outputs, 2 * (word % words) :][: 2 * run + 1] *= 2.0**-40
-    plain, narrow = (NativeLinear(weight, None, kernels, bits) for bits in (16, 12))
+    plain, narrow = (NativeLinear(weight, None, product_kernels, bits) for bits in (16, 12))
     assume(narrow.weight.bits == 12)  # not too many words are plain
     x = tensor(1, rows, 2 * words)
     assert torch.equal(narrow.in_float32(x), plain.in_float32(x))

@@ -58,12 +58,10 @@ def test_a_weight_that_is_not_finite_spoils_its_group_alone(bits, bad):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_weights_of_several_slices_are_those_of_one(kernels, bits):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
+def test_weights_of_several_slices_are_those_of_one(product_kernels, bits):
     weight, x = normal(0, 4700, GROUP_INPUTS), normal(1, 5, GROUP_INPUTS)
     exact = x.double() @ quantize(weight, bits).dequantized().double().T
-    wide = NativeLinear(weight, None, kernels, bits).in_float32(x)
+    wide = NativeLinear(weight, None, product_kernels, bits).in_float32(x)
     torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-3)
 
 
@@ -76,13 +74,11 @@ def test_weights_of_several_slices_are_those_of_one(kernels, bits):
     data=st.data(),
 )
 def test_the_kernel_multiplies_what_the_integers_stand_for(
-    kernels, bits, rows, groups, outputs, data
+    product_kernels, bits, rows, groups, outputs, data
 ):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
     inputs = groups * GROUP_INPUTS
     weight, bias, x = normal(0, outputs, inputs), normal(1, outputs), normal(2, rows, inputs)
-    layer = NativeLinear(weight, bias, kernels, bits)
+    layer = NativeLinear(weight, bias, product_kernels, bits)
     exact = x.double() @ quantize(weight, bits).dequantized().double().T + bias.double()
     wide = layer.in_float32(x)
     torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-4 * inputs**0.5)
@@ -90,19 +86,15 @@ def test_the_kernel_multiplies_what_the_integers_stand_for(
     assert torch.equal(layer.in_float32(x[begin:]), wide[begin:])
 
 
-def test_inputs_that_are_no_whole_groups_keep_their_weights(kernels):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
+def test_inputs_that_are_no_whole_groups_keep_their_weights(product_kernels):
     weight, x = normal(0, 20, 48), normal(1, 3, 48)
-    four, sixteen = (NativeLinear(weight, None, kernels, bits) for bits in (4, 16))
+    four, sixteen = (NativeLinear(weight, None, product_kernels, bits) for bits in (4, 16))
     assert four.weight.bits == 16
     assert torch.equal(four(x), sixteen(x))
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.54), (4, 0.29)])
-def test_memory_is_what_the_bits_say(kernels, bits, share):
-    if not kernels.baton_has_linear():
-        pytest.skip("this CPU has no bf16 products")
+def test_memory_is_what_the_bits_say(product_kernels, bits, share):
     weight = normal(0, 256, 512)
-    layer = NativeLinear(weight, None, kernels, bits)
+    layer = NativeLinear(weight, None, product_kernels, bits)
     assert layer.num_bytes <= share * weight.nbytes
