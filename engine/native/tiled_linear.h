@@ -12,6 +12,8 @@
 namespace baton {
 
 constexpr int kTileBytes = kTileRows * 64;
+constexpr int kStreamAhead = 6144;  // bytes from what is read of a panel to what is asked for
+constexpr int kComingBytes = 512;   // of the next panel, with each step of many rows
 constexpr int kRowsByThread = 2 * kTileRows;  // so many are packed by each thread for itself
 
 // Rows of x as left sides, tile by tile: [rows / 16, steps of 16 words, 16 rows, 16 words], zeros
@@ -87,21 +89,36 @@ struct RightTiles {
   static RightTiles copied(const char* at, int steps) {
     return {at, 64, kTileBytes, 2 * kTileBytes, (int64_t)steps * 2 * kTileBytes};
   }
-};
 
-// Lines that are asked for evenly over some steps, for the second cache.
-struct Asked {
-  const char* at;
-  int bytes;  // with each step
-
-  BATON_INLINE void ask() {
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
-    at += bytes;
+  // Where vector j of word w belongs.
+  BATON_INLINE char* place(int w, int j) const {
+    return (char*)at + j / 2 * half_bytes + w / kTileWords * step_bytes + j % 2 * tile_bytes +
+           w % kTileWords * row_bytes;
   }
 };
 
+// Lines that are asked for evenly on the way of something else, for the first cache or the second.
+template <bool kFirst>
+struct Asked {
+  const char* at;
+  int bytes;        // each time
+  int64_t left;     // in all
+
+  static Asked none() { return {nullptr, 0, 0}; }
+
+  BATON_INLINE void ask() {
+    if (left <= 0) return;
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, kFirst ? 3 : 2);
+    at += bytes;
+    left -= bytes;
+  }
+};
+using Streamed = Asked<true>;
+using Coming = Asked<false>;
+
 // Sums of one tile of rows and 64 outputs, over some steps.
-inline void sum_wide(const char* left, const RightTiles& right, int steps, Asked& asked) {
+template <bool kFirst>
+inline void sum_wide(const char* left, const RightTiles& right, int steps, Asked<kFirst>& asked) {
   const char* low = right.at;
   const char* high = low + right.half_bytes;
   for (int step = 0; step < steps; ++step) {
@@ -123,7 +140,7 @@ inline void sum_wide(const char* left, const RightTiles& right, int steps, Asked
 
 // Sums of two tiles of rows and half of the outputs; of tiles that were copied.
 inline void sum_square(const char* first, const char* second, const char* right, int steps,
-                       Asked& asked) {
+                       Coming& asked) {
   for (int step = 0; step < steps; ++step) {
     asked.ask();
     tile_load<6>(right, 64);
@@ -163,79 +180,97 @@ BATON_INLINE inline void store_square(float* sums) {
   tile_store<3>(second + 16, kPanelOutputs * 4);
 }
 
-// `words` words of a panel to `to`, with zeros up to a whole step.
-template <class Panel>
-inline void copy_words(Panel panel, int words, char* to, Asked asked) {
+// Copies or unpacks `words` words of a panel, with zeros up to a whole step: vector j of word w to
+// at(w, j). Calls multiply(step) for the steps in order, when later ones have been written: a tile that
+// is read right after it was written waits.
+template <class Panel, class At, class Multiply>
+BATON_INLINE inline void copy_words(Panel panel, int words, Streamed asked, const At& at,
+                                    const Multiply& multiply) {
+  constexpr int kBehind = 2;
   const int steps = (words + kTileWords - 1) / kTileWords;
-  const auto at = [&](int w, int j) BATON_INLINE {
-    return to + ((j / 2 * steps + w / kTileWords) * 2 + j % 2) * kTileBytes + w % kTileWords * 64;
-  };
   panel.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
+    if (w % kTileWords == 0 && w >= kBehind * kTileWords) multiply(w / kTileWords - kBehind);
     asked.ask();
     for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(w, j) = vectors[j];
   });
   for (int w = words; w < steps * kTileWords; ++w)
     for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(w, j) = Vec{};
+  for (int step = steps > kBehind ? steps - kBehind : 0; step < steps; ++step) multiply(step);
 }
 
-// One tile of rows, which streams its panel from memory, in pieces where it must be unpacked.
+// Of words of `word_bytes` bytes, those that come next.
+template <class Panel>
+Streamed streamed_from(const Panel& panel, int words, int word_bytes) {
+  return {panel.at + kStreamAhead, word_bytes, (int64_t)words * word_bytes};
+}
+
+// One tile of rows, which streams its panel from memory.
 template <bool kNarrow>
 inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
-  constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
-  alignas(64) char piece[kWordsPerPiece * kPlainBytes];
-  const LinearWeight& weight = call.weight;
-  const int words = weight.inputs / 2;
-  const bool in_place = !kNarrow && words % kTileWords == 0;
+  constexpr int kSlots = 4, kBytes = kTileWords * kPlainBytes;  // of a step
+  const int words = call.weight.inputs / 2;
   const char* x = left.at(item.first_row);
+  const auto panel = panel_from<kNarrow>(call.weight, item.panel, 0);
   tiles.shape(TileShapes::of_two(item.rows, item.rows));
   zero_sums();
-  for (int w = 0; w < words; w += kWordsPerPiece) {
-    const int count = words - w < kWordsPerPiece ? words - w : kWordsPerPiece;
-    const int steps = (count + kTileWords - 1) / kTileWords;
-    const auto from = panel_from<kNarrow>(weight, item.panel, w);
-    Asked asked{from.at + kPrefetchBytes, kTileWords * kBytes};
-    RightTiles right = RightTiles::in_place(from.at);
-    if (!in_place) {
-      copy_words(from, count, piece, {from.at + kPrefetchBytes, kBytes});
-      right = RightTiles::copied(piece, steps);
-      asked.bytes = 0;
-    }
-    sum_wide(x, right, steps, asked);
-    x += steps * kTileBytes;
+  if (!kNarrow && words % kTileWords == 0) {
+    Streamed asked{panel.at + kBytes + kStreamAhead, kBytes, (int64_t)words * kPlainBytes};
+    sum_wide(x, RightTiles::in_place(panel.at), left.steps(), asked);
+  } else {
+    alignas(64) char slots[kSlots * kBytes];
+    const auto at = [&](int w, int j) BATON_INLINE {
+      return slots + w / kTileWords % kSlots * kBytes + j * kTileBytes + w % kTileWords * 64;
+    };
+    copy_words(panel, words, streamed_from(panel, words, kNarrow ? kNarrowBytes : kPlainBytes), at,
+               [&](int step) BATON_INLINE {
+                 Streamed none = Streamed::none();
+                 sum_wide(x + step * kTileBytes,
+                          RightTiles::copied(slots + step % kSlots * kBytes, 1), 1, none);
+               });
   }
   store_wide(sums);
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
 // More rows: the panel is copied or unpacked once for all that come one after the other, by twos of
-// tiles. The first ones ask for the next panel.
+// tiles. The first ones multiply half of it on the way, and ask for the next panel during the rest.
 template <bool kNarrow>
 inline void many_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                             Unpacked& unpacked, Tiles& tiles, float* sums) {
   constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
   const LinearWeight& weight = call.weight;
   const int words = weight.inputs / 2, steps = left.steps();
-  char* panel = unpacked.at(item.panel, 0, steps * kTileWords);
-  Asked asked{word_at(weight, item.panel, words), 0};
-  if (!unpacked.has()) {
-    copy_words(panel_from<kNarrow>(weight, item.panel, 0), words, panel, {asked.at, kBytes / 2});
-    asked = {asked.at + (int64_t)words * kBytes / 2, kTileWords * kBytes / 4};
-  }
-  const RightTiles right = RightTiles::copied(panel, steps);
-  for (int row = 0; row < item.rows; row += 2 * kTileRows, asked.bytes = 0) {
+  char* copy = unpacked.at(item.panel, 0, steps * kTileWords);
+  const RightTiles right = RightTiles::copied(copy, steps);
+  const auto at = [&](int w, int j) BATON_INLINE { return right.place(w, j); };
+  Coming next = Coming::none();
+  bool copied = unpacked.has();
+  for (int row = 0; row < item.rows; row += 2 * kTileRows) {
     const int rows = item.rows - row < 2 * kTileRows ? item.rows - row : 2 * kTileRows;
     const char* x = left.at(item.first_row + row);
     if (rows <= kTileRows) {
       tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
-      sum_wide(x, right, steps, asked);
+      sum_wide(x, right, steps, next);
       store_wide(sums);
     } else {
+      const char* second = x + steps * kTileBytes;
       tiles.shape(TileShapes::of_two(kTileRows, rows - kTileRows));
       for (int half = 0; half < 2; ++half) {
         zero_sums();
-        sum_square(x, x + steps * kTileBytes, panel + half * right.half_bytes, steps, asked);
+        if (copied) {
+          sum_square(x, second, copy + half * right.half_bytes, steps, next);
+        } else {
+          const auto panel = panel_from<kNarrow>(weight, item.panel, 0);
+          copy_words(panel, words, streamed_from(panel, words, kBytes), at,
+                     [&](int step) BATON_INLINE {
+                       sum_square(x + step * kTileBytes, second + step * kTileBytes,
+                                  copy + step * right.step_bytes, 1, next);
+                     });
+          copied = true;
+          next = {word_at(weight, item.panel, words), kComingBytes, (int64_t)words * kBytes};
+        }
         store_square(sums + half * kPanelOutputs / 2);
       }
     }
@@ -254,17 +289,20 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
   const int groups = call.weight.inputs / (2 * kGroupWords);
   const char* from = panel_at(call.weight, item.panel);
   const float* scales = call.weight.scales + (int64_t)item.panel * groups * kPanelOutputs;
+  const RightTiles right = RightTiles::copied(unpacked, kSteps);
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
     const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
-    copy_words(packed, kGroupWords, unpacked, {packed.at + kPrefetchBytes, Panel::kWordBytes});
+    copy_words(packed, kGroupWords, streamed_from(packed, kGroupWords, Panel::kWordBytes),
+               [&](int w, int j) BATON_INLINE { return right.place(w, j); },
+               [](int) BATON_INLINE {});
     for (int row = 0; row < item.rows; row += kTileRows) {
       const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
-      Asked none{nullptr, 0};
+      Coming none = Coming::none();
       tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
       sum_wide(left.at(item.first_row + row) + group * kSteps * kTileBytes,
-               RightTiles::copied(unpacked, kSteps), kSteps, none);
+               right, kSteps, none);
       store_wide(products);
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < kPanelColumns; ++j) {
