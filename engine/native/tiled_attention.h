@@ -38,14 +38,13 @@ RightKeys right_keys(const void* const* groups, int count, int head_dim, Tile<Pa
   return keys;
 }
 
-// Copies the values of `count` groups to the tile, [pairs of tokens, words of a head], with zeros for
-// those of tokens outside [begin, end), counted from the tile's first, and up to an even count.
+// Copies the values of `count` groups, [pairs of tokens, words of a head], with zeros for those of
+// tokens outside [begin, end), counted from the tile's first, and up to an even count.
 template <class P>
-void copy_values(const void* const* groups, int count, int head_dim, int begin, int end,
-                 Tile<PairWord>& tile, Ahead ahead) {
+void copy_values(const void* const* groups, int count, int head_dim, int begin, int end, Vec* to,
+                 Ahead ahead) {
   const int vectors = kGroupTokens / 2 * head_dim / kLanes;  // of a group
   const unsigned asked = ahead.in_steps(count * kGroupTokens / 2);
-  Vec* to = tile.values;
   for (int g = 0; g < count; ++g, to += vectors)
     copy_seen((const P*)groups[g], head_dim, begin - g * kGroupTokens, end - g * kGroupTokens, to,
               ahead, asked);
@@ -59,7 +58,8 @@ RightKeys right_keys(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile
 
 template <class P>
 void copy_values(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
-  copy_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile, Ahead());
+  copy_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile.values,
+                 Ahead());
 }
 
 template <class P>
@@ -76,8 +76,11 @@ void copy_values(const TokenKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
   at.pack_values(Ahead(), head_dim, round_up(head_dim, kLanes), (int32_t*)tile.values);
 }
 
-// Products of a score.
-inline int score_steps(int words) { return (words + kTileWords - 1) / kTileWords; }
+// Products of a tile of rows with `count` groups of keys, and with their values.
+inline int score_products(int words, int count) {
+  return (words + kTileWords - 1) / kTileWords * count;
+}
+inline int weigh_products(int padded, int count) { return (count + 1) / 2 * padded / kLanes; }
 
 // Scores of the rows that `tiles` are shaped for, of `words` words each, with `count` groups of keys.
 inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int count, float* scores,
@@ -85,17 +88,17 @@ inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int c
   for_sums(count, [](auto i) BATON_INLINE { tile_zero<i>(); });
   int w = 0;
   for (; w + kTileWords <= words; w += kTileWords) {
-    ahead.ask(asked);
     tile_load<4>(q + w, words * 4);
     for_sums(count, [&](auto i) BATON_INLINE {
+      ahead.ask(asked);
       tile_load<6>(keys.at[i] + w * keys.word_bytes, keys.word_bytes);
       tile_multiply<i, 4, 6>();
     });
   }
   if (w < words) {
-    ahead.ask(asked);
     tile_load<5>(q + w, words * 4);
     for_sums(count, [&](auto i) BATON_INLINE {
+      ahead.ask(asked);
       tile_load<7>(keys.at[i] + w * keys.word_bytes, keys.word_bytes);
       tile_multiply<i, 5, 7>();
     });
@@ -113,9 +116,9 @@ inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int
     const int columns = vectors - v < 4 ? vectors - v : 4;
     for_sums(columns, [&](auto i) BATON_INLINE { tile_load<i>(sums + i * kLanes, padded * 4); });
     for (int pair = 0; pair < count * kGroupTokens / 2; pair += kTileWords) {
-      ahead.ask(asked);
       tile_load<4>(weights + pair, kTileKeys * 2);
       for_sums(columns, [&](auto i) BATON_INLINE {
+        ahead.ask(asked);
         tile_load<6>(values + (size_t)pair * vectors + v + i, padded * 4);
         tile_multiply<i, 4, 6>();
       });
@@ -139,8 +142,8 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
   const int row0 = head * rows, steps = (rows + kTileRows - 1) / kTileRows;
   const int per_row = Keys::lines_of(head_dim), lines = per_row * Keys::kRows;
   Ahead next_keys(later.k, 0, lines, per_row), next_values(later.v, 0, lines, per_row);
-  const unsigned asked_keys = next_keys.in_steps(steps * score_steps(words));
-  const unsigned asked_values = next_values.in_steps(steps * kTileGroups / 2);
+  const unsigned asked_keys = next_keys.in_steps(steps * score_products(words, kTileGroups));
+  const unsigned asked_values = next_values.in_steps(steps * weigh_products(padded, kTileGroups));
   const auto shape = [&](int row) {
     tiles.shape(TileShapes::of_one(rows - row < kTileRows ? rows - row : kTileRows));
   };
@@ -189,17 +192,23 @@ bool attend_few(const AttentionCall& call, const Unit& unit, Tile<PairWord>& til
       score_tile(tile.q + (size_t)row0 * words, words,
                  right_keys<P>(groups.keys(head), count, head_dim, tile), count,
                  tile.scores + (size_t)row0 * kTileKeys, ahead,
-                 ahead.in_steps(score_steps(words)));
+                 ahead.in_steps(score_products(words, count)));
     }
+    Vec* const slots[] = {tile.values, tile.keys};  // by turns: keys are no longer needed
+    const auto copy = [&](int head) {
+      copy_values<P>(groups.values(head), count, head_dim, begin, end, slots[head % 2],
+                     groups.ahead(groups.values(head), 0));
+    };
+    copy(0);
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
     soften(tile, 0, 0, heads * rows, view, head_dim, call.scale);
     for (int head = 0; head < heads; ++head) {
-      copy_values<P>(groups.values(head), count, head_dim, begin, end, tile,
-                     groups.ahead(groups.values(head)));
+      if (head + 1 < heads) copy(head + 1);  // a tile that is read right after it was written waits
       const int row0 = head * rows;
-      Ahead none;
-      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2, tile.values, count, head_dim,
-                 tile.sums + (size_t)row0 * head_dim, none, 0);
+      Ahead ahead = groups.ahead(groups.values(head), 1);
+      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2, slots[head % 2], count, head_dim,
+                 tile.sums + (size_t)row0 * head_dim, ahead,
+                 ahead.in_steps(weigh_products(head_dim, count)));
     }
   }
   return true;
