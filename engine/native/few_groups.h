@@ -41,19 +41,12 @@ class FewGroups {
   const void* const* values(int head) const { return at_ + values_ + head * count_; }
 
   // As many lines as the groups of a head have that begin at `at`, of those that follow.
-  Ahead ahead(const void* const* at) const {
-    const int begin = (int)(at - at_) * lines_ + kFewAhead / 64, end = begin + count_ * lines_;
-    const int all = all_ * lines_;
-    return begin < all ? Ahead(at_, begin, end < all ? end : all, lines_) : Ahead();
-  }
+  Ahead ahead(const void* const* at) const { return lines_after(at, 0, count_ * lines_); }
 
-  // The first half of them, or the second.
-  Ahead ahead(const void* const* at, int half) const {
-    const int lines = count_ * lines_, middle = lines / 2;
-    const int from = (int)(at - at_) * lines_ + kFewAhead / 64;
-    const int begin = from + (half == 0 ? 0 : middle), end = from + (half == 0 ? middle : lines);
-    const int all = all_ * lines_;
-    return begin < all ? Ahead(at_, begin, end < all ? end : all, lines_) : Ahead();
+  // The same of the `count` groups that begin there: the first half of those lines, or the second.
+  Ahead ahead(const void* const* at, int count, int half) const {
+    const int lines = count * lines_, middle = lines / 2;
+    return half == 0 ? lines_after(at, 0, middle) : lines_after(at, middle, lines);
   }
 
  private:
@@ -62,6 +55,14 @@ class FewGroups {
   int lines_;   // of a group
   int values_;  // where they begin in `at_`
   int all_;
+
+  // Lines `begin` to `end`, counted from some way after `at`.
+  Ahead lines_after(const void* const* at, int begin, int end) const {
+    const int from = (int)(at - at_) * lines_ + kFewAhead / 64, all = all_ * lines_;
+    return from + begin < all
+               ? Ahead(at_, from + begin, from + end < all ? from + end : all, lines_)
+               : Ahead();
+  }
 
   int find(const AttentionCall& call, const Unit& unit, int first, int64_t part, const void** to) {
     const int left = (unit.end_key - first + kGroupTokens - 1) / kGroupTokens;

@@ -194,21 +194,30 @@ bool attend_few(const AttentionCall& call, const Unit& unit, Tile<PairWord>& til
                  tile.scores + (size_t)row0 * kTileKeys, ahead,
                  ahead.in_steps(score_products(words, count)));
     }
-    Vec* const slots[] = {tile.values, tile.keys};  // by turns: keys are no longer needed
-    const auto copy = [&](int head) {
-      copy_values<P>(groups.values(head), count, head_dim, begin, end, slots[head % 2],
-                     groups.ahead(groups.values(head), 0));
+    // Two groups at a time, copied a turn before they are multiplied: a tile that is read right after
+    // it was written waits.
+    const int pairs = (count + 1) / 2, turns = heads * pairs;
+    const size_t pair_vectors = (size_t)kGroupTokens * head_dim / kLanes;
+    const auto slot = [&](int turn) { return tile.values + turn % 2 * pair_vectors; };
+    const auto values_of = [&](int turn) { return groups.values(turn / pairs) + turn % pairs * 2; };
+    const auto count_of = [&](int turn) {
+      return turn % pairs * 2 + 1 < count ? 2 : 1;
+    };
+    const auto copy = [&](int turn) {
+      const int seen = turn % pairs * 2 * kGroupTokens, n = count_of(turn);
+      copy_values<P>(values_of(turn), n, head_dim, begin - seen, end - seen, slot(turn),
+                     groups.ahead(values_of(turn), n, 0));
     };
     copy(0);
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
     soften(tile, 0, 0, heads * rows, view, head_dim, call.scale);
-    for (int head = 0; head < heads; ++head) {
-      if (head + 1 < heads) copy(head + 1);  // a tile that is read right after it was written waits
-      const int row0 = head * rows;
-      Ahead ahead = groups.ahead(groups.values(head), 1);
-      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2, slots[head % 2], count, head_dim,
-                 tile.sums + (size_t)row0 * head_dim, ahead,
-                 ahead.in_steps(weigh_products(head_dim, count)));
+    for (int turn = 0; turn < turns; ++turn) {
+      if (turn + 1 < turns) copy(turn + 1);
+      const int row0 = turn / pairs * rows;
+      Ahead ahead = groups.ahead(values_of(turn), count_of(turn), 1);
+      weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2 + turn % pairs * kTileWords, slot(turn), 2,
+                 head_dim, tile.sums + (size_t)row0 * head_dim, ahead,
+                 ahead.in_steps(weigh_products(head_dim, 2)));
     }
   }
   return true;
