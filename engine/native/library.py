@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "kernels.cpp"
 
@@ -29,7 +32,7 @@ INSTRUCTION_SETS: dict[str, set[str]] = {
 }
 """By name, best first: the CPU flags, as Linux names them, that each needs."""
 
-_TILES = "amx_tile"
+_TILES, _WITHOUT_TILES = "amx_tile", "avx512_bf16"
 _ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
@@ -55,11 +58,30 @@ def best_instruction_set() -> str:
 
 @functools.cache
 def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
-    """The kernels for `instruction_set` (None: the best here), built unless cached.
+    """The kernels for `instruction_set` (None: the best here), built unless cached. Where the
+    compiler is too old for the best, those without AMX.
 
     Raises KernelsUnavailable.
     """
-    name = instruction_set or best_instruction_set()
+    if instruction_set is not None:
+        return _load(instruction_set)
+    best = best_instruction_set()
+    try:
+        return _load(best)
+    except KernelsUnavailable as error:
+        if _TILES not in INSTRUCTION_SETS[best]:
+            raise
+        try:
+            library = _load(_WITHOUT_TILES)
+        except KernelsUnavailable:
+            raise error from None
+        _log.warning(
+            "kernels do not use this CPU's AMX, prompts take several times as long: %s", error
+        )
+        return library
+
+
+def _load(name: str) -> ctypes.CDLL:
     if _TILES in INSTRUCTION_SETS[name] and not _may_use_tiles():
         raise KernelsUnavailable("Linux does not let this process use AMX")
     flags = [*_COMPILE_FLAGS, *_machine_flags(name)]

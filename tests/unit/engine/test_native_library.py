@@ -115,3 +115,24 @@ def test_what_linux_does_not_allow_is_not_chosen(monkeypatch):
         library.load_library.__wrapped__("amx_bf16")
     monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
     assert library.best_instruction_set() == "amx_bf16"
+
+
+def test_a_compiler_without_amx_builds_what_it_can(cache, tmp_path, monkeypatch, caplog):
+    """It says so; with one that can do nothing, what is quoted is about the best."""
+    flags = set().union(*library.INSTRUCTION_SETS.values())
+    monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
+    monkeypatch.setattr(library, "_cpu_flags", lambda: flags)
+    real = library._find_compiler()
+    old = tmp_path / "old-c++"
+    old.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-mamx*) echo "unknown option -mamx-bf16" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    assert library.load_library.__wrapped__().baton_has_linear()
+    assert "unknown option -mamx-bf16" in caplog.text
+    old.write_text('#!/bin/sh\necho "no $*" >&2; exit 1\n')
+    with pytest.raises(KernelsUnavailable, match="no "):
+        library.load_library.__wrapped__()
