@@ -284,6 +284,14 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
     started = time.monotonic()
     loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))
     log.info("loaded %s in %.1f s, warming up", folder.name, time.monotonic() - started)
+    layout = loaded.engine.layout
+    log.info(
+        "KV blocks of %d tokens, %s, in the order of %s: layout fingerprint %s",
+        layout.block_size,
+        layout.dtype,
+        layout.order,
+        layout.fingerprint,
+    )
     loaded.engine.warm_up()
     return loaded
 

@@ -10,9 +10,7 @@
 namespace baton {
 
 constexpr int kRowsPerItem = 96;
-constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
-constexpr int kPrefetchBytes = 1024;
-constexpr int kGroupWords = 32;        // 64 inputs share a scale
+constexpr int kGroupWords = 32;  // 64 inputs share a scale
 
 // Mirrors `_Call` in native_linear.py.
 struct LinearCall {

@@ -15,7 +15,9 @@ namespace baton {
 
 constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
 constexpr int kGroupsToUnpack = 5;     // of 12 bits, so many share what the first one unpacks
+constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
 constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
+constexpr int kPrefetchBytes = 1024;
 
 // Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
 // accumulators leave it to the compiler's mood whether that becomes registers; GCC kept it in memory,
