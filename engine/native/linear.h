@@ -27,15 +27,18 @@ inline void linear_part(const LinearCall& call, int first, int end) {
   const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t groups = (call.rows + kTogether - 1) / kTogether;
+  const int together = LinearWorker::panels_together(call, panels, chunks);
+  const int64_t items = (panels + together - 1) / together * chunks;
   LinearWorker worker(call);
 #pragma omp for schedule(guided)
-  for (int64_t item = 0; item < panels * chunks; ++item) {
+  for (int64_t item = 0; item < items; ++item) {
     const int64_t chunk = item % chunks;
     const int64_t begin = groups * chunk / chunks * kTogether;
     const int64_t end_row = groups * (chunk + 1) / chunks * kTogether;
     const int64_t stop = end_row < call.rows ? end_row : call.rows;
-    worker.work(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
-                       (int)chunks});
+    const int panel = first + (int)(item / chunks) * together;
+    worker.work(call, {panel, panel + together < end ? panel + together : end, begin,
+                       (int)(stop - begin), (int)chunk, (int)chunks});
   }
 }
 

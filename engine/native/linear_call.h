@@ -23,33 +23,14 @@ struct LinearCall {
   int32_t num_threads;
 };
 
-// Some rows of one panel, the given one of `chunks` of all rows.
+// Some rows of some panels, the given one of `chunks` of all rows.
 struct Item {
-  int panel;
+  int panel;      // the first
+  int end_panel;  // past the last
   int64_t first_row;
   int rows;
   int chunk;
   int chunks;
-};
-
-// Words of a panel of 12 bits that a thread has unpacked last within a call, for the rows to come.
-class Unpacked {
- public:
-  // Where `count` words of a panel from `first` on are, or are to be written.
-  char* at(int panel, int first, int count) {
-    static thread_local Arena arena;
-    arena.reserve((size_t)count * kPlainBytes);
-    has_ = panel == panel_ && first == first_;
-    panel_ = panel;
-    first_ = first;
-    return arena.data();
-  }
-  bool has() const { return has_; }
-
- private:
-  int panel_ = -1;
-  int first_ = 0;
-  bool has_ = false;
 };
 
 // 32 sums of a row, `add` on top where given, rounded once.

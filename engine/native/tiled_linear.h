@@ -14,6 +14,9 @@ namespace baton {
 constexpr int kTileBytes = kTileRows * 64;
 constexpr int kStreamAhead = 6144;  // bytes from what is read of a panel to what is asked for
 constexpr int kComingBytes = 512;   // of the next panel, with each step of many rows
+constexpr int kMostPanels = 4;      // that are kept together
+constexpr int kCopyBytes = 800 << 10;
+constexpr int kItemsPerThread = 4;
 constexpr int kRowsByThread = 2 * kTileRows;  // so many are packed by each thread for itself
 
 // Rows of x as left sides, tile by tile: [rows / 16, steps of 16 words, 16 rows, 16 words], zeros
@@ -206,23 +209,23 @@ Streamed streamed_from(const Panel& panel, int words, int word_bytes) {
 
 // One tile of rows, which streams its panel from memory.
 template <bool kNarrow>
-inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
-                           Tiles& tiles, float* sums) {
+inline void few_tiled_rows(const LinearCall& call, const Item& item, int panel,
+                           const LeftTiles& left, Tiles& tiles, float* sums) {
   constexpr int kSlots = 4, kBytes = kTileWords * kPlainBytes;  // of a step
   const int words = call.weight.inputs / 2;
   const char* x = left.at(item.first_row);
-  const auto panel = panel_from<kNarrow>(call.weight, item.panel, 0);
+  const auto from = panel_from<kNarrow>(call.weight, panel, 0);
   tiles.shape(TileShapes::of_two(item.rows, item.rows));
   zero_sums();
   if (!kNarrow && words % kTileWords == 0) {
-    Streamed asked{panel.at + kBytes + kStreamAhead, kBytes, (int64_t)words * kPlainBytes};
-    sum_wide(x, RightTiles::in_place(panel.at), left.steps(), asked);
+    Streamed asked{from.at + kBytes + kStreamAhead, kBytes, (int64_t)words * kPlainBytes};
+    sum_wide(x, RightTiles::in_place(from.at), left.steps(), asked);
   } else {
     alignas(64) char slots[kSlots * kBytes];
     const auto at = [&](int w, int j) BATON_INLINE {
       return slots + w / kTileWords % kSlots * kBytes + j * kTileBytes + w % kTileWords * 64;
     };
-    copy_words(panel, words, streamed_from(panel, words, kNarrow ? kNarrowBytes : kPlainBytes), at,
+    copy_words(from, words, streamed_from(from, words, kNarrow ? kNarrowBytes : kPlainBytes), at,
                [&](int step) BATON_INLINE {
                  Streamed none = Streamed::none();
                  sum_wide(x + step * kTileBytes,
@@ -230,22 +233,43 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
                });
   }
   store_wide(sums);
-  finish_rows(call, sums, item.first_row, item.rows, item.panel);
+  finish_rows(call, sums, item.first_row, item.rows, panel);
 }
+
+// Copies of some neighbouring panels that a thread has made last within a call.
+class PanelCopies {
+ public:
+  // Where the one of `panel` is, or is to be written; the panels from `first` on are kept together.
+  char* at(int first, int panel, int64_t bytes) {
+    static thread_local Arena arena;
+    arena.reserve((size_t)(kMostPanels * bytes));
+    if (first != first_) made_ = 0;
+    first_ = first;
+    place_ = panel - first;
+    return arena.data() + place_ * bytes;
+  }
+  bool has() const { return (made_ >> place_ & 1) != 0; }
+  void made() { made_ |= 1u << place_; }
+
+ private:
+  int first_ = -1;
+  int place_ = 0;
+  unsigned made_ = 0;
+};
 
 // More rows: the panel is copied or unpacked once for all that come one after the other, by twos of
 // tiles. The first ones multiply half of it on the way, and ask for the next panel during the rest.
 template <bool kNarrow>
-inline void many_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
-                            Unpacked& unpacked, Tiles& tiles, float* sums) {
+inline void many_tiled_rows(const LinearCall& call, const Item& item, int panel,
+                            const LeftTiles& left, PanelCopies& copies, Tiles& tiles,
+                            float* sums) {
   constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
   const LinearWeight& weight = call.weight;
   const int words = weight.inputs / 2, steps = left.steps();
-  char* copy = unpacked.at(item.panel, 0, steps * kTileWords);
+  char* copy = copies.at(item.panel, panel, (int64_t)steps * kTileWords * kPlainBytes);
   const RightTiles right = RightTiles::copied(copy, steps);
   const auto at = [&](int w, int j) BATON_INLINE { return right.place(w, j); };
   Coming next = Coming::none();
-  bool copied = unpacked.has();
   for (int row = 0; row < item.rows; row += 2 * kTileRows) {
     const int rows = item.rows - row < 2 * kTileRows ? item.rows - row : 2 * kTileRows;
     const char* x = left.at(item.first_row + row);
@@ -259,36 +283,36 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
       tiles.shape(TileShapes::of_two(kTileRows, rows - kTileRows));
       for (int half = 0; half < 2; ++half) {
         zero_sums();
-        if (copied) {
+        if (copies.has()) {
           sum_square(x, second, copy + half * right.half_bytes, steps, next);
         } else {
-          const auto panel = panel_from<kNarrow>(weight, item.panel, 0);
-          copy_words(panel, words, streamed_from(panel, words, kBytes), at,
+          const auto from = panel_from<kNarrow>(weight, panel, 0);
+          copy_words(from, words, streamed_from(from, words, kBytes), at,
                      [&](int step) BATON_INLINE {
                        sum_square(x + step * kTileBytes, second + step * kTileBytes,
                                   copy + step * right.step_bytes, 1, next);
                      });
-          copied = true;
-          next = {word_at(weight, item.panel, words), kComingBytes, (int64_t)words * kBytes};
+          copies.made();
+          next = {word_at(weight, panel, words), kComingBytes, (int64_t)words * kBytes};
         }
         store_square(sums + half * kPanelOutputs / 2);
       }
     }
-    finish_rows(call, sums, item.first_row + row, rows, item.panel);
+    finish_rows(call, sums, item.first_row + row, rows, panel);
   }
 }
 
 // Some rows of one panel of integers: a group is unpacked once, its sums are scaled on top of those
 // before.
 template <class Panel>
-inline void tiled_quantized_item(const LinearCall& call, const Item& item, const LeftTiles& left,
-                                 Tiles& tiles, float* sums) {
+inline void tiled_quantized_item(const LinearCall& call, const Item& item, int panel,
+                                 const LeftTiles& left, Tiles& tiles, float* sums) {
   constexpr int kSteps = kGroupWords / kTileWords;
   alignas(64) char unpacked[kGroupWords * kPlainBytes];
   alignas(64) float products[kTileRows * kPanelOutputs];
   const int groups = call.weight.inputs / (2 * kGroupWords);
-  const char* from = panel_at(call.weight, item.panel);
-  const float* scales = call.weight.scales + (int64_t)item.panel * groups * kPanelOutputs;
+  const char* from = panel_at(call.weight, panel);
+  const float* scales = call.weight.scales + (int64_t)panel * groups * kPanelOutputs;
   const RightTiles right = RightTiles::copied(unpacked, kSteps);
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
@@ -312,7 +336,7 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
         }
     }
   }
-  finish_rows(call, sums, item.first_row, item.rows, item.panel);
+  finish_rows(call, sums, item.first_row, item.rows, panel);
 }
 
 // One thread's part of a call.
@@ -322,30 +346,46 @@ class TiledWorker {
 
   explicit TiledWorker(const LinearCall& call) { left_.pack(call); }
 
+  // Panels of an item: as many as leave its rows of x and their copies in the second cache, and each
+  // thread some items. Rows that come with one panel after the other would be read anew for each.
+  static int panels_together(const LinearCall& call, int64_t panels, int64_t chunks) {
+    if (chunks == 1) return 1;
+    const int64_t fit = kCopyBytes / ((int64_t)call.weight.inputs * kPanelOutputs * 2);
+    const int64_t fair = panels * chunks / (kItemsPerThread * call.num_threads);
+    const int64_t most = fit < kMostPanels ? fit : kMostPanels;
+    const int64_t count = fair < most ? fair : most;
+    return count < 1 ? 1 : (int)count;
+  }
+
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
-    switch (call.weight.bits) {
-      case 16:
-        return multiply<false>(call, item, sums);
-      case 12:
-        ask_for_plan(call.weight, item.panel);
-        return multiply<true>(call, item, sums);
-      case 8:
-        return tiled_quantized_item<Int8Panel>(call, item, left_, tiles_, sums);
-      default:
-        return tiled_quantized_item<Int4Panel>(call, item, left_, tiles_, sums);
+    for (int panel = item.panel; panel < item.end_panel; ++panel) {
+      switch (call.weight.bits) {
+        case 16:
+          multiply<false>(call, item, panel, sums);
+          break;
+        case 12:
+          ask_for_plan(call.weight, panel);
+          multiply<true>(call, item, panel, sums);
+          break;
+        case 8:
+          tiled_quantized_item<Int8Panel>(call, item, panel, left_, tiles_, sums);
+          break;
+        default:
+          tiled_quantized_item<Int4Panel>(call, item, panel, left_, tiles_, sums);
+      }
     }
   }
 
  private:
   LeftTiles left_;
-  Unpacked unpacked_;
+  PanelCopies copies_;
   Tiles tiles_;
 
   template <bool kNarrow>
-  void multiply(const LinearCall& call, const Item& item, float* sums) {
-    if (item.rows <= kTileRows) few_tiled_rows<kNarrow>(call, item, left_, tiles_, sums);
-    else many_tiled_rows<kNarrow>(call, item, left_, unpacked_, tiles_, sums);
+  void multiply(const LinearCall& call, const Item& item, int panel, float* sums) {
+    if (item.rows <= kTileRows) few_tiled_rows<kNarrow>(call, item, panel, left_, tiles_, sums);
+    else many_tiled_rows<kNarrow>(call, item, panel, left_, copies_, tiles_, sums);
   }
 };
 

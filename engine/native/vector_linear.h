@@ -148,6 +148,26 @@ inline void quantized_item(const LinearCall& call, int panel, int64_t first_row,
   }
 }
 
+// Words of a panel of 12 bits that a thread has unpacked last within a call, for the rows to come.
+class Unpacked {
+ public:
+  // Where `count` words of a panel from `first` on are, or are to be written.
+  char* at(int panel, int first, int count) {
+    static thread_local Arena arena;
+    arena.reserve((size_t)count * kPlainBytes);
+    has_ = panel == panel_ && first == first_;
+    panel_ = panel;
+    first_ = first;
+    return arena.data();
+  }
+  bool has() const { return has_; }
+
+ private:
+  int panel_ = -1;
+  int first_ = 0;
+  bool has_ = false;
+};
+
 template <int n>
 using Lines = std::integral_constant<int, n>;
 
@@ -220,6 +240,8 @@ class VectorWorker {
   static constexpr int kRowsTogether = kMaxRows;
 
   explicit VectorWorker(const LinearCall&) {}
+
+  static int panels_together(const LinearCall&, int64_t, int64_t) { return 1; }
 
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
