@@ -13,6 +13,8 @@
 
 namespace baton {
 
+constexpr int kRowsInTurn = 64;
+
 // Where the right sides of a tile of keys lie, by groups of sixteen tokens.
 struct RightKeys {
   const char* at[kTileGroups];  // [words of a head, 16]
@@ -128,8 +130,8 @@ inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int
 }
 
 // The unit's rows of one head after one more tile of its keys; `later`, the next tile's, are asked
-// for. Of sixteen rows the scores come two turns before their weights are used: a tile that is read
-// right after it was written waits.
+// for. Some rows at a time: their scores and weights stay in the first cache, and none is read right
+// after it was written, which would wait.
 template <class Keys>
 void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles,
                  const Keys& at, const Keys& later, int head, int first) {
@@ -161,16 +163,15 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
     weigh_tile(tile.p + (size_t)(row0 + row) * kTileKeys / 2, tile.values, groups_of(row), padded,
                tile.sums + (size_t)(row0 + row) * padded, next_values, asked_values);
   };
-  int begin = 0;  // of the rows that see any
-  while (begin < rows && groups_of(begin) == 0) begin += kTileRows;
-  const int end = round_up(rows, kTileRows);
-  for (int row = begin; row < end + 2 * kTileRows; row += kTileRows) {
-    const int softened = row - kTileRows, weighed = row - 2 * kTileRows;
-    if (row < end) score(row);
-    if (softened >= begin && softened < end)
-      soften(tile, row0, softened, softened + kTileRows < rows ? softened + kTileRows : rows, view,
-             padded, call.scale);
-    if (weighed >= begin) weigh(weighed);
+  for (int begin = 0; begin < rows; begin += kRowsInTurn) {
+    const int end = begin + kRowsInTurn < rows ? begin + kRowsInTurn : rows;
+    const auto for_tiles = [&](const auto& multiply) {
+      for (int row = begin; row < end; row += kTileRows)
+        if (groups_of(row) > 0) multiply(row);
+    };
+    for_tiles(score);
+    soften(tile, row0, begin, end, view, padded, call.scale);
+    for_tiles(weigh);
   }
 }
 
