@@ -1,7 +1,7 @@
 """A linear layer by our own kernel: weights in panels that a core streams once.
 
 Inputs are bf16, weights bf16, the same in 12 bits (see native/narrow.h), or integers of 8 or 4
-bits. An output is one chain of dot products in a fixed order: neither the other rows nor the
+bits. An output is one chain of products in a fixed order: neither the other rows nor the
 number of threads changes a row's result, bit for bit. Owns the packed weight; `native/linear.h`
 multiplies.
 """

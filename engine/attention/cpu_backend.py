@@ -1,7 +1,8 @@
 """Paged attention by our own C++ kernel, on the CPU, for pools of fp32, bf16 and e4m3.
 
 `native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
-range of keys), `native/attention.h` and `few_rows.h` compute them. Long contexts of few queries are
+range of keys), `native/attention.h` computes them, where few rows come `few_rows.h`, by AMX
+`tiled_attention.h`. Long contexts of few queries are
 split at fixed lengths, so that neither the batch nor the number of threads changes a row's result.
 Pools may lie token by token, or in the order of the products (`native/paired.h`).
 Writes K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of
