@@ -2,11 +2,10 @@
 
 `native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
 range of keys), `native/attention.h` computes them, where few rows come `few_rows.h`, by AMX
-`tiled_attention.h`. Long contexts of few queries are
-split at fixed lengths, so that neither the batch nor the number of threads changes a row's result.
-Pools may lie token by token, or in the order of the products (`native/paired.h`).
-Writes K and V to the pool on the way, into e4m3 to the nearest number it has. Owns the memory of
-plans and of partial results.
+`tiled_attention.h`. Long contexts of few queries are split at fixed lengths, so that neither the
+batch nor the number of threads changes a row's result. Pools may lie token by token, or in the
+order of the products (`native/paired.h`). Writes K and V to the pool on the way, into e4m3 to the
+nearest number it has. Owns the memory of plans and of partial results.
 """
 
 from __future__ import annotations
