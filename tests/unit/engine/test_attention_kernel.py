@@ -192,6 +192,9 @@ few_rows = st.builds(
     instruction_set=st.sampled_from(instruction_sets_with_products() or USABLE[:1]),
     split_keys=st.sampled_from([7, 64, 1024]),
 )
+@example(  # sixteen rows begin with a query that sees a whole tile, and have one that does not
+    Shape(16, 16, 64, dtype="bfloat16"), [(62, 5)] * 8, USABLE[0], 64
+)
 def test_few_queries_over_pairs(shape, texts, instruction_set, split_keys):
     """As decode has them: some tokens of each text, a few heads that share keys."""
     most = max(1, 16 // (shape.num_heads // shape.num_kv_heads))

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from engine import loader
+from engine.attention.cpu_backend import KernelAttention
+from engine.attention.torch_backend import TorchAttention
 from engine.loader import EngineConfig, load_engine
 from engine.native import library
 from engine.native.library import KernelsUnavailable
@@ -100,9 +102,21 @@ def test_kernel_refuses_a_dtype_that_it_does_not_have(make_tiny, kernels):
         load(make_tiny(dtype=torch.float16).folder, "kernel")
 
 
-@pytest.mark.parametrize("attention", ["torch", "kernel", "auto"])
-def test_every_choice_runs(make_tiny, kernels, attention):
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [("torch", TorchAttention), ("kernel", KernelAttention), ("auto", KernelAttention)],
+)
+def test_every_choice_runs(make_tiny, kernels, monkeypatch, attention, expected):
+    ran = set()
+    for backend in (TorchAttention, KernelAttention):
+
+        def plan(self, segments, backend=backend, real=backend.plan):
+            ran.add(backend)
+            real(self, segments)
+
+        monkeypatch.setattr(backend, "plan", plan)
     load(make_tiny(dtype=torch.bfloat16).folder, attention).engine.warm_up()
+    assert ran == {expected}
 
 
 def test_what_linux_does_not_allow_is_not_chosen(monkeypatch):
