@@ -12,10 +12,6 @@ namespace baton {
 struct Int8Panel {
   const char* at;
   static constexpr int kWordBytes = 128;
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    for_each_word(*this, words, action);
-  }
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
       const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
@@ -29,10 +25,6 @@ struct Int8Panel {
 struct Int4Panel {
   const char* at;
   static constexpr int kWordBytes = 64;
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    for_each_word(*this, words, action);
-  }
   BATON_INLINE void read(int w, Vec* to) const {
     alignas(64) static constexpr uint16_t kValues[32] = {  // -8 to 7 in bf16, twice
         0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,

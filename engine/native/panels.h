@@ -58,9 +58,9 @@ inline const char* word_at(const LinearWeight& weight, int panel, int word) {
          plain_before(weight, panel, word) * (kPlainBytes - kNarrowBytes);
 }
 
-// Calls action(w, vectors) for the words of a panel that reads each by itself.
+// Calls action(w, vectors) for so many words of a panel, in order.
 template <class Panel, class Action>
-BATON_INLINE inline void for_each_word(const Panel& panel, int words, const Action& action) {
+BATON_INLINE inline void for_words(const Panel& panel, int words, const Action& action) {
   for (int w = 0; w < words; ++w) {
     Vec vectors[kPanelColumns];
     panel.read(w, vectors);
@@ -72,29 +72,31 @@ BATON_INLINE inline void for_each_word(const Panel& panel, int words, const Acti
 struct PlainPanel {
   const char* at;
   static constexpr int kWordBytes = kPlainBytes;
-
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    for_each_word(*this, words, action);
-  }
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);
   }
 };
 
+// Those of 12 bits are not all alike.
+template <class Action>
+BATON_INLINE inline void for_words(const NarrowPanel& panel, int words, const Action& action) {
+  panel.for_words(words, action);
+}
+
 // Leaves what it reads to others, as a plain panel.
 struct UnpackingPanel {
   NarrowPanel from;
   char* to;
-
-  template <class Action>
-  BATON_INLINE void for_words(int words, const Action& action) const {
-    from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
-      for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + w * kPlainBytes + 64 * j) = vectors[j];
-      action(w, vectors);
-    });
-  }
 };
+
+template <class Action>
+BATON_INLINE inline void for_words(const UnpackingPanel& panel, int words, const Action& action) {
+  panel.from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
+    char* to = panel.to + w * kPlainBytes;
+    for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + 64 * j) = vectors[j];
+    action(w, vectors);
+  });
+}
 
 // A bf16 panel from word `first` on.
 template <bool kNarrow>

@@ -191,7 +191,7 @@ BATON_INLINE inline void copy_words(Panel panel, int words, Streamed asked, cons
                                     const Multiply& multiply) {
   constexpr int kBehind = 2;
   const int steps = (words + kTileWords - 1) / kTileWords;
-  panel.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
+  for_words(panel, words, [&](int w, const Vec* vectors) BATON_INLINE {
     if (w % kTileWords == 0 && w >= kBehind * kTileWords) multiply(w / kTileWords - kBehind);
     asked.ask();
     for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(w, j) = vectors[j];

@@ -51,7 +51,7 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int wor
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     acc[i][j] = sums.is_first ? Vec{} : load(sums.kept + i * kPanelOutputs + j * kLanes);
   });
-  panel.for_words(words, [&](int w, const Vec* right) BATON_INLINE {
+  for_words(panel, words, [&](int w, const Vec* right) BATON_INLINE {
     for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
     ahead += step;
     for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
