@@ -41,7 +41,8 @@ PARTS = (LINEAR, ATTENTION, BETWEEN, WAITING, TORCH, PYTHON, OTHER)
 _SYMBOLS = {
     LINEAR: (
         *("multiply_panel", "multiply_group", "multiply_some"),
-        *("_item", "finish_panel", "finish_row", "tiled_rows", "copy_words", "LeftTiles"),
+        *("_item", "finish_panel", "finish_row", "tiled_rows", "sum_block", "LeftTiles"),
+        *("TiledWorker", "VectorWorker"),
         *("baton::linear", "sum_wide", "sum_square", "brgemm", "gemm", "jit_"),
     ),
     ATTENTION: (

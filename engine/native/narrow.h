@@ -43,6 +43,18 @@ struct NarrowPanel {
     }
   }
 
+  // Word w, of which those before have been read so.
+  BATON_INLINE void read_next(int w, Vec* to) {
+    if (w < *plain - first) {
+      widen(at, to);
+      at += kNarrowBytes;
+      return;
+    }
+    for (int i = 0; i < 4; ++i) to[i] = *(const Vec*)(at + 64 * i);
+    at += kPlainBytes;
+    ++plain;
+  }
+
   BATON_INLINE void widen(const char* from, Vec* to) const {
     const __m512i kept = _mm512_set1_epi16((short)0x87ff);
     __m512i x[3];

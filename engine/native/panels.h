@@ -83,6 +83,14 @@ BATON_INLINE inline void for_words(const NarrowPanel& panel, int words, const Ac
   panel.for_words(words, action);
 }
 
+// Word w of a panel whose words are read in order.
+template <class Panel>
+BATON_INLINE inline void read_next(Panel& panel, int w, Vec* to) {
+  panel.read(w, to);
+}
+
+BATON_INLINE inline void read_next(NarrowPanel& panel, int w, Vec* to) { panel.read_next(w, to); }
+
 // Leaves what it reads to others, as a plain panel.
 struct UnpackingPanel {
   NarrowPanel from;

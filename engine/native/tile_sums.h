@@ -1,0 +1,106 @@
+// Sums of tiles in a linear layer: one tile of rows and four of outputs, or two and two.
+
+#pragma once
+
+#include "tile_sides.h"
+
+#if defined(__AMX_BF16__)
+
+namespace baton {
+
+// Lines that are asked for evenly on the way of something else, for the first cache or the second.
+template <bool kFirst>
+struct Asked {
+  const char* at;
+  int bytes;        // each time
+  int64_t left;     // in all
+
+  static Asked none() { return {nullptr, 0, 0}; }
+
+  BATON_INLINE void ask() {
+    if (left <= 0) return;
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, kFirst ? 3 : 2);
+    at += bytes;
+    left -= bytes;
+  }
+};
+using Streamed = Asked<true>;
+using Coming = Asked<false>;
+
+// One of the four products of a step: of one tile of rows and 64 outputs.
+template <int kProduct>
+BATON_INLINE inline void multiply_wide(const char* left, const RightTiles& right) {
+  constexpr int kRight = 6 + kProduct % 2;
+  if constexpr (kProduct == 0) tile_load<4>(left, 64);
+  tile_load<kRight>(right.at + kProduct / 2 * right.half_bytes + kProduct % 2 * right.tile_bytes,
+                    right.row_bytes);
+  tile_multiply<kProduct, 4, kRight>();
+}
+
+// Of two tiles of rows and two of outputs, which were copied.
+template <int kProduct>
+BATON_INLINE inline void multiply_square(const char* first, const char* second, const char* right) {
+  if constexpr (kProduct < 2) tile_load<6 + kProduct>(right + kProduct * kTileBytes, 64);
+  if constexpr (kProduct == 0) tile_load<4>(first, 64);
+  if constexpr (kProduct == 2) tile_load<5>(second, 64);
+  tile_multiply<kProduct, 4 + kProduct / 2, 6 + kProduct % 2>();
+}
+
+// Sums of one tile of rows and 64 outputs, over some steps.
+template <bool kFirst>
+inline void sum_wide(const char* left, RightTiles right, int steps, Asked<kFirst>& asked) {
+  for (int step = 0; step < steps; ++step) {
+    asked.ask();
+    for_sums(4, [&](auto product) BATON_INLINE { multiply_wide<product>(left, right); });
+    left += kTileBytes;
+    right.at += right.step_bytes;
+  }
+}
+
+// Sums of two tiles of rows and half of the outputs; of tiles that were copied.
+inline void sum_square(const char* first, const char* second, const char* right, int steps,
+                       Coming& asked) {
+  for (int step = 0; step < steps; ++step) {
+    asked.ask();
+    for_sums(4, [&](auto product)
+                    BATON_INLINE { multiply_square<product>(first, second, right); });
+    first += kTileBytes;
+    second += kTileBytes;
+    right += 2 * kTileBytes;
+  }
+}
+
+BATON_INLINE inline void zero_sums() {
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+}
+
+// To rows of 64.
+BATON_INLINE inline void store_wide(float* sums) {
+  tile_store<0>(sums, kPanelOutputs * 4);
+  tile_store<1>(sums + 16, kPanelOutputs * 4);
+  tile_store<2>(sums + 32, kPanelOutputs * 4);
+  tile_store<3>(sums + 48, kPanelOutputs * 4);
+}
+
+BATON_INLINE inline void store_square(float* sums) {
+  float* second = sums + kTileRows * kPanelOutputs;
+  tile_store<0>(sums, kPanelOutputs * 4);
+  tile_store<1>(sums + 16, kPanelOutputs * 4);
+  tile_store<2>(second, kPanelOutputs * 4);
+  tile_store<3>(second + 16, kPanelOutputs * 4);
+}
+
+BATON_INLINE inline void load_square(const float* sums) {
+  const float* second = sums + kTileRows * kPanelOutputs;
+  tile_load<0>(sums, kPanelOutputs * 4);
+  tile_load<1>(sums + 16, kPanelOutputs * 4);
+  tile_load<2>(second, kPanelOutputs * 4);
+  tile_load<3>(second + 16, kPanelOutputs * 4);
+}
+
+}  // namespace baton
+
+#endif
