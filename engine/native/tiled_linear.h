@@ -194,10 +194,12 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, int p
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
     const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
-    copy_words<0, kPanelColumns, 0, Panel::kWordBytes / 64>(
-        packed, kGroupWords, packed.at + kStreamAhead,
-        [&](int step, int i, int j) BATON_INLINE { return right.place(step, i, j); },
-        [](int, auto) BATON_INLINE {});
+    for_words(packed, kGroupWords, [&](int w, const Vec* vectors) BATON_INLINE {
+      for (int line = 0; line < Panel::kWordBytes; line += 64)
+        __builtin_prefetch(packed.at + w * Panel::kWordBytes + kStreamAhead + line);
+      for (int j = 0; j < kPanelColumns; ++j)
+        *(Vec*)right.place(w / kTileWords, w % kTileWords, j) = vectors[j];
+    });
     for (int row = 0; row < item.rows; row += kTileRows) {
       const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
       Coming none = Coming::none();
