@@ -28,7 +28,7 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Forward(ctypes.Structure):
+class Forward(ctypes.Structure):
     """Mirrors ForwardCall in native/forward.h."""
 
     _fields_ = (
@@ -84,6 +84,7 @@ class FusedLayers:
         )
         first = layers[0]
         self._widths = (
+            first.qkv.weight.inputs,  # x, and normed
             first.qkv.weight.inputs,
             first.qkv.weight.outputs,
             first.o.weight.inputs,
@@ -92,7 +93,9 @@ class FusedLayers:
         )
         self._eps = eps
         self._run = kernels.baton_layers
-        self._between: tuple[torch.Tensor, ...] = ()
+        self._between: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._most_tokens = 0
 
     def __call__(
         self,
@@ -107,48 +110,75 @@ class FusedLayers:
 
         `tables` are cos and sin in fp32, [P, head_dim / 2], which `positions` [N] int64 look up.
         """
-        cos, sin = tables
-        last = attention.planned_last if rows is not None else None
-        num_wanted = len(x) if rows is None else len(rows)
-        assert last is None or last.num_tokens == num_wanted
         assert x.dtype == torch.bfloat16
-        assert cos.dtype == sin.dtype == torch.float32
         assert positions.dtype == torch.int64
         assert len(positions) == len(x)
+        assert rows is None or rows.dtype == torch.int64
+        for tensor in (x, positions, rows):
+            assert tensor is None or tensor.is_contiguous()
+        wanted = None if rows is None else (rows.data_ptr(), len(rows))
+        at = positions.data_ptr()
+        call = self.call(len(x), at, wanted, tables, attention, x.data_ptr())
+        self._run(ctypes.byref(call))
+        return x[: call.num_wanted]
+
+    def call(
+        self,
+        num_tokens: int,
+        positions: int,
+        wanted: tuple[int, int] | None,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        attention: KernelAttention,
+        x: int | None = None,
+    ) -> Forward:
+        """What the kernels are told of a batch of N tokens, good until the next one.
+
+        `positions` is the address of [N] int64, `wanted` the address and the number of rows, int64,
+        or None for all; `x` the address of [N, hidden] bf16, memory of its own where None.
+        """
+        cos, sin = tables
+        last = attention.planned_last if wanted is not None else None
+        address, num_wanted = (None, num_tokens) if wanted is None else wanted
+        assert last is None or last.num_tokens == num_wanted
+        assert cos.dtype == sin.dtype == torch.float32
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
         assert min(len(cos), len(sin)) >= attention.longest
-        for tensor in (x, positions, cos, sin):
-            assert tensor.is_contiguous()
         plans = (ctypes.c_void_p * len(self._windows))(
             *(ctypes.addressof(attention.planned(window)) for window in self._windows)
         )
-        call = _Forward(
+        own, *between = self._memory(num_tokens)
+        call = Forward(
             ctypes.addressof(self._structs),
             ctypes.addressof(plans),
             None if last is None else ctypes.addressof(last),
-            None if rows is None else rows.data_ptr(),
-            x.data_ptr(),
-            *(tensor.data_ptr() for tensor in self._memory(len(x))),
-            positions.data_ptr(),
+            address,
+            own if x is None else x,
+            *between,
+            positions,
             cos.data_ptr(),
             sin.data_ptr(),
-            len(x),
+            num_tokens,
             num_wanted,
             len(self._layers),
             attention.layer_bytes,
             torch.get_num_threads(),
             self._eps,
         )
-        self._run(ctypes.byref(call))
-        return x[:num_wanted]
+        call.plans = plans  # an address alone would not keep it
+        return call
 
-    def _memory(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
-        """What the stages write, kept for the next step: as large as the largest step so far."""
-        if not self._between or len(self._between[0]) < num_tokens:
+    def _memory(self, num_tokens: int) -> list[int]:
+        """Addresses of what the stages write, kept for the next step: as large as the largest step
+        so far."""
+        if num_tokens > self._most_tokens:
             memory = HugePages()
-            self._between = tuple(
+            self._between = [
                 memory.empty((num_tokens, width), torch.bfloat16) for width in self._widths
-            )
-        return self._between
+            ]
+            self._most_tokens = num_tokens
+            self._addresses = [tensor.data_ptr() for tensor in self._between]
+        return self._addresses
 
 
 def _address(weight: torch.Tensor) -> int:

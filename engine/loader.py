@@ -299,7 +299,9 @@ class _Parts:
         grammars = Grammars(config.folder / "tokenizer.json", vocab_size, end_ids)
         graphs = self.graphs(pool, limits.max_context)
         sampler = Sampler(vocab_size, self.kernels)
-        runner = ModelRunner(*self.computing(pool), sampler, grammars, graphs)
+        model, attention = self.computing(pool)
+        step = self.model.fused_step(attention)
+        runner = ModelRunner(model, attention, sampler, grammars, graphs, step)
         scheduler = Scheduler(config.scheduler, BlockManager(pool.num_blocks), StepModel())
         engine = Engine(scheduler, runner, layout, limits, clock)
         if pool.device.type == "cuda":

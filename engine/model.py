@@ -20,6 +20,7 @@ from engine.attention.cpu_backend import KernelAttention
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
 from engine.fused_layers import FusedLayer, FusedLayers
+from engine.fused_step import Ends, FusedStep
 from engine.huge_pages import HugePages
 from engine.layer_ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
 from engine.linear import LinearLayer, linear_layer
@@ -100,6 +101,7 @@ class DecoderModel:
         self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits, memory)
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
+        self._kernels = kernels
         self._fused = _fuse(config, self._layers, kernels)
 
     def wrap_outputs(self, wrap: Callable[[LinearLayer], LinearLayer]) -> None:
@@ -148,6 +150,16 @@ class DecoderModel:
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [R, vocab], fp32, of hidden states [R, hidden]; written to `out` where given."""
         return self._lm_head.in_float32(self._ops.norm(x, self._final_norm), out)
+
+    def fused_step(self, attention: AttentionBackend) -> FusedStep | None:
+        """The whole step in one call of the kernels, over this backend's pool; None where they do
+        not have it."""
+        if self._fused is None or not isinstance(attention, KernelAttention):
+            return None
+        assert isinstance(self._lm_head, NativeLinear)
+        assert self._kernels is not None
+        ends = Ends(self._embed, self._final_norm, self._lm_head)
+        return FusedStep(ends, self._fused, self._rope, attention, self._kernels)
 
     def _run_layers(
         self, x: torch.Tensor, attend: _Attend, rows: torch.Tensor | None

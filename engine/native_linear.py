@@ -38,13 +38,14 @@ class Weight(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """Mirrors LinearCall in native/linear.h."""
+    """Mirrors LinearCall in native/linear_call.h."""
 
     _fields_ = (
         ("weight", Weight),
         *((name, ctypes.c_void_p) for name in ("x", "add", "out", "wide")),
         ("rows", ctypes.c_int64),
         ("num_threads", ctypes.c_int32),
+        ("largest", ctypes.c_void_p),
     )
 
 

@@ -14,7 +14,8 @@ import torch
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
 from engine.batch import Batch
 from engine.choices import Choices, LateTokens, SampledToken, read_tokens
-from engine.device import Fence, fence_of, to_device, wait_for
+from engine.device import PASSED, Fence, fence_of, to_device, wait_for
+from engine.fused_step import FusedStep, Likeliest
 from engine.gpu.graphs import DecodeGraphs
 from engine.grammar import Grammars, TokenMask
 from engine.model import RunnableModel
@@ -60,8 +61,13 @@ class Chosen:
         ]
 
 
+Launched = torch.Tensor | Likeliest
+"""Of each sequence that is sampled its logits, [R, vocab_size] fp32, or what they are for."""
+
+
 class ModelRunner:
-    """A model with its attention backend, sampler and grammars; used by one thread."""
+    """A model with its attention backend, sampler and grammars; used by one thread. `step`, where
+    the kernels have it, runs batches that ask for nothing but the likeliest tokens."""
 
     def __init__(
         self,
@@ -70,24 +76,34 @@ class ModelRunner:
         sampler: Sampler,
         grammars: Grammars,
         graphs: DecodeGraphs | None = None,
+        step: FusedStep | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._sampler = sampler
         self._grammars = grammars
         self._graphs = graphs
+        self._step = step
 
-    def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
-        """Compute the batch's tokens: logits [R, vocab_size], fp32, of `batch.sampled`, and the
-        fence behind them. On a card both are still to come."""
+    def launch(self, batch: Batch) -> tuple[Launched, Fence]:
+        """Compute the batch's tokens, and the fence behind what `batch.sampled` are chosen from. On
+        a card both are still to come."""
+        if self._step is not None and _takes_likeliest(batch):
+            inputs = _inputs(batch, None)
+            self._attention.plan(inputs.segments)
+            rows = wanted_rows(inputs.segments)
+            return self._step(inputs.tokens, inputs.positions, rows), PASSED
         return self._forward(batch), fence_of(self._model.device)
 
-    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
+    def sample(self, batch: Batch, launched: Launched) -> list[SampledToken | RowFailure]:
         """A token for each of `batch.sampled`, in order; waits for the device if there is one.
 
         A row that gives none fails its sequence, not its neighbours.
         """
-        sampled = batch.sampled
+        if isinstance(launched, Likeliest):
+            ids = launched.finite_ids()
+            return [NOT_FINITE if each is None else SampledToken(each) for each in ids]
+        logits, sampled = launched, batch.sampled
         if not sampled:
             return []
         allowed, failures = self._masks(sampled)
@@ -115,6 +131,7 @@ class ModelRunner:
         wait_for(self._model.device)
 
     def _forward(self, batch: Batch, before: Chosen | None = None) -> torch.Tensor:
+        """Logits [R, vocab_size], fp32, of `batch.sampled`."""
         inputs = _inputs(batch, before)
         tokens, positions, late = inputs.tokens, inputs.positions, inputs.late
         graphs = self._graphs
@@ -176,6 +193,13 @@ class ModelRunner:
                 outcomes.update({left[row]: NOT_FINITE for row in error.rows})
                 outcomes.update({left[row]: NOTHING_LEFT for row in error.forbidden_rows})
         return [outcomes[row] for row in range(len(rows))]
+
+
+def _takes_likeliest(batch: Batch) -> bool:
+    """Whether nothing but the largest logits is asked of the step."""
+    return all(sequence.takes_likeliest for sequence in batch.sampled) and not any(
+        chunk.sequence.needs_prompt_logits for chunk in batch.chunks
+    )
 
 
 @dataclass

@@ -30,10 +30,7 @@ from engine.largest import largest
 from engine.token_history import TokenHistory
 from engine.top_p import lowest_kept
 from protocol.errors import GenerationFailed
-from protocol.sampling import MAX_LOGPROBS, SamplingParams
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: in fp32 they would be in all but name."""
+from protocol.sampling import GREEDY_BELOW, MAX_LOGPROBS, SamplingParams
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

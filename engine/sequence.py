@@ -128,6 +128,13 @@ class Sequence:
         return self.grammar is not None or params.penalizes or bool(params.bad_words)
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether its next token is the one with the largest logit, and nothing else is asked of
+        that row."""
+        params = self.sampling
+        return self.grammar is None and params.is_plain and self.next_index >= params.min_tokens
+
+    @property
     def is_ready(self) -> bool:
         """Whether it can be computed: its grammar, if any, is compiled."""
         return self.grammar is None or self.grammar.is_ready

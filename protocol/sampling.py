@@ -10,6 +10,9 @@ from struct import unpack_from
 
 import msgspec
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: in fp32 they would be in all but name."""
+
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
 MAX_BAD_WORDS = 512
@@ -58,6 +61,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is greedy, asks for no log-probabilities of the output, and changes no logit
+        but by its grammar and `min_tokens`."""
+        return (
+            self.temperature < GREEDY_BELOW
+            and self.logprobs is None
+            and not self.penalizes
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.bad_words
         )
 
 

@@ -158,8 +158,8 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
   finish_layer(call, layer, call.num_wanted);
 }
 
+// Within a parallel region, by all of its threads.
 inline void run_layers(const ForwardCall& call) {
-#pragma omp parallel num_threads(call.num_threads)
   for (int64_t index = 0; index < call.num_layers; ++index)
     if (call.last != nullptr && index + 1 == call.num_layers)
       run_last_layer(call, call.layers[index], index);

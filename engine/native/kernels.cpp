@@ -2,10 +2,10 @@
 
 #include "attention.h"
 #include "elementwise.h"
-#include "forward.h"
 #include "largest.h"
 #include "linear.h"
 #include "plan.h"
+#include "step.h"
 
 using namespace baton;
 
@@ -109,6 +109,11 @@ BATON_EXPORT void baton_linear(const LinearCall* call) {
   linear(*call);
 }
 
-BATON_EXPORT void baton_layers(const ForwardCall* call) { run_layers(*call); }
+BATON_EXPORT void baton_layers(const ForwardCall* call) {
+#pragma omp parallel num_threads(call->num_threads)
+  run_layers(*call);
+}
+
+BATON_EXPORT void baton_step(const StepCall* call) { run_step(*call); }
 #endif
 }

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <limits>
+
 #include "arena.h"
 #include "panels.h"
 
@@ -12,15 +14,22 @@ namespace baton {
 constexpr int kRowsPerItem = 96;
 constexpr int kGroupWords = 32;  // 64 inputs share a scale
 
+// The largest of some sums, NaN where one is, and which is the first that has it.
+struct Largest {
+  float value;
+  int32_t place;
+};
+
 // Mirrors `_Call` in native_linear.py.
 struct LinearCall {
   LinearWeight weight;
   const Bf16* x;     // [rows, inputs]
   const Bf16* add;   // [rows, outputs], or null; may be `out`
   Bf16* out;         // [rows, outputs], or null: then `wide`
-  float* wide;       // [rows, outputs]
+  float* wide;       // [rows, outputs], or null: then `largest`
   int64_t rows;
   int32_t num_threads;
+  Largest* largest;  // [rows, panels]: instead of the sums of a panel
 };
 
 // Some rows of some panels, the given one of `chunks` of all rows.
@@ -42,28 +51,55 @@ BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* ou
   store_as(out, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
 
+// Of `count` sums in all, at most a panel's.
+inline Largest largest_of(const Vec* sums, int count) {
+  __mmask16 taken[kPanelColumns], odd[kPanelColumns];
+  __m512 top = (__m512)splat(-std::numeric_limits<float>::infinity());
+  bool is_odd = false;
+  for (int j = 0; j < kPanelColumns; ++j) {
+    const int left = count - j * kLanes;
+    taken[j] = left >= kLanes ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+    odd[j] = _mm512_mask_cmp_ps_mask(taken[j], (__m512)sums[j], (__m512)sums[j], _CMP_UNORD_Q);
+    top = _mm512_mask_max_ps(top, taken[j], top, (__m512)sums[j]);
+    is_odd |= odd[j] != 0;
+  }
+  const float value =
+      is_odd ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(top);
+  int place = 0;
+  for (int j = kPanelColumns - 1; j >= 0; --j) {
+    const __mmask16 equal = _mm512_mask_cmp_ps_mask(taken[j], (__m512)sums[j],
+                                                    (__m512)splat(value), _CMP_EQ_OQ);
+    const __mmask16 hits = is_odd ? odd[j] : equal;
+    if (hits != 0) place = j * kLanes + __builtin_ctz(hits);
+  }
+  return {value, place};
+}
+
 // Sums of one row and panel: bias and `add` on top, rounded once, written.
 inline void finish_row(const LinearCall& call, const float* sums, int64_t row, int panel) {
   const int outputs = call.weight.outputs, first = panel * kPanelOutputs;
   const int64_t at = row * outputs + first;
+  Vec all[kPanelColumns];
   for (int j = 0; j < kPanelColumns && first + j * kLanes < outputs; ++j) {
     const int o = j * kLanes, count = outputs - first - o;
     const bool whole = count >= kLanes;
-    Vec y = load(sums + o);
+    Vec& y = all[j] = load(sums + o);
     if (call.weight.bias != nullptr) {
       const Bf16* bias = call.weight.bias + first + o;
       y += whole ? load(bias) : load_some(bias, count);
     }
     if (call.add != nullptr)
       y += whole ? load(call.add + at + o) : load_some(call.add + at + o, count);
-    if (call.out == nullptr) {
-      if (whole) store(call.wide + at + o, y);
-      else store_some(call.wide + at + o, y, count);
-    } else {
+    if (call.out != nullptr) {
       if (whole) store(call.out + at + o, y);
       else store_some(call.out + at + o, y, count);
+    } else if (call.wide != nullptr) {
+      if (whole) store(call.wide + at + o, y);
+      else store_some(call.wide + at + o, y, count);
     }
   }
+  if (call.out == nullptr && call.wide == nullptr)
+    call.largest[row * num_panels(call.weight) + panel] = largest_of(all, outputs - first);
 }
 
 // The usual case: a whole panel to bf16, without bias.

@@ -1,0 +1,60 @@
+// A whole step in one call, from token ids to the likeliest next token of each sequence. Between two
+// steps caches are full of weights: what Python and torch would do there takes several times as long
+// as in a loop of its own, and logits that nobody else asks for need not be written.
+
+#pragma once
+
+#include "forward.h"
+
+#if defined(__AVX512BF16__)
+
+namespace baton {
+
+// Mirrors `_Step` in fused_step.py.
+struct StepCall {
+  ForwardCall forward;       // its `x` is working memory
+  LinearWeight lm_head;
+  const Bf16* embed;         // [vocabulary, hidden]
+  const int64_t* token_ids;  // [tokens], all of them in the vocabulary
+  const Bf16* final_norm;    // [hidden]
+  Largest* largest;          // [wanted, panels of the vocabulary], working memory
+  float* values;             // [wanted]: the largest logit, NaN where there is one
+  int64_t* places;           // [wanted]: the first token that has it
+};
+
+inline void look_up(const StepCall& call, int hidden) {
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < call.forward.tokens; ++token)
+    std::memcpy(call.forward.x + token * hidden, call.embed + call.token_ids[token] * hidden,
+                hidden * sizeof(Bf16));
+}
+
+inline void choose(const StepCall& call, int64_t row) {
+  const int panels = num_panels(call.lm_head);
+  const Largest* largest = call.largest + row * panels;
+  int best = 0;
+  for (int panel = 0; panel < panels && !std::isnan(largest[best].value); ++panel)
+    if (std::isnan(largest[panel].value) || largest[panel].value > largest[best].value)
+      best = panel;
+  call.values[row] = largest[best].value;
+  call.places[row] = (int64_t)best * kPanelOutputs + largest[best].place;
+}
+
+inline void run_step(const StepCall& call) {
+  const ForwardCall& forward = call.forward;
+  const int threads = forward.num_threads;
+#pragma omp parallel num_threads(threads)
+  {
+    look_up(call, call.lm_head.inputs);
+    run_layers(forward);
+    normalize(forward, call.final_norm, call.lm_head.inputs, forward.num_wanted);
+    linear({call.lm_head, forward.normed, nullptr, nullptr, nullptr, forward.num_wanted, threads,
+            call.largest});
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < forward.num_wanted; ++row) choose(call, row);
+  }
+}
+
+}  // namespace baton
+
+#endif
