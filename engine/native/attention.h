@@ -103,6 +103,21 @@ void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
     }
 }
 
+// Attends to all keys of a unit that has few rows of a head; false of any other.
+template <class P, class Word>
+bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Unit& unit,
+                [[maybe_unused]] Tile<Word>& tile, [[maybe_unused]] Tiles& tiles) {
+#if defined(__AVX512BF16__)
+  if constexpr (Word::kPerWord == 2) {
+    if (attend_by_vectors<P>(call, unit, tile)) return true;
+#if defined(__AMX_BF16__)
+    return attend_by_tiles<P>(call, unit, tile, tiles);
+#endif
+  }
+#endif
+  return false;
+}
+
 template <class P, class Word>
 void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
   if (attend_few<P>(call, unit, tile, tiles)) return;

@@ -13,12 +13,6 @@
 
 namespace baton {
 
-// Attends to all keys of a unit that has few rows of a head; false of any other.
-template <class P, class Word>
-bool attend_few(const AttentionCall&, const Unit&, Tile<Word>&, Tiles&) {
-  return false;
-}
-
 #if defined(__AVX512BF16__)
 constexpr int kFewHeads = 32;       // of a unit
 constexpr int kFewAhead = 12288;    // bytes from what is read to what is asked for

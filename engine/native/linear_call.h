@@ -29,7 +29,7 @@ struct LinearCall {
   float* wide;       // [rows, outputs], or null: then `largest`
   int64_t rows;
   int32_t num_threads;
-  Largest* largest;  // [rows, panels]: instead of the sums of a panel
+  Largest* largest = nullptr;  // [rows, panels]: instead of the sums of a panel
 };
 
 // Some rows of some panels, the given one of `chunks` of all rows.

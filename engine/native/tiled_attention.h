@@ -178,7 +178,8 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
 // All keys of a unit that has at most sixteen rows of a head, which is bound by memory; false of
 // others.
 template <class P>
-bool attend_few(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile, Tiles& tiles) {
+bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile,
+                     Tiles& tiles) {
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   if (!call.is_paired || rows > kTileRows || unit.num_kv_heads > kFewHeads) return false;
   const int head_dim = call.head_dim, words = head_dim / 2, heads = unit.num_kv_heads;

@@ -1,0 +1,154 @@
+// The sums of few_sums.h as tiles have them, bit for bit, by vectors: beside a busy neighbour on the
+// same core an instruction on tiles takes several times as long, one on vectors does not, and few rows
+// leave most of a tile idle.
+//
+// A product of tiles sums the even and the odd numbers of up to 16 words apart, by fused multiply-adds
+// in order, and adds the two to what was there; numbers too small to be normal count as zeros
+// (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS).
+
+#pragma once
+
+#include "few_groups.h"
+
+#if defined(__AMX_BF16__)
+
+namespace baton {
+
+// Within its life this thread's arithmetic takes numbers that are not normal for zeros.
+class NormalNumbers {
+ public:
+  NormalNumbers() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kToZero | kFromZero); }
+  NormalNumbers(const NormalNumbers&) = delete;
+  ~NormalNumbers() { _mm_setcsr(before_); }
+
+ private:
+  static constexpr unsigned kToZero = 1u << 15, kFromZero = 1u << 6;
+  unsigned before_;
+};
+
+inline Vec even_of(__m512i words) { return (Vec)_mm512_slli_epi32(words, 16); }
+inline Vec odd_of(__m512i words) {
+  return (Vec)_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000));
+}
+
+// The even and the odd numbers of R rows of words.
+template <int R, int kMost>
+struct Halves {
+  alignas(64) float even[R][kMost];
+  alignas(64) float odd[R][kMost];
+
+  // Of `count` words each, at most kMost, rows `stride` apart.
+  Halves(const int32_t* words, int count, int stride) {
+    for (int r = 0; r < R; ++r)
+      for (int w = 0; w < count; w += kLanes) {
+        const int left = count - w;
+        const __mmask16 mask = left >= kLanes ? 0xffff : (__mmask16)((1u << left) - 1);
+        const __m512i x = _mm512_maskz_loadu_epi32(mask, words + r * stride + w);
+        store(even[r] + w, even_of(x));
+        store(odd[r] + w, odd_of(x));
+      }
+  }
+};
+
+// A product's sums of R rows and C vectors of columns.
+template <int R, int C>
+struct Product {
+  Vec even[R][C] = {};
+  Vec odd[R][C] = {};
+
+  // With word w of the rows, and column c of another one.
+  template <int kMost>
+  BATON_INLINE void add(const Halves<R, kMost>& left, int w, int c, __m512i right) {
+    const Vec low = even_of(right), high = odd_of(right);
+    for (int r = 0; r < R; ++r) {
+      even[r][c] = fused(splat(left.even[r][w]), low, even[r][c]);
+      odd[r][c] = fused(splat(left.odd[r][w]), high, odd[r][c]);
+    }
+  }
+
+  // On top of `sums`, rows `stride` apart; or of nothing.
+  BATON_INLINE void store_on(float* sums, int stride, bool is_first) const {
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) {
+        float* to = sums + r * stride + c * kLanes;
+        store(to, (is_first ? Vec{} : load(to)) + (even[r][c] + odd[r][c]));
+      }
+  }
+
+ private:
+  static BATON_INLINE Vec fused(Vec a, Vec b, Vec sum) {
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+  }
+};
+
+// So many vectors of columns leave R rows' sums in registers.
+template <int R>
+constexpr int kColumnsAtOnce = R == 1 ? 8 : R <= 3 ? 4 : 2;
+
+// What R rows of q, [R, words] each, score with the keys of C groups: [R, 16 C], rows 64 apart.
+template <class P, int R, int C>
+inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
+                         Ahead ahead) {
+  constexpr int kAtOnce = C < kColumnsAtOnce<R> ? C : kColumnsAtOnce<R>;
+  const NormalNumbers normal;
+  const unsigned asked = ahead.in_steps(words * (C / kAtOnce));
+  for (int c0 = 0; c0 < C; c0 += kAtOnce)
+    for (int begin = 0; begin < words; begin += kTileWords) {
+      const int count = words - begin < kTileWords ? words - begin : kTileWords;
+      const Halves<R, kTileWords> left(q + begin, count, words);
+      Product<R, kAtOnce> product;
+      for (int w = 0; w < count; ++w) {
+        ahead.ask(asked);
+        for (int c = 0; c < kAtOnce; ++c)
+          product.add(left, w, c,
+                      (__m512i)read_words((const P*)keys[c0 + c] + (begin + w) * kGroupTokens * 2));
+      }
+      product.store_on(scores + c0 * kLanes, kTileKeys, begin == 0);
+    }
+}
+
+// Columns [begin, begin + 16 C) of `sums` [R, head_dim], plus weights times the values of some groups,
+// two groups a product.
+template <class P, int R, int C>
+inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const void* const* values, int count, int head_dim,
+                          int begin, float* sums, Ahead& ahead, unsigned asked) {
+  for (int first = 0; first < count; first += 2) {
+    Product<R, C> product;
+    for (int group = first; group < count && group < first + 2; ++group) {
+      const P* at = (const P*)values[group] + begin * 2;
+      const int pair0 = group * kGroupTokens / 2;
+      for (int pair = 0; pair < kGroupTokens / 2; ++pair, at += head_dim * 2) {
+        ahead.ask(asked);
+        for (int c = 0; c < C; ++c)
+          product.add(weights, pair0 + pair, c, (__m512i)read_words(at + c * kLanes * 2));
+      }
+    }
+    product.store_on(sums + begin, head_dim, false);
+  }
+}
+
+// [R, head_dim] `sums`, plus R rows of weights of a tile times the values of some groups.
+template <class P, int R>
+inline void weigh_rows(const int32_t* weights, const void* const* values, int count, int head_dim,
+                       float* sums, Ahead ahead) {
+  if constexpr (R > 4) {
+    weigh_rows<P, 4>(weights, values, count, head_dim, sums, ahead);
+    weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / 2), values, count, head_dim,
+                         sums + 4 * head_dim, Ahead());
+  } else {
+    constexpr int kColumns = kColumnsAtOnce<R>, kStep = kColumns * kLanes;
+    const NormalNumbers normal;
+    const Halves<R, kTileKeys / 2> left(weights, kTileKeys / 2, kTileKeys / 2);
+    const int passes = head_dim / kStep + head_dim % kStep / kLanes;
+    const unsigned asked = ahead.in_steps(passes * count * kGroupTokens / 2);
+    int d = 0;
+    for (; d + kStep <= head_dim; d += kStep)
+      weigh_columns<P, R, kColumns>(left, values, count, head_dim, d, sums, ahead, asked);
+    for (; d < head_dim; d += kLanes)
+      weigh_columns<P, R, 1>(left, values, count, head_dim, d, sums, ahead, asked);
+  }
+}
+
+}  // namespace baton
+
+#endif
