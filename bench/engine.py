@@ -1,16 +1,17 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
     python -m bench.engine --model M1|M2|FOLDER [--peers llama.cpp,vllm,transformers,openvino]
-        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--sweep | --served]
+        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--only "decode 8"]
+        [--sweep | --served]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
 `--sweep` decode at batch 8 as the context grows to 8,192. Each figure is the median of the
 repeats, with their spread, taken in turn (ours, theirs, the machine's limits, ours, ...), so that a
-machine whose speed drifts treats all alike. M1 and M2 are made on first use (see
-bench.checkpoints). Installs nothing: a peer that is not there is named, with how to get it; each
-runs in a process of its own (see bench.peer_process). `--attention kernel,torch` compares our own
-backends. `--served` compares servers as their users run them, over HTTP: `baton up` with one
-decode worker, and `vllm serve` (see bench.served_run).
+machine whose speed drifts treats all alike; a ratio is the median of the turns' ratios. M1 and M2
+are made on first use (see bench.checkpoints). Installs nothing: a peer that is not there is named,
+with how to get it; each runs in a process of its own (see bench.peer_process).
+`--attention kernel,torch` compares our own backends. `--served` compares servers as their users
+run them, over HTTP: `baton up` with one decode worker, and `vllm serve` (see bench.served_run).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import random
 import signal
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def measure(
 def report(
     figures: Figures, needs: StepNeeds, limits: MachineLimits | None, bookkeeping: Bookkeeping
 ) -> Table:
-    """Medians with the least and the most; our ratio to each other; our share of the limit."""
+    """Medians with the least and the most; our ratio to each other, the median of the turns': what
+    slows down a turn slows down both; our share of the limit."""
     first, *others = next(iter(figures.values()))
     columns = [f"{name} tokens/s" for name in (first, *others)] + [f"over {n}" for n in others]
     table = Table("work", *columns, "share of limit", "bookkeeping")
@@ -91,12 +93,17 @@ def report(
             f"{medians[name]:,.0f} ({min(values):,.0f}-{max(values):,.0f})"
             for name, values in by_name.items()
         ]
-        cells += [f"{medians[first] / medians[name]:.2f}x" for name in others]
+        ratios = (_ratio(by_name[first], by_name[name]) for name in others)
+        cells += [f"{ratio:.2f}x" for ratio in ratios]
         cells.append("" if limits is None else _share(work, medians[first], needs, limits))
         kept = bookkeeping.get(work)
         cells.append(f"{statistics.median(kept):.1%}" if kept else "")
         table.add_row(work.label, *cells)
     return table
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLimits) -> str:
@@ -106,6 +113,20 @@ def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLim
         return f"{flops / limits.flops_per_s:.0%} of FLOP/s"
     streamed = needs.decode_bytes(work.batch, work.length) * tokens_per_s / work.batch
     return f"{streamed / limits.bytes_per_s:.0%} of bytes/s"
+
+
+def chosen(works: list[Work], only: list[str] | None) -> list[Work]:
+    """Those whose labels begin with one of `only`, whole words; all where it is None. Raises
+    BatonError if there is none."""
+    found = [
+        work
+        for work in works
+        if only is None or any(f"{work.label} ".startswith(f"{begin} ") for begin in only)
+    ]
+    if not found:
+        labels = ", ".join(f'"{work.label}"' for work in works)
+        raise BatonError(f"--only leaves nothing to measure; there are {labels}")
+    return found
 
 
 def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -135,6 +156,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--block-size", default="16", help="tokens of a block, or several sizes")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
+    parser.add_argument(
+        "--only", action="append", metavar="WORK", help='works that begin so: prefill, "decode 8"'
+    )
     parser.add_argument(
         "--peers", help="comma-separated; '' for none; default: transformers, served: vllm"
     )
@@ -228,7 +252,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
     folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
     config = load_model_config(folder)
     dtype = config.dtype if options.dtype == "auto" else options.dtype
-    subject = Subject(folder, config, dtype, SWEEP if options.sweep else WORKS)
+    works = chosen(SWEEP if options.sweep else WORKS, options.only)
+    subject = Subject(folder, config, dtype, works)
     limits = MachineLimits() if (options.device, dtype) == ("cpu", "bfloat16") else None
     start = _served if options.served else _in_process
     with contextlib.ExitStack() as stack:
