@@ -48,7 +48,7 @@ _SYMBOLS = {
     ATTENTION: (
         *("multiply_block", "multiply_rows", "baton::multiply<"),
         *("attend", "soften", "pack_keys", "pack_values", "pack_query", "transpose_words"),
-        *("score_few", "weigh_few", "weigh_columns", "score_tile", "weigh_tile", "copy_"),
+        *("score_", "weigh_", "copy_"),
         *("merge_splits", "finish_head", "write_token", "carve", "plan_attention"),
     ),
     BETWEEN: ("run_layer", "finish_layer", "normalize", "rotate", "gate_row", "rms_norm"),
