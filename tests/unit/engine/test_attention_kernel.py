@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
-
 import msgspec
 import pytest
 import torch
@@ -12,15 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.attention.cpu_backend import KernelAttention, order_for, supports
+from engine.attention.cpu_backend import KernelAttention, supports
 from engine.attention.torch_backend import TorchAttention
-from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.native.library import (
     KernelsUnavailable,
     load_library,
 )
-from protocol.layout import FP8, TOKENS, KvLayout
+from protocol.layout import FP8, TOKENS
+from tests.unit.engine.attention_shapes import NUM_LAYERS, Shape, num_tokens, shapes
 from tests.unit.engine.instruction_sets import (
     instruction_sets_with_products,
     usable_instruction_sets,
@@ -34,34 +31,6 @@ except KernelsUnavailable as error:
 USABLE = usable_instruction_sets()
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 0.02}
-NUM_LAYERS = 2
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a pool and the heads over it."""
-
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 16
-    block_size: int = 16
-    dtype: str = "float32"
-    windows: tuple[int | None, int | None] = (None, None)
-    may_pair: bool = True
-    """Whether the kernel's pool has the order of its products, where it can."""
-
-    def layout(self, library: ctypes.CDLL) -> KvLayout:
-        """Of the kernel's pool."""
-        layout = KvLayout(
-            model_fingerprint="x",
-            dtype=self.dtype,
-            num_layers=NUM_LAYERS,
-            num_kv_heads=self.num_kv_heads,
-            block_size=self.block_size,
-            head_dim=self.head_dim,
-        )
-        order = order_for(layout, library) if self.may_pair else TOKENS
-        return msgspec.structs.replace(layout, order=order)
 
 
 def in_order(blocks: torch.Tensor, order: str) -> torch.Tensor:
@@ -145,21 +114,6 @@ def run_texts(
     return num_before + pair.step(
         [Segment(now, before + now, t) for (before, now), t in zip(texts, tables, strict=True)]
     )
-
-
-def num_tokens(texts: list[tuple[int, int]]) -> int:
-    return sum(before + now for before, now in texts)
-
-
-shapes = st.builds(
-    lambda heads, **rest: Shape(*heads, **rest),
-    st.sampled_from([(4, 4), (4, 2), (6, 1), (3, 3), (14, 2), (12, 4)]),
-    head_dim=st.sampled_from([2, 8, 16, 40, 64, 80, 128, 160]),
-    block_size=st.sampled_from([1, 4, 16, 48, 100]),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
-    windows=st.sampled_from([(None, None), (5, None), (1, 17), (70, 200)]),
-    may_pair=st.booleans(),
-)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -294,100 +248,6 @@ def test_a_prompt_is_the_same_in_large_and_small_units(head_dim, may_pair):
         results.append(attention.run(0, q, k, v))
     assert units == [6, 10]
     assert torch.equal(*results)
-
-
-class RoundedPair:
-    """The kernel over e4m3, and over what its numbers stand for in the dtype of the shape."""
-
-    def __init__(
-        self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int
-    ) -> None:
-        library = load_library(instruction_set)
-        layout = shape.layout(library)
-        self.shape, self.dtype = shape, torch_dtype(shape.dtype)
-        self.narrow = KvPool(msgspec.structs.replace(layout, dtype=FP8), num_blocks)
-        self.wide = KvPool(layout, num_blocks)
-        self.narrow.tensor.view(torch.uint8).fill_(0x7F)  # NaN
-        self.wide.tensor.fill_(torch.nan)
-        self.backends = [
-            KernelAttention(pool, shape.windows, shape.num_heads, library, split_keys)
-            for pool in (self.narrow, self.wide)
-        ]
-        self.generator = torch.Generator().manual_seed(6)
-
-    def step(self, segments: list[Segment]) -> int:
-        """One batch through both; asserts that results and pools have the same bits.
-
-        Returns how many tokens were compared.
-        """
-        shape = self.shape
-        rows = sum(segment.query_len for segment in segments)
-        for backend in self.backends:
-            backend.plan(segments)
-        for layer in range(NUM_LAYERS):
-            q = torch.randn((rows, shape.num_heads, shape.head_dim), generator=self.generator)
-            size = (2, rows, shape.num_kv_heads, shape.head_dim)
-            kv = torch.randn(size, generator=self.generator)
-            kv *= 10.0 ** torch.randint(-3, 3, size, generator=self.generator)
-            q, kv = q.to(self.dtype), kv.to(self.dtype)
-            narrow, wide = self.backends
-            ours = narrow.run(layer, q, *kv)
-            assert torch.equal(ours, wide.run(layer, q, *as_fp8(kv).to(self.dtype)))
-            assert ours.isfinite().all()
-        torch.testing.assert_close(
-            self.narrow.tensor.to(self.dtype), self.wide.tensor, rtol=0, atol=0, equal_nan=True
-        )
-        return rows
-
-
-def as_fp8(x: torch.Tensor) -> torch.Tensor:
-    """The nearest number in e4m3, by torch."""
-    return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    shape=shapes,
-    texts=st.lists(
-        st.tuples(st.integers(0, 200), st.integers(1, 70) | st.just(1)), min_size=1, max_size=4
-    ),
-    instruction_set=st.sampled_from(USABLE),
-    split_keys=st.sampled_from([7, 64, 1024]),
-)
-@example(Shape(head_dim=64, dtype="bfloat16"), [(100, 1)], USABLE[0], 64)
-@example(Shape(head_dim=64), [(100, 1)], USABLE[0], 64)
-@example(Shape(head_dim=128, dtype="bfloat16"), [(100, 1), (37, 3)], USABLE[0], 64)
-def test_a_pool_of_fp8_is_one_of_what_its_numbers_stand_for(
-    shape, texts, instruction_set, split_keys
-):
-    counts = [-(-(before + now) // shape.block_size) for before, now in texts]
-    pair = RoundedPair(shape, sum(counts), instruction_set, split_keys)
-    free = torch.randperm(sum(counts), generator=pair.generator).tolist()
-    tables = [[free.pop() for _ in range(count)] for count in counts]
-    parts = list(zip(texts, tables, strict=True))
-    before = [Segment(before, before, table) for (before, _), table in parts if before]
-    num_before = pair.step(before) if before else 0
-    now = [Segment(now, before + now, table) for (before, now), table in parts]
-    assert num_before + pair.step(now) == num_tokens(texts)
-
-
-@pytest.mark.parametrize("instruction_set", USABLE)
-def test_every_bf16_number_is_stored_as_torchs_nearest(instruction_set):
-    shape = Shape(head_dim=64, num_heads=2, may_pair=False)
-    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    k = numbers.view(torch.bfloat16).view(-1, shape.num_kv_heads, shape.head_dim)
-    blocks = len(k) // shape.block_size
-    pair = RoundedPair(shape, blocks, instruction_set, 1024)
-    backend = pair.backends[0]
-    backend.plan([Segment(len(k), len(k), list(range(blocks)))])
-    backend.run(0, torch.zeros_like(k), k, k)
-    stored = pair.narrow.tensor[:, 0].view(torch.uint8)  # [blocks, 2, kv heads, block size, dim]
-    expected = as_fp8(k).view(torch.uint8).view(blocks, shape.block_size, *k.shape[1:])
-    is_nan = k.isnan().view(expected.shape)
-    for kind in range(2):
-        codes = stored[:, kind].transpose(1, 2)
-        assert torch.equal(codes[~is_nan], expected[~is_nan])
-        assert ((codes[is_nan] & 0x7F) == 0x7F).all()
 
 
 @pytest.mark.parametrize(
