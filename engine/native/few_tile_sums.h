@@ -110,8 +110,9 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
 // Columns [begin, begin + 16 C) of `sums` [R, head_dim], plus weights times the values of some groups,
 // two groups a product.
 template <class P, int R, int C>
-inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const void* const* values, int count, int head_dim,
-                          int begin, float* sums, Ahead& ahead, unsigned asked) {
+inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const void* const* values,
+                          int count, int head_dim, int begin, float* sums, Ahead& ahead,
+                          unsigned asked) {
   for (int first = 0; first < count; first += 2) {
     Product<R, C> product;
     for (int group = first; group < count && group < first + 2; ++group) {
