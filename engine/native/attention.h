@@ -3,10 +3,10 @@
 //
 // A unit of work is a tile of queries of one segment, some neighbouring KV heads, and a range of
 // keys. Its keys come in tiles of 64, packed on the way for the two products; what lies outside the
-// range is replaced by zeros, or its scores are: it never shows. Neighbouring heads of a tile lie side by side in the
-// pool: read in turn, they are one stream to the memory. Online softmax: Milakov and Gimelshein,
-// 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023, FlashAttention-2
-// (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
+// range is replaced by zeros, or its scores are: it never shows. Neighbouring heads of a tile lie side
+// by side in the pool: read in turn, they are one stream to the memory. Online softmax: Milakov and
+// Gimelshein, 2018 (https://arxiv.org/abs/1805.02867); the order of the loops: Dao 2023,
+// FlashAttention-2 (https://arxiv.org/abs/2307.08691), and its split of long contexts, Flash-Decoding.
 
 #pragma once
 

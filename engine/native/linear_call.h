@@ -75,9 +75,11 @@ inline Largest largest_of(const Vec* sums, int count) {
   return {value, place};
 }
 
-// Sums of one row and panel: bias and `add` on top, rounded once, written. Not inlined: beside it the
-// usual case was spilled so that prompts took half as long again.
-__attribute__((noinline)) inline void finish_row(const LinearCall& call, const float* sums, int64_t row, int panel) {
+// Sums of one row and panel: bias and `add` on top, rounded once, written, or their largest. Not
+// inlined: beside it what is usual (see `finish_rows`) was compiled so that prompts took half as long
+// again.
+__attribute__((noinline)) inline void finish_row(const LinearCall& call, const float* sums,
+                                                 int64_t row, int panel) {
   const int outputs = call.weight.outputs, first = panel * kPanelOutputs;
   const int64_t at = row * outputs + first;
   Vec all[kPanelColumns];
