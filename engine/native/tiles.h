@@ -38,23 +38,17 @@ BATON_INLINE inline void tile_multiply() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
 }
 
-// Shapes of the eight registers.
+// Shapes of the eight registers. Plain numbers: they are compared before most products, and what was
+// just written byte by byte is slow to read as a whole.
 struct TileShapes {
-  uint8_t rows[8];
-  uint8_t words[8];  // of a row
+  int first = 0;   // rows of sums 0 and 1 and of left 4
+  int second = 0;  // of sums 2 and 3 and of left 5
+  int last_words = kTileWords;  // of left 5 and right 7; right 6 has all
 
-  // Sums 0 and 1 of `first` rows and left 4, sums 2 and 3 of `second` and left 5.
-  static TileShapes of_two(int first, int second) {
-    const uint8_t a = (uint8_t)first, b = (uint8_t)second;
-    return {{a, a, b, b, a, b, kTileWords, kTileWords}, {16, 16, 16, 16, 16, 16, 16, 16}};
-  }
+  static TileShapes of_two(int first, int second) { return {first, second, kTileWords}; }
 
   // All sums of `rows` rows; products of left 4 and right 6 take 16 words, of 5 and 7 eight.
-  static TileShapes of_one(int rows) {
-    const uint8_t a = (uint8_t)rows;
-    return {{a, a, a, a, a, a, kTileWords, kTileWords / 2},
-            {16, 16, 16, 16, kTileWords, kTileWords / 2, 16, 16}};
-  }
+  static TileShapes of_one(int rows) { return {rows, rows, kTileWords / 2}; }
 };
 
 // The registers of a thread, for as long as this lives.
@@ -63,27 +57,35 @@ class Tiles {
   Tiles() = default;
   Tiles(const Tiles&) = delete;
   ~Tiles() {
-    if (shapes_.rows[0] != 0) asm volatile("tilerelease" ::: "memory");
+    if (shapes_.first != 0) asm volatile("tilerelease" ::: "memory");
   }
 
   // Sums are lost where the shapes change.
-  void shape(const TileShapes& shapes) {
-    if (std::memcmp(&shapes, &shapes_, sizeof shapes) == 0) return;
+  BATON_INLINE void shape(const TileShapes& shapes) {
+    if (shapes.first != shapes_.first || shapes.second != shapes_.second ||
+        shapes.last_words != shapes_.last_words)
+      set(shapes);
+  }
+
+ private:
+  TileShapes shapes_;
+
+  __attribute__((noinline)) void set(const TileShapes& shapes) {
     shapes_ = shapes;
+    const int rows[8] = {shapes.first,  shapes.first, shapes.second, shapes.second,
+                         shapes.first,  shapes.second, kTileWords,   shapes.last_words};
     struct alignas(64) {
       uint8_t palette = 1, start = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
     for (int i = 0; i < 8; ++i) {
-      config.rows[i] = shapes.rows[i];
-      config.row_bytes[i] = (uint16_t)(shapes.words[i] * 4);
+      config.rows[i] = (uint8_t)rows[i];
+      config.row_bytes[i] = 64;
     }
+    config.row_bytes[5] = (uint16_t)(shapes.last_words * 4);
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
   }
-
- private:
-  TileShapes shapes_ = {};
 };
 
 // Calls action(i) with the constants from 0 to `count` - 1, at most four: as many sums.
@@ -93,6 +95,21 @@ BATON_INLINE inline void for_sums(int count, const Action& action) {
   if (count > 1) action(std::integral_constant<int, 1>());
   if (count > 2) action(std::integral_constant<int, 2>());
   if (count > 3) action(std::integral_constant<int, 3>());
+}
+
+// Calls action(i) with the constant i that is `index`.
+template <class Action>
+BATON_INLINE inline void switch_sum(int index, const Action& action) {
+  switch (index) {
+    case 0:
+      return action(std::integral_constant<int, 0>());
+    case 1:
+      return action(std::integral_constant<int, 1>());
+    case 2:
+      return action(std::integral_constant<int, 2>());
+    default:
+      return action(std::integral_constant<int, 3>());
+  }
 }
 
 }  // namespace baton
