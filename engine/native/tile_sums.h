@@ -27,6 +27,13 @@ struct Asked {
 using Streamed = Asked<true>;
 using Coming = Asked<false>;
 
+// A part of a tile, for the first cache.
+template <int kPart, int kParts>
+BATON_INLINE inline void ask_part(const char* tile) {
+  constexpr int kBytes = kTileBytes / kParts;
+  for (int b = 0; b < kBytes; b += 64) __builtin_prefetch(tile + kPart * kBytes + b);
+}
+
 // One of the four products of a step: of one tile of rows and 64 outputs.
 template <int kProduct>
 BATON_INLINE inline void multiply_wide(const char* left, const RightTiles& right) {
@@ -37,9 +44,11 @@ BATON_INLINE inline void multiply_wide(const char* left, const RightTiles& right
   tile_multiply<kProduct, 4, kRight>();
 }
 
-// Of two tiles of rows and two of outputs, which were copied.
+// Of two tiles of rows and two of outputs, which were copied. The left sides of the next step are asked
+// for: a tile is loaded line by line, and waits for the second cache with each.
 template <int kProduct>
 BATON_INLINE inline void multiply_square(const char* first, const char* second, const char* right) {
+  ask_part<kProduct % 2, 2>((kProduct < 2 ? first : second) + kTileBytes);
   if constexpr (kProduct < 2) tile_load<6 + kProduct>(right + kProduct * kTileBytes, 64);
   if constexpr (kProduct == 0) tile_load<4>(first, 64);
   if constexpr (kProduct == 2) tile_load<5>(second, 64);
@@ -62,8 +71,11 @@ inline void sum_square(const char* first, const char* second, const char* right,
                        Coming& asked) {
   for (int step = 0; step < steps; ++step) {
     asked.ask();
-    for_sums(4, [&](auto product)
-                    BATON_INLINE { multiply_square<product>(first, second, right); });
+    for_sums(4, [&](auto product) BATON_INLINE {
+      ask_part<product, 4>(right + 2 * kTileBytes);
+      ask_part<product, 4>(right + 3 * kTileBytes);
+      multiply_square<product>(first, second, right);
+    });
     first += kTileBytes;
     second += kTileBytes;
     right += 2 * kTileBytes;
