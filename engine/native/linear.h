@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <omp.h>
+
 #include "tiled_linear.h"
 #include "vector_linear.h"
 
@@ -20,26 +22,63 @@ using LinearWorker = TiledWorker;
 using LinearWorker = VectorWorker;
 #endif
 
-// Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
-// with their barrier.
-inline void linear_part(const LinearCall& call, int first, int end) {
+// By items: some rows of one panel.
+inline void linear_by_items(const LinearCall& call, int first, int end, LinearWorker& worker) {
   constexpr int kTogether = LinearWorker::kRowsTogether;  // these are shared out, not rows
-  const int64_t panels = end - first;
   const int64_t chunks = (call.rows + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t groups = (call.rows + kTogether - 1) / kTogether;
-  const int together = LinearWorker::panels_together(call, panels, chunks);
-  const int64_t items = (panels + together - 1) / together * chunks;
-  LinearWorker worker(call);
+  const int64_t items = (end - first) * chunks;
 #pragma omp for schedule(guided)
   for (int64_t item = 0; item < items; ++item) {
     const int64_t chunk = item % chunks;
     const int64_t begin = groups * chunk / chunks * kTogether;
     const int64_t end_row = groups * (chunk + 1) / chunks * kTogether;
     const int64_t stop = end_row < call.rows ? end_row : call.rows;
-    const int panel = first + (int)(item / chunks) * together;
-    worker.work(call, {panel, panel + together < end ? panel + together : end, begin,
-                       (int)(stop - begin), (int)chunk, (int)chunks});
+    worker.work(call, {first + (int)(item / chunks), begin, (int)(stop - begin), (int)chunk,
+                       (int)chunks});
   }
+}
+
+// By blocks of rows: each thread begins with its own, those that it wrote in the stage before, which
+// stay in its second cache while one panel after the other passes; then it helps with the others'.
+inline void linear_by_blocks(const LinearCall& call, int first, int end, int64_t rows_per_block,
+                             LinearWorker& worker) {
+  constexpr int kTogether = LinearWorker::kRowsTogether;
+  constexpr int kLine = 64 / sizeof(int32_t);
+  const int64_t groups = (call.rows + kTogether - 1) / kTogether;
+  const int64_t blocks = (call.rows + rows_per_block - 1) / rows_per_block;
+  int32_t* next = nullptr;  // panel of each block, on a cache line of its own
+#pragma omp single copyprivate(next)
+  {
+    static thread_local Arena arena;
+    arena.reserve((size_t)blocks * 64);
+    next = (int32_t*)arena.data();
+    for (int64_t block = 0; block < blocks; ++block) next[block * kLine] = first;
+  }
+  const int64_t own = blocks * omp_get_thread_num() / omp_get_num_threads();
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t block = (own + i) % blocks;
+    const int64_t begin = groups * block / blocks * kTogether;
+    const int64_t end_row = groups * (block + 1) / blocks * kTogether;
+    const int64_t stop = end_row < call.rows ? end_row : call.rows;
+    for (;;) {
+      int32_t panel;
+#pragma omp atomic capture
+      panel = next[block * kLine]++;
+      if (panel >= end) break;
+      worker.work(call, {panel, begin, (int)(stop - begin), 0, 1});
+    }
+  }
+#pragma omp barrier
+}
+
+// Outputs of the panels from `first` to `end`, within a parallel region, by all of its threads; ends
+// with their barrier.
+inline void linear_part(const LinearCall& call, int first, int end) {
+  LinearWorker worker(call);
+  const int64_t rows_per_block = LinearWorker::rows_per_block(call);
+  if (rows_per_block > 0) linear_by_blocks(call, first, end, rows_per_block, worker);
+  else linear_by_items(call, first, end, worker);
 }
 
 inline void linear(const LinearCall& call) { linear_part(call, 0, num_panels(call.weight)); }

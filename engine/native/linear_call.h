@@ -32,10 +32,9 @@ struct LinearCall {
   Largest* largest = nullptr;  // [rows, panels]: instead of the sums of a panel
 };
 
-// Some rows of some panels, the given one of `chunks` of all rows.
+// Some rows of one panel, the given one of `chunks` of all rows.
 struct Item {
-  int panel;      // the first
-  int end_panel;  // past the last
+  int panel;
   int64_t first_row;
   int rows;
   int chunk;

@@ -12,9 +12,8 @@ namespace baton {
 
 constexpr int kStreamAhead = 6144;  // bytes from what is read of a panel to what is asked for
 constexpr int kComingBytes = 512;   // of the next panel, with each step of many rows
-constexpr int kMostPanels = 4;      // that are kept together
-constexpr int kCopyBytes = 800 << 10;
-constexpr int kItemsPerThread = 4;
+constexpr int kBlockBytes = 800 << 10;  // of rows that stay in the second cache, beside a panel's copy
+constexpr int kFewestRows = 64;         // of a thread that has rows of its own
 
 // Vectors [kBegin, kEnd) of `words` words of a panel, with zeros up to a whole step: vector j of word i
 // of a step to at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four
@@ -44,12 +43,12 @@ constexpr int kWordBytes = kNarrow ? kNarrowBytes : kPlainBytes;
 
 // One tile of rows, which streams its panel from memory.
 template <bool kNarrow>
-inline void few_tiled_rows(const LinearCall& call, const Item& item, int panel,
-                           const LeftTiles& left, Tiles& tiles, float* sums) {
+inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
+                           Tiles& tiles, float* sums) {
   constexpr int kLag = 2, kSlots = 4, kBytes = kTileWords * kPlainBytes;  // of a step
   const int words = call.weight.inputs / 2;
   const char* x = left.at(item.first_row);
-  const auto from = panel_from<kNarrow>(call.weight, panel, 0);
+  const auto from = panel_from<kNarrow>(call.weight, item.panel, 0);
   tiles.shape(TileShapes::of_two(item.rows, item.rows));
   zero_sums();
   if (!kNarrow && words % kTileWords == 0) {
@@ -66,7 +65,7 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, int panel,
         });
   }
   store_wide(sums);
-  finish_rows(call, sums, item.first_row, item.rows, panel);
+  finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
 // Half of the outputs of two tiles of rows, over some words.
@@ -92,8 +91,8 @@ inline void sum_block(const char* first, const char* second, const Panel& from, 
 // hold: those of one half of the outputs, then those of the other, come for a block of words that stays
 // in the first cache.
 template <bool kNarrow>
-inline void two_tiled_rows(const LinearCall& call, const Item& item, int panel,
-                           const LeftTiles& left, Tiles& tiles, float* sums) {
+inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
+                           Tiles& tiles, float* sums) {
   constexpr int kBlockWords = 4 * kTileWords;
   constexpr int kLines = kWordBytes<kNarrow> / 64, kLow = 2;  // the second half takes longer
   const int words = call.weight.inputs / 2;
@@ -102,7 +101,7 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, int panel,
   tiles.shape(TileShapes::of_two(kTileRows, item.rows - kTileRows));
   for (int w = 0; w < words; w += kBlockWords) {
     const int count = words - w < kBlockWords ? words - w : kBlockWords;
-    const auto from = panel_from<kNarrow>(call.weight, panel, w);
+    const auto from = panel_from<kNarrow>(call.weight, item.panel, w);
     const char* ahead = from.at + kStreamAhead;
     sum_block<0, kLow>(first, second, from, count, ahead, w == 0, sums);
     sum_block<1, kLines - kLow>(first, second, from, count, ahead + count * kLow * 64, w == 0,
@@ -110,40 +109,37 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, int panel,
     first += kBlockWords / kTileWords * kTileBytes;
     second += kBlockWords / kTileWords * kTileBytes;
   }
-  finish_rows(call, sums, item.first_row, item.rows, panel);
+  finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
-// Copies of some neighbouring panels that a thread has made last within a call.
-class PanelCopies {
+// A copy of the panel that a thread has multiplied last within a call.
+class PanelCopy {
  public:
-  // Where the one of `panel` is, or is to be written; the panels from `first` on are kept together.
-  char* at(int first, int panel, int64_t bytes) {
+  // Where the panel's is, or is to be written.
+  char* of(int panel, int64_t bytes) {
     static thread_local Arena arena;
-    arena.reserve((size_t)(kMostPanels * bytes));
-    if (first != first_) made_ = 0;
-    first_ = first;
-    place_ = panel - first;
-    return arena.data() + place_ * bytes;
+    arena.reserve((size_t)bytes);
+    if (panel != panel_) is_made_ = false;
+    panel_ = panel;
+    return arena.data();
   }
-  bool has() const { return (made_ >> place_ & 1) != 0; }
-  void made() { made_ |= 1u << place_; }
+  bool is_made() const { return is_made_; }
+  void made() { is_made_ = true; }
 
  private:
-  int first_ = -1;
-  int place_ = 0;
-  unsigned made_ = 0;
+  int panel_ = -1;
+  bool is_made_ = false;
 };
 
 // More rows: the panel is copied or unpacked once for all that come one after the other, by twos of
 // tiles. The first ones multiply half of it on the way, and ask for the next panel during the rest.
 template <bool kNarrow>
-inline void many_tiled_rows(const LinearCall& call, const Item& item, int panel,
-                            const LeftTiles& left, PanelCopies& copies, Tiles& tiles,
-                            float* sums) {
+inline void many_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
+                            PanelCopy& copied, Tiles& tiles, float* sums) {
   constexpr int kLag = 2, kBytes = kWordBytes<kNarrow>;
   const LinearWeight& weight = call.weight;
   const int words = weight.inputs / 2, steps = left.steps();
-  char* copy = copies.at(item.panel, panel, (int64_t)steps * kTileWords * kPlainBytes);
+  char* copy = copied.of(item.panel, (int64_t)steps * kTileWords * kPlainBytes);
   const RightTiles right = RightTiles::copied(copy, steps);
   const auto at = [&](int step, int i, int j) BATON_INLINE { return right.place(step, i, j); };
   Coming next = Coming::none();
@@ -160,36 +156,36 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, int panel,
       tiles.shape(TileShapes::of_two(kTileRows, rows - kTileRows));
       for (int half = 0; half < 2; ++half) {
         zero_sums();
-        if (copies.has()) {
+        if (copied.is_made()) {
           sum_square(x, second, copy + half * right.half_bytes, steps, next);
         } else {
-          const auto from = panel_from<kNarrow>(weight, panel, 0);
+          const auto from = panel_from<kNarrow>(weight, item.panel, 0);
           copy_words<0, kPanelColumns, kLag, kBytes / 64>(
               from, words, from.at + kStreamAhead, at, [&](int step, auto product) BATON_INLINE {
                 multiply_square<product>(x + step * kTileBytes, second + step * kTileBytes,
                                          copy + step * right.step_bytes);
               });
-          copies.made();
-          next = {word_at(weight, panel, words), kComingBytes, (int64_t)words * kBytes};
+          copied.made();
+          next = {word_at(weight, item.panel, words), kComingBytes, (int64_t)words * kBytes};
         }
         store_square(sums + half * kPanelOutputs / 2);
       }
     }
-    finish_rows(call, sums, item.first_row + row, rows, panel);
+    finish_rows(call, sums, item.first_row + row, rows, item.panel);
   }
 }
 
 // Some rows of one panel of integers: a group is unpacked once, its sums are scaled on top of those
 // before.
 template <class Panel>
-inline void tiled_quantized_item(const LinearCall& call, const Item& item, int panel,
-                                 const LeftTiles& left, Tiles& tiles, float* sums) {
+inline void tiled_quantized_item(const LinearCall& call, const Item& item, const LeftTiles& left,
+                                 Tiles& tiles, float* sums) {
   constexpr int kSteps = kGroupWords / kTileWords;
   alignas(64) char unpacked[kGroupWords * kPlainBytes];
   alignas(64) float products[kTileRows * kPanelOutputs];
   const int groups = call.weight.inputs / (2 * kGroupWords);
-  const char* from = panel_at(call.weight, panel);
-  const float* scales = call.weight.scales + (int64_t)panel * groups * kPanelOutputs;
+  const char* from = panel_at(call.weight, item.panel);
+  const float* scales = call.weight.scales + (int64_t)item.panel * groups * kPanelOutputs;
   const RightTiles right = RightTiles::copied(unpacked, kSteps);
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
@@ -216,7 +212,7 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, int p
         }
     }
   }
-  finish_rows(call, sums, item.first_row, item.rows, panel);
+  finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
 // One thread's part of a call.
@@ -226,50 +222,55 @@ class TiledWorker {
 
   explicit TiledWorker(const LinearCall& call) { left_.pack(call); }
 
-  // Panels of an item: as many as leave its rows of x and their copies in the second cache, and each
-  // thread some items. Rows that come with one panel after the other would be read anew for each.
-  static int panels_together(const LinearCall& call, int64_t panels, int64_t chunks) {
-    if (chunks == 1) return 1;
-    const int64_t fit = kCopyBytes / ((int64_t)call.weight.inputs * kPanelOutputs * 2);
-    const int64_t fair = panels * chunks / (kItemsPerThread * call.num_threads);
-    const int64_t most = fit < kMostPanels ? fit : kMostPanels;
-    const int64_t count = fair < most ? fair : most;
-    return count < 1 ? 1 : (int)count;
+  // Of many rows as many as are a thread's own and stay in its second cache; 0 of few, of which each
+  // thread has all.
+  static int64_t rows_per_block(const LinearCall& call) {
+    const int64_t share = (call.rows + call.num_threads - 1) / call.num_threads;
+    if (share < kFewestRows) return 0;
+    const int64_t fit = kBlockBytes / ((int64_t)call.weight.inputs * 2);
+    const int64_t most = fit > kRowsTogether ? fit : kRowsTogether;
+    const int64_t blocks = (share + most - 1) / most;
+    return (share + blocks - 1) / blocks;
   }
 
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
-    for (int panel = item.panel; panel < item.end_panel; ++panel) {
-      switch (call.weight.bits) {
-        case 16:
-          multiply<false>(call, item, panel, sums);
-          break;
-        case 12:
-          ask_for_plan(call.weight, panel);
-          multiply<true>(call, item, panel, sums);
-          break;
-        case 8:
-          tiled_quantized_item<Int8Panel>(call, item, panel, left_, tiles_, sums);
-          break;
-        default:
-          tiled_quantized_item<Int4Panel>(call, item, panel, left_, tiles_, sums);
-      }
+    switch (call.weight.bits) {
+      case 16:
+        return multiply<false>(call, item, sums);
+      case 12:
+        ask_for_plan(call.weight, item.panel);
+        return multiply<true>(call, item, sums);
+      case 8:
+        return multiply_quantized<Int8Panel>(call, item, sums);
+      default:
+        return multiply_quantized<Int4Panel>(call, item, sums);
     }
   }
 
  private:
   LeftTiles left_;
-  PanelCopies copies_;
+  PanelCopy copied_;
   Tiles tiles_;
 
   template <bool kNarrow>
-  void multiply(const LinearCall& call, const Item& item, int panel, float* sums) {
+  void multiply(const LinearCall& call, const Item& item, float* sums) {
     if (item.rows <= kTileRows)
-      few_tiled_rows<kNarrow>(call, item, panel, left_, tiles_, sums);
+      few_tiled_rows<kNarrow>(call, item, left_, tiles_, sums);
     else if (call.rows <= 2 * kTileRows)
-      two_tiled_rows<kNarrow>(call, item, panel, left_, tiles_, sums);
+      two_tiled_rows<kNarrow>(call, item, left_, tiles_, sums);
     else
-      many_tiled_rows<kNarrow>(call, item, panel, left_, copies_, tiles_, sums);
+      many_tiled_rows<kNarrow>(call, item, left_, copied_, tiles_, sums);
+  }
+
+  template <class Panel>
+  void multiply_quantized(const LinearCall& call, const Item& item, float* sums) {
+    for (int row = 0; row < item.rows; row += kRowsPerItem) {
+      Item some = item;
+      some.first_row += row;
+      some.rows = item.rows - row < kRowsPerItem ? item.rows - row : kRowsPerItem;
+      tiled_quantized_item<Panel>(call, some, left_, tiles_, sums);
+    }
   }
 };
 

@@ -241,7 +241,7 @@ class VectorWorker {
 
   explicit VectorWorker(const LinearCall&) {}
 
-  static int panels_together(const LinearCall&, int64_t, int64_t) { return 1; }
+  static int64_t rows_per_block(const LinearCall&) { return 0; }
 
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];

@@ -72,17 +72,18 @@ def test_a_row_is_the_same_in_any_batch(product_kernels, rows, inputs, outputs, 
     assert torch.equal(layer(x[begin:end], add=add[begin:end]), whole[begin:end])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("inputs", [34, 96])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("inputs", [34, 96, 4200])
 def test_many_rows_over_many_panels(native, threads, count, inputs):
-    """So many of both that a thread keeps several panels together."""
+    """So many rows that threads divide them, and where they are long each has several blocks."""
     threads(count)
-    outputs, rows = 700, 400
+    outputs, rows = 700, 410
     layer, x = native(tensor(0, outputs, inputs)), tensor(1, rows, inputs)
     whole = layer(x)
     assert torch.equal(torch.cat([layer(part) for part in x.split(10)]), whole)
     exact = x.double() @ tensor(0, outputs, inputs).double().T
-    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=2**-8)
+    atol = 2**-8 * max(1, inputs / 96) ** 0.5
+    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=atol)
 
 
 def test_a_row_is_the_same_with_any_number_of_threads(native, threads):
