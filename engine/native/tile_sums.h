@@ -66,7 +66,8 @@ inline void sum_wide(const char* left, RightTiles right, int steps, Asked<kFirst
   }
 }
 
-// Sums of two tiles of rows and half of the outputs; of tiles that were copied.
+// Sums of two tiles of rows and half of the outputs; of tiles that were copied, to the second cache:
+// the next step's are asked for, too.
 inline void sum_square(const char* first, const char* second, const char* right, int steps,
                        Coming& asked) {
   for (int step = 0; step < steps; ++step) {

@@ -97,21 +97,6 @@ BATON_INLINE inline void for_sums(int count, const Action& action) {
   if (count > 3) action(std::integral_constant<int, 3>());
 }
 
-// Calls action(i) with the constant i that is `index`.
-template <class Action>
-BATON_INLINE inline void switch_sum(int index, const Action& action) {
-  switch (index) {
-    case 0:
-      return action(std::integral_constant<int, 0>());
-    case 1:
-      return action(std::integral_constant<int, 1>());
-    case 2:
-      return action(std::integral_constant<int, 2>());
-    default:
-      return action(std::integral_constant<int, 3>());
-  }
-}
-
 }  // namespace baton
 
 #else
