@@ -14,8 +14,14 @@
 namespace baton {
 
 #if defined(__AVX512BF16__)
-constexpr int kFewHeads = 32;       // of a unit
-constexpr int kFewAhead = 12288;    // bytes from what is read to what is asked for
+constexpr int kFewHeads = 32;  // of a unit
+
+// Bytes from what is read to what is asked for.
+#if defined(__AMX_BF16__)
+constexpr int kFewAhead = 6144;
+#else
+constexpr int kFewAhead = 12288;
+#endif
 
 // Where the groups of the tile of keys from `first` on lie.
 template <class P>
