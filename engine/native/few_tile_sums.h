@@ -56,14 +56,12 @@ struct Product {
   Vec even[R][C] = {};
   Vec odd[R][C] = {};
 
-  // With word w of the rows, and column c of another one.
-  template <int kMost>
-  BATON_INLINE void add(const Halves<R, kMost>& left, int w, int c, __m512i right) {
-    const Vec low = even_of(right), high = odd_of(right);
-    for (int r = 0; r < R; ++r) {
-      even[r][c] = fused(splat(left.even[r][w]), low, even[r][c]);
-      odd[r][c] = fused(splat(left.odd[r][w]), high, odd[r][c]);
-    }
+  // With word w of the rows, and right(c) of each vector of columns. First all that is even, then all
+  // that is odd: registers for both at once would be missing.
+  template <int kMost, class Right>
+  BATON_INLINE void add(const Halves<R, kMost>& left, int w, const Right& right) {
+    add_half(even, left.even, w, [&](int c) BATON_INLINE { return even_of(right(c)); });
+    add_half(odd, left.odd, w, [&](int c) BATON_INLINE { return odd_of(right(c)); });
   }
 
   // On top of `sums`, rows `stride` apart; or of nothing.
@@ -76,6 +74,17 @@ struct Product {
   }
 
  private:
+  template <int kMost, class Right>
+  static BATON_INLINE void add_half(Vec (&sums)[R][C], const float (&left)[R][kMost], int w,
+                                    const Right& right) {
+    Vec rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = splat(left[r][w]);
+    for (int c = 0; c < C; ++c) {
+      const Vec column = right(c);
+      for (int r = 0; r < R; ++r) sums[r][c] = fused(rows[r], column, sums[r][c]);
+    }
+  }
+
   static BATON_INLINE Vec fused(Vec a, Vec b, Vec sum) {
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
   }
@@ -99,9 +108,9 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
       Product<R, kAtOnce> product;
       for (int w = 0; w < count; ++w) {
         ahead.ask(asked);
-        for (int c = 0; c < kAtOnce; ++c)
-          product.add(left, w, c,
-                      (__m512i)read_words((const P*)keys[c0 + c] + (begin + w) * kGroupTokens * 2));
+        product.add(left, w, [&](int c) BATON_INLINE {
+          return (__m512i)read_words((const P*)keys[c0 + c] + (begin + w) * kGroupTokens * 2);
+        });
       }
       product.store_on(scores + c0 * kLanes, kTileKeys, begin == 0);
     }
@@ -120,8 +129,9 @@ inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const void* c
       const int pair0 = group * kGroupTokens / 2;
       for (int pair = 0; pair < kGroupTokens / 2; ++pair, at += head_dim * 2) {
         ahead.ask(asked);
-        for (int c = 0; c < C; ++c)
-          product.add(weights, pair0 + pair, c, (__m512i)read_words(at + c * kLanes * 2));
+        product.add(weights, pair0 + pair, [&](int c) BATON_INLINE {
+          return (__m512i)read_words(at + c * kLanes * 2);
+        });
       }
     }
     product.store_on(sums + begin, head_dim, false);

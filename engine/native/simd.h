@@ -32,7 +32,7 @@ constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 2;
 #endif
 
-inline Vec splat(float x) { return Vec{} + x; }
+inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 template <class T>
 inline T load_as(const void* at) {
