@@ -86,6 +86,14 @@ def test_many_rows_over_many_panels(native, threads, count, inputs):
     torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=atol)
 
 
+@pytest.mark.parametrize("rows", [128, 130, 161, 200])
+def test_rows_so_long_that_few_fit_a_block(native, threads, rows):
+    """No block is empty where blocks are smaller than what is multiplied together."""
+    threads(2)
+    layer, x = native(tensor(0, 70, 14336)), tensor(1, rows, 14336)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(10)]), layer(x))
+
+
 def test_a_row_is_the_same_with_any_number_of_threads(native, threads):
     layer, x = native(tensor(0, 1000, 96)), tensor(1, 33, 96)
     results = []
