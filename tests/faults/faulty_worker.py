@@ -42,6 +42,9 @@ DEADLY_LATER = [14, 13, 15, 13, 14]
 FAULTS_DIR = "FAULTS_DIR"
 WRITE_TIMEOUT_S = 2.0
 """Instead of the product's own 10 s, so that a write that hangs need not be waited for so long."""
+MAX_WRITE_BLOCKS = 4
+"""Those of a chunk of 64 tokens: a long prompt takes many writes, also where all of it was computed
+before its grant came."""
 _NO_HANDLE = -1
 
 
@@ -104,6 +107,7 @@ def install(points: FaultPoints) -> None:
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)
     TransferService.__init__.__defaults__ = (WRITE_TIMEOUT_S,)
+    HandoffSender.__init__.__defaults__ = (MAX_WRITE_BLOCKS,)
     run = Engine.run
 
     @wraps(run)

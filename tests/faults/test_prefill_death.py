@@ -86,9 +86,11 @@ def test_without_another_prefill_worker_the_decode_worker_prefills(
     Stream(fleet.url, [7] * 40, 2).wait()  # the pair gets to know each other
     reference = long_prompts[len(MOMENTS)]
     before = counters(fleet.fleet, "decode-1")
-    fleet.arm(["prefill-1"], "chunk", 6)  # its grant comes before that
+    fleet.arm(["prefill-1"], "chunk", 1)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
+    wait_for("the grant", lambda: workers(fleet.fleet)["decode-1"]["num_handoffs"])
+    fleet.move_on("prefill-1", "chunk", 6)
     arrived = received_when_settled(fleet) - before["blocks_received"]
     assert arrived > 0
     fleet.kill("prefill-1")
