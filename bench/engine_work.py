@@ -35,8 +35,10 @@ class Work:
         return f"decode {self.batch} at {self.length:,}"
 
     def num_tokens(self, block_size: int, steps: int = DECODE_STEPS) -> int:
-        """That a pool of such blocks has to hold, if `steps` steps are taken."""
-        return self.batch * (self.length + steps + 2 + block_size)
+        """That a pool of such blocks has to hold, if `steps` steps are taken, and a block more of
+        each sequence, which schedulers leave free for those that decode."""
+        blocks = -(-(self.length + steps + 2) // block_size) + 1
+        return self.batch * blocks * block_size
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ def test_tokens_of_an_event(event: dict, count: int) -> None:
 def test_what_a_work_needs() -> None:
     assert longest(WORKS) == 2048 + 16 + 2
     assert longest(SWEEP, 64) == 8192 + 64 + 2
-    assert Work("decode", 8, 512).num_tokens(16) == 8 * (512 + 16 + 2 + 16)
-    assert Work("decode", 8, 512).num_tokens(128, 64) == 8 * (512 + 64 + 2 + 128)
+    assert Work("decode", 8, 512).num_tokens(16) == 8 * (34 + 1) * 16
+    assert Work("decode", 8, 512).num_tokens(128, 64) == 8 * (5 + 1) * 128
 
 
 def test_our_server_is_one_decode_worker_whose_prompts_go_first() -> None:
