@@ -131,6 +131,8 @@ void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
 
 template <class T, class P, class Word>
 void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tiles& tiles) {
+  // Once for all that a unit sums: to change it takes as long as sums of dozens of words.
+  [[maybe_unused]] const std::conditional_t<Word::kPerWord == 2, NormalNumbers, char> numbers{};
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
   const int words = padded / Word::kPerWord, all_rows = rows * unit.num_kv_heads;

@@ -4,7 +4,8 @@
 //
 // A product of tiles sums the even and the odd numbers of up to 16 words apart, by fused multiply-adds
 // in order, and adds the two to what was there; numbers too small to be normal count as zeros
-// (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS).
+// (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS): so these sums are to be
+// taken within the life of a NormalNumbers.
 
 #pragma once
 
@@ -13,18 +14,6 @@
 #if defined(__AMX_BF16__)
 
 namespace baton {
-
-// Within its life this thread's arithmetic takes numbers that are not normal for zeros.
-class NormalNumbers {
- public:
-  NormalNumbers() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kToZero | kFromZero); }
-  NormalNumbers(const NormalNumbers&) = delete;
-  ~NormalNumbers() { _mm_setcsr(before_); }
-
- private:
-  static constexpr unsigned kToZero = 1u << 15, kFromZero = 1u << 6;
-  unsigned before_;
-};
 
 inline Vec even_of(__m512i words) { return (Vec)_mm512_slli_epi32(words, 16); }
 inline Vec odd_of(__m512i words) {
@@ -99,7 +88,6 @@ template <class P, int R, int C>
 inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
                          Ahead ahead) {
   constexpr int kAtOnce = C < kColumnsAtOnce<R> ? C : kColumnsAtOnce<R>;
-  const NormalNumbers normal;
   const unsigned asked = ahead.in_steps(words * (C / kAtOnce));
   for (int c0 = 0; c0 < C; c0 += kAtOnce)
     for (int begin = 0; begin < words; begin += kTileWords) {
@@ -148,7 +136,6 @@ inline void weigh_rows(const int32_t* weights, const void* const* values, int co
                          sums + 4 * head_dim, Ahead());
   } else {
     constexpr int kColumns = kColumnsAtOnce<R>, kStep = kColumns * kLanes;
-    const NormalNumbers normal;
     const Halves<R, kTileKeys / 2> left(weights, kTileKeys / 2, kTileKeys / 2);
     const int passes = head_dim / kStep + head_dim % kStep / kLanes;
     const unsigned asked = ahead.in_steps(passes * count * kGroupTokens / 2);

@@ -15,11 +15,11 @@ constexpr int kComingBytes = 512;   // of the next panel, with each step of many
 constexpr int kBlockBytes = 800 << 10;  // of rows that stay in the second cache, beside a panel's copy
 constexpr int kFewestRows = 64;         // of a thread that has rows of its own
 
-// Vectors [kBegin, kEnd) of `words` words of a panel, with zeros up to a whole step: vector j of word i
-// of a step to at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four
-// products, each between some words: a tile that is read right after it was written waits. With each
-// word `kLines` lines are asked for, from `ahead` on.
-template <int kBegin, int kEnd, int kLag, int kLines, class Panel, class At, class Multiply>
+// `words` words of a panel, with zeros up to a whole step: vector j of word i of a step to
+// at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four products,
+// each between some words: a tile that is read right after it was written waits. With each word
+// `kLines` lines are asked for, from `ahead` on.
+template <int kLag, int kLines, class Panel, class At, class Multiply>
 BATON_INLINE inline void copy_words(Panel panel, int words, const char* ahead, const At& at,
                                     const Multiply& multiply) {
   constexpr int kEvery = kTileWords / 4;
@@ -33,7 +33,7 @@ BATON_INLINE inline void copy_words(Panel panel, int words, const char* ahead, c
         Vec vectors[kPanelColumns] = {};
         if (step * kTileWords + i < words) read_next(panel, step * kTileWords + i, vectors);
         for (int line = 0; line < kLines; ++line, ahead += 64) __builtin_prefetch(ahead);
-        for (int j = kBegin; j < kEnd; ++j) *(Vec*)at(step, i, j) = vectors[j];
+        for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(step, i, j) = vectors[j];
       });
     });
 }
@@ -57,7 +57,7 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   } else {
     alignas(64) char slots[kSlots * kBytes];
     const auto slot = [&](int step) BATON_INLINE { return slots + step % kSlots * kBytes; };
-    copy_words<0, kPanelColumns, kLag, kWordBytes<kNarrow> / 64>(
+    copy_words<kLag, kWordBytes<kNarrow> / 64>(
         from, words, from.at + kStreamAhead,
         [&](int step, int i, int j) BATON_INLINE { return slot(step) + j * kTileBytes + i * 64; },
         [&](int step, auto product) BATON_INLINE {
@@ -68,47 +68,94 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
-// Half of the outputs of two tiles of rows, over some words.
-template <int kHalf, int kLines, class Panel>
-inline void sum_block(const char* first, const char* second, const Panel& from, int words,
-                      const char* ahead, bool is_first, float* sums) {
-  constexpr int kLag = 1, kSlots = 2, kBytes = 2 * kTileBytes, kBegin = 2 * kHalf;
-  alignas(64) char slots[kSlots * kBytes];
-  const auto slot = [&](int step) BATON_INLINE { return slots + step % kSlots * kBytes; };
-  if (is_first) zero_sums();
-  else load_square(sums);
-  copy_words<kBegin, kBegin + 2, kLag, kLines>(
-      from, words, ahead,
-      [&](int step, int i, int j)
-          BATON_INLINE { return slot(step) + (j - kBegin) * kTileBytes + i * 64; },
-      [&](int step, auto product) BATON_INLINE {
-        multiply_square<product>(first + step * kTileBytes, second + step * kTileBytes, slot(step));
-      });
-  store_square(sums);
-}
+// Sums of two tiles of rows are twice what the registers hold: those of one half of the outputs, then
+// those of the other, grow by a block of steps, whose words stay in the first cache.
+class HalvesInTurn {
+ public:
+  // Of two tiles of rows, `steps` steps each; `sums` [32, 64].
+  HalvesInTurn(const char* first, const char* second, int steps, int block_steps, float* sums)
+      : first_(first), second_(second), steps_(steps), block_steps_(block_steps), sums_(sums) {
+    end_block();
+  }
 
-// Two tiles of rows, which stream their panel from memory, too. Their sums are twice what the registers
-// hold: those of one half of the outputs, then those of the other, come for a block of words that stays
-// in the first cache.
+  // The next product, of four a step; `right` has the step's words of this half.
+  template <int kProduct>
+  BATON_INLINE void multiply(const char* right) {
+    if (kProduct == 0 && step_ == begin_) {
+      if (begin_ == 0) zero_sums();
+      else load_square(sums_of_half());
+    }
+    const int64_t at = (int64_t)step_ * kTileBytes;
+    multiply_square<kProduct>(first_ + at, second_ + at, right);
+    if (kProduct == 3 && ++step_ == end_) turn();
+  }
+
+ private:
+  const char* first_;
+  const char* second_;
+  int steps_;
+  int block_steps_;
+  float* sums_;
+  int half_ = 0;
+  int begin_ = 0;  // of the block
+  int end_ = 0;
+  int step_ = 0;
+
+  float* sums_of_half() const { return sums_ + half_ * kPanelOutputs / 2; }
+
+  void end_block() { end_ = begin_ + block_steps_ < steps_ ? begin_ + block_steps_ : steps_; }
+
+  BATON_INLINE void turn() {
+    store_square(sums_of_half());
+    if (half_ == 1) {
+      begin_ = end_;
+      end_block();
+    }
+    half_ = 1 - half_;
+    step_ = begin_;
+  }
+};
+
+// Two tiles of rows, which stream their panel from memory, too. Words are unpacked for one half of the
+// outputs, then for the other; products follow some steps behind, across halves and blocks.
 template <bool kNarrow>
 inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
-  constexpr int kBlockWords = 4 * kTileWords;
+  constexpr int kBlockSteps = 4, kLag = 3, kSlots = 4, kBytes = 2 * kTileBytes;  // of half a step
+  constexpr int kEvery = kTileWords / 4;
   constexpr int kLines = kWordBytes<kNarrow> / 64, kLow = 2;  // the second half takes longer
-  const int words = call.weight.inputs / 2;
+  const int words = call.weight.inputs / 2, steps = left.steps();
   const char* first = left.at(item.first_row);
-  const char* second = first + left.steps() * kTileBytes;
+  alignas(64) char slots[kSlots * kBytes];
+  const auto slot = [&](int turn) BATON_INLINE { return slots + turn % kSlots * kBytes; };
   tiles.shape(TileShapes::of_two(kTileRows, item.rows - kTileRows));
-  for (int w = 0; w < words; w += kBlockWords) {
-    const int count = words - w < kBlockWords ? words - w : kBlockWords;
-    const auto from = panel_from<kNarrow>(call.weight, item.panel, w);
-    const char* ahead = from.at + kStreamAhead;
-    sum_block<0, kLow>(first, second, from, count, ahead, w == 0, sums);
-    sum_block<1, kLines - kLow>(first, second, from, count, ahead + count * kLow * 64, w == 0,
-                                sums + kPanelOutputs / 2);
-    first += kBlockWords / kTileWords * kTileBytes;
-    second += kBlockWords / kTileWords * kTileBytes;
+  HalvesInTurn products(first, first + steps * kTileBytes, steps, kBlockSteps, sums);
+  auto panel = panel_from<kNarrow>(call.weight, item.panel, 0);
+  int turn = 0;  // steps of halves that were unpacked
+  for (int begin = 0; begin < steps; begin += kBlockSteps) {
+    const int end = begin + kBlockSteps < steps ? begin + kBlockSteps : steps;
+    const auto block = panel;
+    const char* ahead = block.at + kStreamAhead;
+    for_sums(2, [&](auto half) BATON_INLINE {
+      constexpr int kBegin = 2 * half, kAsked = half == 0 ? kLow : kLines - kLow;
+      panel = block;
+      for (int step = begin; step < end; ++step, ++turn)
+        for_sums(4, [&](auto product) BATON_INLINE {
+          if (turn >= kLag) products.template multiply<product>(slot(turn - kLag));
+          for_sums(kEvery, [&](auto word) BATON_INLINE {
+            constexpr int i = product * kEvery + word;
+            Vec vectors[kPanelColumns] = {};
+            if (step * kTileWords + i < words) read_next(panel, step * kTileWords + i, vectors);
+            for (int line = 0; line < kAsked; ++line, ahead += 64) __builtin_prefetch(ahead);
+            for (int j = 0; j < 2; ++j)
+              *(Vec*)(slot(turn) + j * kTileBytes + i * 64) = vectors[kBegin + j];
+          });
+        });
+    });
   }
+  for (int last = turn < kLag ? 0 : turn - kLag; last < turn; ++last)
+    for_sums(4, [&](auto product)
+                    BATON_INLINE { products.template multiply<product>(slot(last)); });
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
@@ -160,7 +207,7 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
           sum_square(x, second, copy + half * right.half_bytes, steps, next);
         } else {
           const auto from = panel_from<kNarrow>(weight, item.panel, 0);
-          copy_words<0, kPanelColumns, kLag, kBytes / 64>(
+          copy_words<kLag, kBytes / 64>(
               from, words, from.at + kStreamAhead, at, [&](int step, auto product) BATON_INLINE {
                 multiply_square<product>(x + step * kTileBytes, second + step * kTileBytes,
                                          copy + step * right.step_bytes);
