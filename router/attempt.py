@@ -99,8 +99,9 @@ class Generation:
     died under it since a decode worker computed one: a request that gets on is not to blame for
     what dies around it, and none for workers that stood still. Of the legs of an attempt
     (`suspects`) the second to fall counts as another death if it was alive after the first one's:
-    then it has answered the ping of that number. Deltas go straight to the sink; once it was full
-    (`is_behind`) they queue up among the events until it has caught up.
+    then it has answered the ping of that number. A decode worker may report a failed handoff before
+    it is known here that the other end (`deserted`) has died. Deltas go straight to the sink; once
+    it was full (`is_behind`) they queue up among the events until it has caught up.
     """
 
     request: GenerationRequest
@@ -114,6 +115,7 @@ class Generation:
     num_failures: int = 0
     num_deaths: int = 0
     suspects: dict[str, int | None] = field(default_factory=dict)
+    deserted: Worker | None = None
     cached_tokens: int = 0
     failed: set[str] = field(default_factory=set)
     failed_handoffs: set[str] = field(default_factory=set)
@@ -198,6 +200,7 @@ class Generation:
         if attempt.prefill is None or num_new > 1:
             self.num_deaths = 0
             self.suspects.clear()
+            self.deserted = None
 
     def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
         """Remember whom the next attempt avoids, and whom it prefers.
@@ -215,9 +218,24 @@ class Generation:
             self.prefer_decode = attempt.decode.worker_id
         elif attempt.prefill and in_handoff and incarnation not in self.failed_handoffs:
             self.failed_handoffs.add(incarnation)
+            self.deserted = attempt.prefill
             self.prefer_decode = worker.worker_id
             incarnation = attempt.prefill.info.incarnation
         self.failed.add(incarnation)
+
+    def blame_late(self, worker: Worker) -> None:
+        """The end that a failed handoff came from is gone: a death, seen after the failure. Whoever
+        reported that outlived it."""
+        if self.deserted is worker:
+            self.deserted = None
+            if worker.info.incarnation not in self.suspects:
+                self.num_deaths += 1
+                self.suspects[worker.info.incarnation] = None
+
+    def is_unheard(self, worker: Worker) -> bool:
+        """Whether it stood beside a death, and nothing was heard of it since."""
+        asked = self.suspects.get(worker.info.incarnation)
+        return asked is not None and not worker.link.has_answered(asked)
 
     def _count_death(self, attempt: Attempt, worker: Worker) -> None:
         """Once for each worker, and once for both legs of the attempt if they fell together."""

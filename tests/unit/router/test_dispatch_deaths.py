@@ -72,17 +72,30 @@ async def test_a_leg_that_lived_on_dies_a_death_of_its_own(harness: Harness) -> 
     await harness.kill("p1")
     again, _leg = await taken_by(decoders)
     assert again is first
-    link = harness.fleet.worker(first.info.worker_id).link
-    await until(
-        lambda: link.has_answered(
-            harness.dispatcher._generations["r"].suspects[first.info.incarnation]
-        )
-    )
+    kept_by = harness.fleet.worker(first.info.worker_id)
+    assert not harness.dispatcher._generations["r"].is_unheard(kept_by), "it was asked first"
     decoders.remove(first)
     await harness.kill(first.info.worker_id)
     with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
         await consumer.end()
     assert decoders[0].received.count(Generate) == 0
+
+
+async def test_a_death_counts_also_where_the_handoff_was_seen_to_fail_first(
+    harness: Harness,
+) -> None:
+    *decoders, _prefill = await harness.join("d1", "d2", "d3", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    first, leg = await taken_by(decoders)
+    first.send(failure(leg))
+    again, _leg = await taken_by(decoders)
+    assert again is first, "it keeps what has arrived"
+    await harness.kill("p1")
+    decoders.remove(first)
+    await harness.kill(first.info.worker_id)
+    with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):
+        await consumer.end()
+    assert [each.received.count(Generate) for each in decoders] == [0, 0]
 
 
 async def test_a_connection_that_breaks_again_is_not_another_death(harness: Harness) -> None:
