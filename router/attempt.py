@@ -232,10 +232,12 @@ class Generation:
                 self.num_deaths += 1
                 self.suspects[worker.info.incarnation] = None
 
-    def is_unheard(self, worker: Worker) -> bool:
-        """Whether it stood beside a death, and nothing was heard of it since."""
-        asked = self.suspects.get(worker.info.incarnation)
-        return asked is not None and not worker.link.has_answered(asked)
+    async def hear(self, keeper: Worker | None, timeout_s: float) -> None:
+        """Wait until whoever is to keep the request, if a worker died beside it, has shown that it
+        lives: if it dies over it then, that is another death."""
+        asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
+        if keeper is not None and asked is not None:
+            await keeper.link.hear(asked, timeout_s)
 
     def _count_death(self, attempt: Attempt, worker: Worker) -> None:
         """Once for each worker, and once for both legs of the attempt if they fell together."""

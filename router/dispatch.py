@@ -50,8 +50,6 @@ from router.token_stream import Piece, TokenPiece
 from router.trace import TraceStore
 from router.worker import Loss, Worker
 
-_LOOK_S = 0.002
-
 
 class Dispatcher:
     """Implements `router.generation.Generator` over a fleet of workers."""
@@ -178,7 +176,8 @@ class Dispatcher:
             generation.deliver(TokenDelta([], finish=FinishReason.LENGTH))
             return
         await asyncio.sleep(self._retries.count(generation, failure.reason))
-        await self._hear(generation)
+        keeper = self._fleet.worker(generation.prefer_decode or "")
+        await generation.hear(keeper, self._settings.silence_s / 4)
         try:
             async with asyncio.timeout(self._settings.recovery_wait_s):
                 await self._fleet.wait_for_decode()
@@ -187,16 +186,6 @@ class Dispatcher:
                 f"request {name} failed: {failure.reason}; no decode worker came back within "
                 f"{self._settings.recovery_wait_s:g} s"
             ) from None
-
-    async def _hear(self, generation: Generation) -> None:
-        """Wait until whoever is to keep the request has shown that it lives, or begins to look
-        silent: if it dies over it then, that is another death."""
-        worker = self._fleet.worker(generation.prefer_decode or "")
-        deadline = time.monotonic() + self._settings.silence_s / 4
-        while worker is not None and worker.link.is_ready and generation.is_unheard(worker):
-            if time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(_LOOK_S)
 
     def _end(self, generation: Generation) -> None:
         """Leave nothing behind; a generation that was given up is aborted on its workers."""

@@ -100,6 +100,7 @@ class WorkerLink:
         self._last_heard = time.monotonic()
         self._num_pings = 0
         self._last_answered = 0
+        self._hearing: dict[asyncio.Future[None], int] = {}  # who waits for which ping's answer
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
         )
@@ -127,10 +128,22 @@ class WorkerLink:
         """Whether the worker was alive after a ping: it has answered that one, or a later."""
         return self._last_answered >= number
 
+    async def hear(self, number: int, timeout_s: float) -> None:
+        """Wait until the worker has answered that ping, or a later one, its connection is gone, or
+        the time is over."""
+        if not self._is_ready or self.has_answered(number):
+            return
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hearing[heard] = number
+        try:
+            await asyncio.wait([heard], timeout=timeout_s)
+        finally:
+            del self._hearing[heard]
+
     def close(self) -> None:
         """Stop; the sockets close when the task has ended, see `wait_closed`."""
         self._is_closed = True
-        self._is_ready = False
+        self._end_ready()
         self._task.cancel()
 
     @property
@@ -152,7 +165,7 @@ class WorkerLink:
             except Exception:
                 log.exception("the link to %s failed", self._info.worker_id)
             if self._is_ready:
-                self._is_ready = False
+                self._end_ready()
                 self._callbacks.on_disconnected(self._info.worker_id)
             await asyncio.sleep(RECONNECT_S)
 
@@ -274,6 +287,7 @@ class WorkerLink:
             self._metrics.refused.labels("no_hello").inc()
         elif isinstance(message, Pong):
             self._last_answered = max(self._last_answered, message.nonce)
+            self._let_go(self._last_answered)
         else:
             self._callbacks.on_control(self._info.worker_id, message)
 
@@ -289,12 +303,23 @@ class WorkerLink:
 
     def _refuse(self, refused: HelloRefused) -> None:
         self.refused = refused
-        self._is_ready = False
+        self._end_ready()
         self._end_session()
         log.error(
             "%s refused the connection and is not used: %s is %s here and %s there",
             self._info.worker_id, refused.what, refused.theirs, refused.ours,
         )  # fmt: skip
+
+    def _end_ready(self) -> None:
+        """There is no connection any more, and no answer to wait for."""
+        self._is_ready = False
+        self._let_go(self._num_pings)
+
+    def _let_go(self, number: int) -> None:
+        """Whoever waits for the answer to this ping, or to one before, waits no longer."""
+        for heard, asked in self._hearing.items():
+            if asked <= number and not heard.done():
+                heard.set_result(None)
 
     def _take_event(self, message: EventMessage) -> None:
         if self._is_ready:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protocol.errors import GenerationFailed
-from protocol.messages import AttemptFailed, FinishReason, Generate, Prefill
+from protocol.messages import AttemptFailed, FinishReason, Generate, Ping, Prefill
 from router.worker import Loss
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import Consumer, Harness, request, until
@@ -16,8 +16,9 @@ MAX_ATTEMPTS = 4
 
 
 @pytest.fixture
-async def harness() -> AsyncIterator[Harness]:
-    harness = Harness(max_attempts=MAX_ATTEMPTS, silence_s=0.2)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    """Its parameter is `silence_s`."""
+    harness = Harness(max_attempts=MAX_ATTEMPTS, silence_s=getattr(request, "param", 0.2))
     yield harness
     assert harness.dispatcher.inflight == 0
     assert harness.traces.num_running == 0
@@ -65,15 +66,22 @@ async def test_legs_of_an_attempt_that_died_together_count_as_one_death(harness:
     assert decoders[0].received.count(Generate) == 0
 
 
+@pytest.mark.parametrize("harness", [60.0], indirect=True)
 async def test_a_leg_that_lived_on_dies_a_death_of_its_own(harness: Harness) -> None:
+    """Before it gets the request again it has answered."""
     *decoders, _prefill = await harness.join("d1", "d2", "p1")
     consumer = Consumer(harness.dispatcher, request())
     first, _leg = await taken_by(decoders)
+    first.answers_pings = False
     await harness.kill("p1")
+    while first.received.count(Ping):
+        await first.received.next(Ping)
+    for _ in range(4):  # one of them for the death, the others from time to time
+        await first.received.next(Ping)
+    assert not any(each.received.count(Generate) for each in decoders)
+    first.answers_pings = True
     again, _leg = await taken_by(decoders)
     assert again is first
-    kept_by = harness.fleet.worker(first.info.worker_id)
-    assert not harness.dispatcher._generations["r"].is_unheard(kept_by), "it was asked first"
     decoders.remove(first)
     await harness.kill(first.info.worker_id)
     with pytest.raises(GenerationFailed, match="request r is not tried again: 2 workers died"):

@@ -26,6 +26,7 @@ from protocol.messages import (
 from protocol.wire import encode
 from router.worker import Loss, Worker
 from runtime.control import NO_HELLO
+from tests.unit.router.fake_worker import WAIT_S
 from tests.unit.router.router_harness import Harness, until
 
 
@@ -124,6 +125,21 @@ async def test_a_silent_worker_is_not_responsive_but_ready(harness: Harness) -> 
     assert link.is_responsive(time.monotonic())
     assert not link.is_responsive(time.monotonic() + harness.settings.silence_s + 1)
     assert link.is_ready
+
+
+async def test_an_answer_is_waited_for_as_long_as_one_can_come(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    link = harness.fleet.worker("d1").link
+    await asyncio.wait_for(link.hear(link.ping(), 60), WAIT_S)
+    worker.answers_pings = False
+    asked = link.ping()
+    await link.hear(asked, 0.01)
+    assert not link.has_answered(asked)
+    waiting = asyncio.create_task(link.hear(asked, 60))
+    await asyncio.sleep(0)
+    await harness.kill("d1")
+    await asyncio.wait_for(waiting, WAIT_S)
+    assert not link.has_answered(asked)
 
 
 async def test_a_worker_that_forgot_us_is_greeted_anew(harness: Harness) -> None:
