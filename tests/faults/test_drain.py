@@ -99,6 +99,7 @@ def test_what_has_not_begun_to_decode_is_placed_anew(
     computing = fleet.held("chunk")
     shown = wait_for("a worker to wait for blocks", lambda: _busy(fleet))
     fleet.signal(shown, signal.SIGTERM)
+    wait_for("another to wait for them", lambda: _busy(fleet, but=shown))
     fleet.release(computing, "chunk")
     assert ended_well(fleet, shown)
     stream.wait()
