@@ -15,26 +15,37 @@ constexpr int kComingBytes = 512;   // of the next panel, with each step of many
 constexpr int kBlockBytes = 800 << 10;  // of rows that stay in the second cache, beside a panel's copy
 constexpr int kFewestRows = 64;         // of a thread that has rows of its own
 
+// A panel's next words, a quarter of the step that begins with word `begin`: write(i, vectors) gets word i
+// of the step, zeros from the panel's word `words` on. With each `kLines` lines are asked for, from
+// `ahead` on.
+template <int kQuarter, int kLines, class Panel, class Write>
+BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, const char*& ahead,
+                                      const Write& write) {
+  constexpr int kWords = kTileWords / 4;
+  for_sums(kWords, [&](auto each) BATON_INLINE {
+    constexpr int i = kQuarter * kWords + each;
+    Vec vectors[kPanelColumns] = {};
+    if (begin + i < words) read_next(panel, begin + i, vectors);
+    for (int line = 0; line < kLines; ++line, ahead += 64) __builtin_prefetch(ahead);
+    write(i, vectors);
+  });
+}
+
 // `words` words of a panel, with zeros up to a whole step: vector j of word i of a step to
 // at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four products,
-// each between some words: a tile that is read right after it was written waits. With each word
-// `kLines` lines are asked for, from `ahead` on.
+// each between some words: a tile that is read right after it was written waits.
 template <int kLag, int kLines, class Panel, class At, class Multiply>
 BATON_INLINE inline void copy_words(Panel panel, int words, const char* ahead, const At& at,
                                     const Multiply& multiply) {
-  constexpr int kEvery = kTileWords / 4;
   const int steps = (words + kTileWords - 1) / kTileWords;
   for (int step = 0; step < steps + kLag; ++step)
     for_sums(4, [&](auto product) BATON_INLINE {
       if (step >= kLag) multiply(step - kLag, product);
       if (step >= steps) return;
-      for_sums(kEvery, [&](auto word) BATON_INLINE {
-        constexpr int i = product * kEvery + word;
-        Vec vectors[kPanelColumns] = {};
-        if (step * kTileWords + i < words) read_next(panel, step * kTileWords + i, vectors);
-        for (int line = 0; line < kLines; ++line, ahead += 64) __builtin_prefetch(ahead);
-        for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(step, i, j) = vectors[j];
-      });
+      read_quarter<product, kLines>(
+          panel, step * kTileWords, words, ahead, [&](int i, const Vec* vectors) BATON_INLINE {
+            for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(step, i, j) = vectors[j];
+          });
     });
 }
 
@@ -122,7 +133,6 @@ template <bool kNarrow>
 inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
   constexpr int kBlockSteps = 4, kLag = 3, kSlots = 4, kBytes = 2 * kTileBytes;  // of half a step
-  constexpr int kEvery = kTileWords / 4;
   constexpr int kLines = kWordBytes<kNarrow> / 64, kLow = 2;  // the second half takes longer
   const int words = call.weight.inputs / 2, steps = left.steps();
   const char* first = left.at(item.first_row);
@@ -142,14 +152,11 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
       for (int step = begin; step < end; ++step, ++turn)
         for_sums(4, [&](auto product) BATON_INLINE {
           if (turn >= kLag) products.template multiply<product>(slot(turn - kLag));
-          for_sums(kEvery, [&](auto word) BATON_INLINE {
-            constexpr int i = product * kEvery + word;
-            Vec vectors[kPanelColumns] = {};
-            if (step * kTileWords + i < words) read_next(panel, step * kTileWords + i, vectors);
-            for (int line = 0; line < kAsked; ++line, ahead += 64) __builtin_prefetch(ahead);
-            for (int j = 0; j < 2; ++j)
-              *(Vec*)(slot(turn) + j * kTileBytes + i * 64) = vectors[kBegin + j];
-          });
+          read_quarter<product, kAsked>(
+              panel, step * kTileWords, words, ahead, [&](int i, const Vec* vectors) BATON_INLINE {
+                for (int j = 0; j < 2; ++j)
+                  *(Vec*)(slot(turn) + j * kTileBytes + i * 64) = vectors[kBegin + j];
+              });
         });
     });
   }
