@@ -2,8 +2,9 @@
 
 Owns the thread, and through it the transport. Commands return at once; what comes of them is in
 `drain()`, and `wake` is called when there is something. The thread polls every 100 us while
-writes are outstanding or data is expected, else every 10 ms; it never spins. When it dies of an
-error, that is an event, everything outstanding fails, and so does whatever is asked later.
+writes are outstanding, every millisecond while data is expected, which is as long as another
+worker computes a prompt, else every 10 ms; it never spins. When it dies of an error, that is an
+event, everything outstanding fails, and so does whatever is asked later.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from kv_transfer.transport import PoolMemory, Transport
 from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6
+EXPECTING_PERIOD_S = 1e-3
+"""A thread that computes on the same core is interrupted each time."""
 IDLE_PERIOD_S = 10e-3
 START_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
@@ -144,7 +147,7 @@ class TransferService:
         self._submit(command)
 
     def expect(self, data: bool) -> None:
-        """Say whether peers are about to write here: poll eagerly meanwhile."""
+        """Say whether peers are about to write here: poll more often meanwhile."""
         if data != self._is_expecting:
             self._is_expecting = data
             self._submit(_Expect(data))
@@ -219,8 +222,10 @@ class TransferService:
         """Until the close command: carry out what there is, poll, publish."""
         expecting = closing = False
         while not closing:
-            eager = expecting or loop.has_writes_under_way
-            command = self._next_command(EAGER_PERIOD_S if eager else IDLE_PERIOD_S)
+            period_s = EXPECTING_PERIOD_S if expecting else IDLE_PERIOD_S
+            if loop.has_writes_under_way:
+                period_s = EAGER_PERIOD_S
+            command = self._next_command(period_s)
             while command is not None and not closing:
                 if isinstance(command, _Expect):
                     expecting = command.data

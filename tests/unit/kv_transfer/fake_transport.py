@@ -25,6 +25,7 @@ class FakeTransport:
         self.is_closed = False
         self.pool: PoolMemory | None = None
         self.num_posted = 0
+        self.num_polls = 0
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         return memoryview(bytearray(num_bytes))
@@ -73,6 +74,7 @@ class FakeTransport:
         self.reports.append(WriteDone(handle, error))
 
     def poll(self) -> list[WriteDone | Notification]:
+        self.num_polls += 1
         if self.poll_error is not None:
             raise self.poll_error
         return [self.reports.popleft() for _ in range(len(self.reports))]

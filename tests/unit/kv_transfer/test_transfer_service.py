@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.service import TransferService
+from kv_transfer.service import EXPECTING_PERIOD_S, TransferService
 from kv_transfer.transfer_loop import (
     NotificationArrived,
     PeerAdded,
@@ -108,6 +108,15 @@ def test_data_is_taken_in_whether_or_not_it_is_expected(rig: Rig) -> None:
         rig.service.expect(expects)
         rig.transport.reports.append(Notification("peer", payload))
         assert rig.wait_for(1) == [NotificationArrived("peer", payload)]
+
+
+def test_expecting_data_leaves_the_core_to_others(rig: Rig) -> None:
+    """It lasts as long as a prompt is computed elsewhere; what decodes here may share the core."""
+    begin, polls = time.monotonic(), rig.transport.num_polls
+    rig.service.expect(True)
+    time.sleep(0.2)
+    polls = rig.transport.num_polls - polls
+    assert 1 < polls <= (time.monotonic() - begin) / EXPECTING_PERIOD_S + 2
 
 
 def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
