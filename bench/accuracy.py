@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.attention.cpu_backend import KernelAttention, order_for
+from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint import load_weights
 from engine.config import load_model_config
@@ -110,7 +110,7 @@ class Reader:
         windows, self._device = config.sliding_windows, device
         kernels = _kernels() if device.type == "cpu" else None
         if kernels is not None:
-            layout = msgspec.structs.replace(layout, order=order_for(layout, kernels))
+            layout = msgspec.structs.replace(layout, order=orders_for(layout, kernels)[0])
         pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
         self._attention: AttentionBackend
         if kernels is not None:

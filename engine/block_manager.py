@@ -8,7 +8,7 @@ then cached ones, least recently used first; all operations are O(1) per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -21,12 +21,16 @@ class CacheDelta:
 
 
 class BlockManager:
-    """Owner of the numbers `0 .. num_blocks - 1`."""
+    """Owner of the numbers `0 .. num_blocks - 1`; calls `on_allocate` with those that it hands
+    out, whose contents mean nothing any more."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, on_allocate: Callable[[list[int]], None] = lambda _: None
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
+        self._on_allocate = on_allocate
         self._free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))
         self._pins = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
@@ -85,6 +89,7 @@ class BlockManager:
         for block in blocks:
             self._forget(block)
             self._pins[block] = 1
+        self._on_allocate(blocks)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:

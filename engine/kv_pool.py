@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 
 from engine import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
 from protocol.errors import ConfigError
-from protocol.layout import KvLayout
+from protocol.layout import SPLIT, KvLayout
 
 _DIGEST_BYTES = 16
+_QUAD = 128  # numbers that share a span
+_UNKNOWN = 255  # as kUnknown in native/split.h
 
 
 class KvPool:
@@ -44,6 +47,9 @@ class KvPool:
         shape = (num_blocks, *layout.block_shape)
         dtype = kv_torch_dtype(layout.dtype)
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self.spans = _unknown_spans(layout, num_blocks) if layout.order == SPLIT else None
+        """What is known here of a split pool's numbers, [num_layers, num_blocks, quads of a block]
+        (engine/native/split.h)."""
         if buffer is None and self.device.type == "cpu":
             self.tensor = huge_pages.zeros(shape, dtype)
         elif buffer is None:
@@ -56,13 +62,19 @@ class KvPool:
         """Address of block 0 in the device's memory."""
         return self.tensor.data_ptr()
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """To be called before `blocks` are written by anything but an attention backend."""
+        if self.spans is not None:
+            self.spans.numpy()[:, blocks] = _UNKNOWN
+
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
         return self.tensor[:, index]
 
     def part(self, block: int, heads: range) -> torch.Tensor:
         """View of a block's share of `heads`, counted over all ranks, of which this one holds
-        them: `[num_layers, 2, len(heads), block_size, head_dim]`, strided."""
+        them: `[num_layers, 2, len(heads), block_size, head_dim]`, strided. Not of a split pool."""
+        assert self.layout.order != SPLIT
         first = self.layout.heads.start
         return self.tensor[block, :, :, heads.start - first : heads.stop - first]
 
@@ -71,6 +83,12 @@ def block_digest(block: torch.Tensor) -> bytes:
     """A digest of a block's contents, or of a part's: as if it were contiguous."""
     data = block.contiguous().view(torch.uint8).cpu().numpy().tobytes()
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _unknown_spans(layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    numbers = math.prod(layout.block_shape) // layout.num_layers
+    shape = (layout.num_layers, num_blocks, numbers // _QUAD)
+    return torch.full(shape, _UNKNOWN, dtype=torch.uint8)
 
 
 def blocks_for_memory(layout: KvLayout, num_bytes: int) -> int:

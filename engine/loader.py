@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.attention.cpu_backend import KernelAttention, order_for, supports
+from engine.attention.cpu_backend import KernelAttention, orders_for, supports
 from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
 from engine.block_manager import BlockManager
@@ -42,7 +42,7 @@ from engine.scheduler import Scheduler, SchedulerConfig
 from engine.step_model import StepModel
 from engine.tensor_parallel import Follower, LeadingAttention, LeadingModel, Ranks, SummedLinear
 from protocol.errors import ConfigError
-from protocol.layout import FP8, KvLayout
+from protocol.layout import FP8, SPLIT, TOKENS, KvLayout
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class EngineConfig:
     kv_dtype: str = "auto"
     """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     kv_order: str = "auto"
-    """In which order a block holds it: `tokens`: token by token; `auto`: as the kernels read it
-    fastest on this device."""
+    """In which order a block holds it: `tokens`: token by token; `pairs`: as the kernels' products
+    take it, where they can; `auto`: as they read it fastest on this device."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -149,8 +149,9 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     if weight_bits not in (16, 12):  # other weights, other KV
         fingerprint += f"-{config.weights}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
-    if config.kv_order == "auto" and dtype == "bfloat16" and kernels is not None:
-        layout = msgspec.structs.replace(layout, order=order_for(layout, kernels))
+    if dtype == "bfloat16" and kernels is not None:
+        order = _order(config.kv_order, orders_for(layout, kernels), ranks)
+        layout = msgspec.structs.replace(layout, order=order)
     shard = None if ranks is None else ranks.shard
     model = DecoderModel(
         model_config,
@@ -163,6 +164,12 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
         layout = layout.shard(ranks.shard.rank, ranks.shard.size)
         model.wrap_outputs(lambda part: SummedLinear(part, ranks))
     return _Parts(config, model_config, model, layout, context, kernels, card, ranks)
+
+
+def _order(wanted: str, orders: Sequence[str], ranks: Ranks | None) -> str:
+    """The first of `orders` that is wanted, in which ranks can tell heads apart."""
+    orders = [order for order in orders if ranks is None or order != SPLIT]
+    return wanted if wanted in orders else orders[0] if wanted == "auto" else TOKENS
 
 
 def _context(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -302,7 +309,9 @@ class _Parts:
         model, attention = self.computing(pool)
         step = self.model.fused_step(attention)
         runner = ModelRunner(model, attention, sampler, grammars, graphs, step)
-        scheduler = Scheduler(config.scheduler, BlockManager(pool.num_blocks), StepModel())
+        scheduler = Scheduler(
+            config.scheduler, BlockManager(pool.num_blocks, pool.forget), StepModel()
+        )
         engine = Engine(scheduler, runner, layout, limits, clock)
         if pool.device.type == "cuda":
             report_taken(pool.device, pool)

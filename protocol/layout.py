@@ -22,6 +22,10 @@ PAIRS = "pairs"
 bf16 dot products take them, by groups of sixteen tokens: of keys `[head_dim / 2, 16, 2]`, of values
 `[8 pairs of tokens, head_dim, 2]`."""
 
+SPLIT = "split"
+"""An order of all that a block holds of a layer: pairs whose numbers' upper exponent bits lie apart
+(`engine/native/split.h`). Heads cannot be told apart in it, so ranks of a cache use others."""
+
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of one KV block: `[num_layers, 2, num_kv_heads, block_size, head_dim]`, contiguous.

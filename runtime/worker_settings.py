@@ -46,8 +46,9 @@ class WorkerSettings:
     kv_order: str = setting(
         "auto",
         help="how KV blocks hold it; auto: as our kernels read it fastest; tokens: token by token, "
-        "for workers on CPUs with and without bf16 products that hand over to each other",
-        choices=("auto", "tokens"),
+        "for workers on CPUs with and without bf16 products that hand over to each other; pairs: "
+        "for bf16 products, without bits that lie apart",
+        choices=("auto", "tokens", "pairs"),
     )
     device: str = setting(
         "auto",

@@ -20,12 +20,13 @@ import torch
 
 from engine.attention.base import Segment
 from engine.kv_pool import KvPool
-from protocol.layout import FP8, PAIRS, TOKENS, KvLayout
+from protocol.layout import FP8, PAIRS, SPLIT, TOKENS, KvLayout
 
 _COMPUTED = (torch.float32, torch.bfloat16)  # what queries and results may be
 _TILE_ROWS = 256  # query rows of a unit: enough to pay for packing a tile of keys
 _SPLIT_ROWS = 64  # units of more rows are not split
 _GROUP = 16  # tokens that lie together in a pool of pairs, and numbers of a vector
+_QUAD_DIMS = 64  # of two tokens' values in a quad, see native/split.h
 
 
 class _Call(ctypes.Structure):
@@ -34,7 +35,9 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("pool", "q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("slots", "units", "merges", "tables", "partials")),
-        *((name, ctypes.c_int64) for name in ("q_stride", "kv_stride", "block_stride")),
+        ("spans", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("layer_spans", "q_stride", "kv_stride")),
+        ("block_stride", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("value_offset", "num_tokens")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
@@ -98,7 +101,7 @@ class KernelAttention:
     ) -> None:
         layout = pool.layout
         assert supports(layout.dtype, layout.head_dim), layout
-        assert layout.order in (TOKENS, order_for(layout, library)), layout
+        assert layout.order in orders_for(layout, library), layout
         assert pool.device.type == "cpu"
         _, num_layers, _, num_kv_heads, block_size, head_dim = pool.tensor.shape
         assert len(windows) == num_layers
@@ -129,7 +132,9 @@ class KernelAttention:
             block_stride=pool.tensor.stride(0),
             value_offset=num_kv_heads * block_size * head_dim,
             is_fp8=pool.tensor.dtype == torch.float8_e4m3fn,
-            is_paired=pool.layout.order == PAIRS,
+            is_paired=layout.order != TOKENS,
+            spans=None if pool.spans is None else pool.spans.data_ptr(),
+            layer_spans=0 if pool.spans is None else pool.spans.stride(0),
             scale=math.log2(math.e) / math.sqrt(head_dim),
             **shape,
         )
@@ -189,6 +194,8 @@ class KernelAttention:
         out = torch.empty(q.shape, dtype=q.dtype)
         call = self._calls[self._windows[layer]]
         call.pool = self._pool.base_address + layer * self.layer_bytes
+        if call.spans:
+            call.spans = self._call.spans + layer * call.layer_spans
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         call.q_stride, call.kv_stride = q.stride(0), k.stride(0)
         call.out, call.is_bf16 = out.data_ptr(), q.dtype == torch.bfloat16
@@ -222,11 +229,15 @@ def supports(dtype: str, head_dim: int) -> bool:
     return dtype in ("float32", "bfloat16", FP8) and head_dim % 2 == 0
 
 
-def order_for(layout: KvLayout, library: ctypes.CDLL) -> str:
-    """The order of blocks that lets the kernels attend fastest where queries are bf16."""
+def orders_for(layout: KvLayout, library: ctypes.CDLL) -> tuple[str, ...]:
+    """The orders of blocks over which the kernels can attend where queries are bf16, the one that
+    they read fastest first."""
     in_groups = layout.block_size % _GROUP == 0 and layout.head_dim % _GROUP == 0
-    can = layout.dtype in ("bfloat16", FP8) and in_groups and bool(library.baton_has_linear())
-    return PAIRS if can else TOKENS
+    if layout.dtype not in ("bfloat16", FP8) or not in_groups or not library.baton_has_linear():
+        return (TOKENS,)
+    if layout.dtype == FP8 or layout.head_dim % _QUAD_DIMS:
+        return PAIRS, TOKENS
+    return SPLIT, PAIRS, TOKENS
 
 
 def _address(numbers: array[int]) -> int:

@@ -126,7 +126,7 @@ void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
     if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile, tiles);
   }
 #endif
-  attend_tiles<TokenKeys<P>>(call, unit, tile, tiles);
+  if constexpr (!std::is_same_v<P, Split>) attend_tiles<TokenKeys<P>>(call, unit, tile, tiles);
 }
 
 template <class T, class P, class Word>
@@ -202,11 +202,40 @@ void write_token(const AttentionCall& call, int64_t token) {
   }
 }
 
+#if defined(__AVX512BF16__)
+template <>
+inline void write_token<Bf16, Split>(const AttentionCall& call, int64_t token) {
+  const int64_t block = call.slots[2 * token], offset = call.slots[2 * token + 1];
+  const int64_t from = token * call.kv_stride;
+  for (int head = 0; head < call.num_kv_heads; ++head)
+    write_split_token(call, (const Bf16*)call.k + from + head * call.head_dim,
+                      (const Bf16*)call.v + from + head * call.head_dim, block, head, (int)offset);
+}
+
+// Sixteen tokens from this one on, a whole group of each head.
+template <class P>
+void write_sixteen(const AttentionCall& call, int64_t token) {
+  const int64_t *slot = call.slots + 2 * token, from = token * call.kv_stride;
+  const int head_dim = call.head_dim;
+  for (int head = 0; head < call.num_kv_heads; ++head) {
+    const Bf16* k = (const Bf16*)call.k + from + head * head_dim;
+    const Bf16* v = (const Bf16*)call.v + from + head * head_dim;
+    if constexpr (std::is_same_v<P, Split>) {
+      write_split_group(call, k, v, call.kv_stride, slot[0], head, (int)slot[1]);
+    } else {
+      P* to = (P*)call.pool + slot[0] * call.block_stride +
+              ((int64_t)head * call.block_size + slot[1]) * head_dim;
+      write_group(k, v, call.kv_stride, head_dim, to, to + call.value_offset);
+    }
+  }
+}
+#endif
+
 // How many tokens from this one on are written together: those of a whole group by its first, by the
 // others none; else each by itself.
 template <class P>
 int written_with(const AttentionCall& call, int64_t token) {
-  if (!call.is_paired || !std::is_same_v<P, Bf16>) return 1;
+  if (!call.is_paired || sizeof(P) != sizeof(Bf16)) return 1;
   const int64_t* at = call.slots + 2 * token;
   const int64_t first = token - at[1] % kLanes, last = first + kLanes - 1;
   const int64_t begin = at[1] - at[1] % kLanes;
@@ -227,14 +256,8 @@ void write_tokens(const AttentionCall& call, int64_t token, const Prepare& prepa
   for (int i = 0; i < count; ++i) prepare(token + i);
   if (count == 1) write_token<T, P>(call, token);
 #if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<T, Bf16> && std::is_same_v<P, Bf16>) {
-    if (count != kLanes) return;
-    const int64_t from = token * call.kv_stride, *slot = call.slots + 2 * token;
-    P* to = (P*)call.pool + slot[0] * call.block_stride + slot[1] * call.head_dim;
-    for (int head = 0; head < call.num_kv_heads; ++head, to += call.block_size * call.head_dim)
-      write_group((const T*)call.k + from + head * call.head_dim,
-                  (const T*)call.v + from + head * call.head_dim, call.kv_stride, call.head_dim, to,
-                  to + call.value_offset);
+  if constexpr (std::is_same_v<T, Bf16> && sizeof(P) == sizeof(Bf16)) {
+    if (count == kLanes) write_sixteen<P>(call, token);
   }
 #endif
 }

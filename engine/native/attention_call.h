@@ -8,7 +8,7 @@
 namespace baton {
 
 // Mirrors `_Call` in cpu_backend.py. Strides count elements. T is what q, k, v and out are, P what
-// the pool holds: the same, or e4m3.
+// the pool holds: the same, or e4m3, or bf16 by its bits (split.h).
 struct AttentionCall {
   void* pool;               // of this layer, block 0; strides and offsets count its elements
   const void* q;            // [tokens, heads, head_dim], tokens q_stride apart
@@ -20,6 +20,8 @@ struct AttentionCall {
   const int32_t* merges;    // [num_merges, 5], see Merge
   const int64_t* tables;    // blocks of all segments
   float* partials;          // of the units that are one of several splits
+  uint8_t* spans;         // of this layer's quads, block 0: see split.h; else null
+  int64_t layer_spans;    // between layers
   int64_t q_stride;
   int64_t kv_stride;
   int64_t block_stride;     // between blocks of the pool
@@ -34,7 +36,7 @@ struct AttentionCall {
   int32_t window;           // 0: none
   int32_t is_bf16;          // q, k, v and out; else fp32
   int32_t is_fp8;           // the pool; else as they are
-  int32_t is_paired;        // the pool's order: see paired.h; else token by token
+  int32_t is_paired;        // the pool's order: see paired.h, with spans split.h; else by tokens
   int32_t num_threads;
   float scale;              // of scores, times log2(e): powers of 2 are cheaper
 };

@@ -28,17 +28,27 @@ template <class P>
 class FewGroups {
  public:
   FewGroups(const AttentionCall& call, const Unit& unit, int first)
-      : lines_((int)(group_bytes<P>(call.head_dim) / 64)) {
-    count_ = find(call, unit, first, 0, at_);
+      : call_(call), lines_((int)(group_bytes<P>(call.head_dim) / 64)) {
+    Group<P> next_keys[kTileGroups];
+    count_ = find(unit, first, false, at_, first_keys_);
     values_ = count_ * unit.num_kv_heads;
-    find(call, unit, first, call.value_offset, at_ + values_);
+    find(unit, first, true, at_ + values_, first_values_);
     const void** next = at_ + 2 * values_;
-    all_ = 2 * values_ + find(call, unit, first + kTileKeys, 0, next) * unit.num_kv_heads;
+    const int num_next = find(unit, first + kTileKeys, false, next, next_keys);
+    all_ = 2 * values_ + num_next * unit.num_kv_heads;
+    if constexpr (std::is_same_v<P, Split>) {
+      for (int group = 0; group < count_; ++group)
+        for (const Group<P>& each : {first_keys_[group], first_values_[group]})
+          ask_for_wide(each.quads, unit.num_kv_heads);
+      for (int group = 0; group < num_next; ++group) ask_for_spans(next_keys[group].quads);
+    }
   }
 
   int count() const { return count_; }  // of one head
   const void* const* keys(int head) const { return at_ + head * count_; }
   const void* const* values(int head) const { return at_ + values_ + head * count_; }
+  Group<P> key(int head, int group) const { return first_keys_[group].later(call_, head); }
+  Group<P> value(int head, int group) const { return first_values_[group].later(call_, head); }
 
   // As many lines as the groups of a head have that begin at `at`, of those that follow.
   Ahead ahead(const void* const* at) const { return lines_after(at, 0, count_ * lines_); }
@@ -50,7 +60,10 @@ class FewGroups {
   }
 
  private:
+  const AttentionCall& call_;
   const void* at_[3 * kFewHeads * kTileGroups];  // keys of all heads, their values, the next keys
+  Group<P> first_keys_[kTileGroups];             // of the first head
+  Group<P> first_values_[kTileGroups];
   int count_;
   int lines_;   // of a group
   int values_;  // where they begin in `at_`
@@ -64,15 +77,35 @@ class FewGroups {
                : Ahead();
   }
 
-  int find(const AttentionCall& call, const Unit& unit, int first, int64_t part, const void** to) {
+  int find(const Unit& unit, int first, bool is_value, const void** to, Group<P>* of_first) {
     const int left = (unit.end_key - first + kGroupTokens - 1) / kGroupTokens;
     const int n = left < 0 ? 0 : left < kTileGroups ? left : kTileGroups;
+    const size_t head_bytes = group_bytes<P>(call_.head_dim) * (call_.block_size / kGroupTokens);
     for (int group = 0; group < n; ++group) {
-      const P* from = group_at<P>(call, unit.table, unit.kv_head, first + group * kGroupTokens, part);
-      for (int head = 0; head < unit.num_kv_heads; ++head, from += call.block_size * call.head_dim)
+      of_first[group] = group_at<P>(call_, unit.table, unit.kv_head, first + group * kGroupTokens,
+                                    is_value);
+      const char* from = (const char*)of_first[group].begin();
+      for (int head = 0; head < unit.num_kv_heads; ++head, from += head_bytes)
         to[head * n + group] = from;
     }
     return n;
+  }
+
+  // The bits that lie elsewhere of quads without a span.
+  void ask_for_wide(Quads quads, int heads) const {
+    constexpr uint64_t kNone = 0x8080808080808080u;  // a bit that no span has
+    for (int head = 0; head < heads; ++head, quads = later_head(call_, quads, 1))
+      for (int q = 0; q < quads_of(call_.head_dim); q += 8) {
+        uint64_t wide = load_as<uint64_t>(quads.spans + q) & kNone;
+        for (; wide != 0; wide &= wide - 1)
+          __builtin_prefetch(quads.high + (q + __builtin_ctzll(wide) / 8) * kHighBytes);
+      }
+  }
+
+  // The spans of a whole block, of which these are the first keys' of some head.
+  void ask_for_spans(const Quads& quads) const {
+    const int64_t bytes = quads_of_block(call_);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(quads.spans + at);
   }
 };
 #endif

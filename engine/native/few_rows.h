@@ -13,35 +13,53 @@ namespace baton {
 
 constexpr int kFewRows = 8;
 
+// What R rows of a head score with the keys of a tile, the first four of more by themselves.
 template <class P, int R>
 void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int words) {
   constexpr int kFirst = R > 4 ? 4 : R, kRest = R - kFirst;
   const int32_t* q = tile.q + (size_t)head * R * words;
   float* scores = tile.scores + (size_t)head * R * kTileKeys;
   const void* const* keys = groups.keys(head);
-  const auto by = [&](auto columns, int c, Ahead ahead) {
-    score_groups<P, kFirst, columns>(q, keys + c, words, scores + c * kLanes, ahead);
-    if constexpr (kRest > 0)
-      score_groups<P, kRest, columns>(q + kFirst * words, keys + c, words,
-                                      scores + kFirst * kTileKeys + c * kLanes, Ahead());
-  };
-  if (groups.count() == kTileGroups)
-    return by(std::integral_constant<int, kTileGroups>(), 0, groups.ahead(keys));
-  for (int c = 0; c < groups.count(); ++c) by(std::integral_constant<int, 1>(), c, Ahead());
+  if constexpr (std::is_same_v<P, Split>) {
+    Ahead ahead = groups.ahead(keys), none;
+    const unsigned asked = ahead.in_steps(groups.count() * words / kQuadVectors);
+    for (int g = 0; g < groups.count(); ++g) {
+      const Quads quads = groups.key(head, g).quads;
+      score_quads<kFirst>(q, quads, words, scores + g * kLanes, ahead, asked);
+      if constexpr (kRest > 0)
+        score_quads<kRest>(q + kFirst * words, quads, words,
+                           scores + kFirst * kTileKeys + g * kLanes, none, 0);
+    }
+  } else {
+    const auto by = [&](auto columns, int c, Ahead ahead) {
+      score_groups<P, kFirst, columns>(q, keys + c, words, scores + c * kLanes, ahead);
+      if constexpr (kRest > 0)
+        score_groups<P, kRest, columns>(q + kFirst * words, keys + c, words,
+                                        scores + kFirst * kTileKeys + c * kLanes, Ahead());
+    };
+    if (groups.count() == kTileGroups)
+      return by(std::integral_constant<int, kTileGroups>(), 0, groups.ahead(keys));
+    for (int c = 0; c < groups.count(); ++c) by(std::integral_constant<int, 1>(), c, Ahead());
+  }
 }
 
 // What the values of a tile add to a head's sums; its keys in [begin, end) are the unit's.
 template <class P, int R>
 void weigh_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int head_dim, int begin,
                int end) {
-  const void* values[kTileGroups];
+  SeenValues<P> values[kTileGroups];
   for (int g = 0; g < groups.count(); ++g) {
-    values[g] = groups.values(head)[g];
     const int first = g * kGroupTokens;
-    if (begin <= first && first + kGroupTokens <= end) continue;
-    P* copy = (P*)tile.values + (size_t)first * head_dim;
-    copy_values((const P*)values[g], head_dim, begin - first, end - first, copy);
-    values[g] = copy;
+    const Group<P> group = groups.value(head, g);
+    if constexpr (std::is_same_v<P, Split>) {
+      values[g] = {group.quads, begin - first, end - first};
+    } else {
+      values[g] = {group.at};
+      if (begin <= first && first + kGroupTokens <= end) continue;
+      P* copy = (P*)tile.values + (size_t)first * head_dim;
+      copy_values(group, head_dim, begin - first, end - first, copy);
+      values[g] = {copy};
+    }
   }
   weigh_rows<P, R>(tile.p + (size_t)head * R * (kTileKeys / 2), values, groups.count(), head_dim,
                    tile.sums + (size_t)head * R * head_dim, groups.ahead(groups.values(head)));

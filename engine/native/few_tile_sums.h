@@ -9,6 +9,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "few_groups.h"
 
 #if defined(__AMX_BF16__)
@@ -104,44 +106,66 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
     }
 }
 
-// Columns [begin, begin + 16 C) of `sums` [R, head_dim], plus weights times the values of some groups,
-// two groups a product.
-template <class P, int R, int C>
-inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const void* const* values,
+// The same with one group of keys in quads.
+template <int R>
+inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, Ahead& ahead,
+                        unsigned asked) {
+  for (int begin = 0; begin < words; begin += kTileWords) {
+    const Halves<R, kTileWords> left(q + begin, kTileWords, words);
+    Product<R, 1> product;
+    for (int w = 0; w < kTileWords; w += kQuadVectors) {
+      ahead.ask(asked);
+      const Quad quad = keys.read((begin + w) / kQuadVectors);
+      for (int i = 0; i < kQuadVectors; ++i)
+        product.add(left, w + i, [&](int) BATON_INLINE { return (__m512i)quad.vectors[i]; });
+    }
+    product.store_on(scores, kTileKeys, begin == 0);
+  }
+}
+
+// Columns [begin + 16 kFirst, begin + 16 (kFirst + C)) of `sums` [R, head_dim], plus weights times the
+// values of some groups, two groups a product.
+template <class P, int R, int C, int kFirst = 0>
+inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenValues<P>* values,
                           int count, int head_dim, int begin, float* sums, Ahead& ahead,
                           unsigned asked) {
   for (int first = 0; first < count; first += 2) {
     Product<R, C> product;
     for (int group = first; group < count && group < first + 2; ++group) {
-      const P* at = (const P*)values[group] + begin * 2;
       const int pair0 = group * kGroupTokens / 2;
-      for (int pair = 0; pair < kGroupTokens / 2; ++pair, at += head_dim * 2) {
+      for (int pair = 0; pair < kGroupTokens / 2; ++pair) {
         ahead.ask(asked);
-        product.add(weights, pair0 + pair, [&](int c) BATON_INLINE {
-          return (__m512i)read_words(at + c * kLanes * 2);
-        });
+        const auto right = values[group].template words<kFirst>(head_dim, pair, begin);
+        product.add(weights, pair0 + pair, [&](int c) BATON_INLINE { return (__m512i)right(c); });
       }
     }
-    product.store_on(sums + begin, head_dim, false);
+    product.store_on(sums + begin + kFirst * kLanes, head_dim, false);
   }
 }
 
 // [R, head_dim] `sums`, plus R rows of weights of a tile times the values of some groups.
 template <class P, int R>
-inline void weigh_rows(const int32_t* weights, const void* const* values, int count, int head_dim,
+inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int count, int head_dim,
                        float* sums, Ahead ahead) {
   if constexpr (R > 4) {
     weigh_rows<P, 4>(weights, values, count, head_dim, sums, ahead);
     weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / 2), values, count, head_dim,
                          sums + 4 * head_dim, Ahead());
   } else {
-    constexpr int kColumns = kColumnsAtOnce<R>, kStep = kColumns * kLanes;
+    constexpr bool kByQuads = std::is_same_v<P, Split>;
+    constexpr int kColumns =
+        kByQuads && kColumnsAtOnce<R> > kQuadVectors ? kQuadVectors : kColumnsAtOnce<R>;
+    constexpr int kStep = (kByQuads ? kQuadVectors : kColumns) * kLanes;
     const Halves<R, kTileKeys / 2> left(weights, kTileKeys / 2, kTileKeys / 2);
-    const int passes = head_dim / kStep + head_dim % kStep / kLanes;
+    const int passes = head_dim / (kColumns * kLanes) + head_dim % kStep / kLanes;
     const unsigned asked = ahead.in_steps(passes * count * kGroupTokens / 2);
     int d = 0;
-    for (; d + kStep <= head_dim; d += kStep)
+    for (; d + kStep <= head_dim; d += kStep) {
       weigh_columns<P, R, kColumns>(left, values, count, head_dim, d, sums, ahead, asked);
+      if constexpr (kByQuads && kColumns < kQuadVectors)
+        weigh_columns<P, R, kColumns, kColumns>(left, values, count, head_dim, d, sums, ahead, asked);
+    }
+    if constexpr (kByQuads) return;
     for (; d < head_dim; d += kLanes)
       weigh_columns<P, R, 1>(left, values, count, head_dim, d, sums, ahead, asked);
   }

@@ -55,6 +55,14 @@ inline void normalize(const ForwardCall& call, const Bf16* weight, int hidden, i
     normalize_row(call.x + row * hidden, weight, hidden, call.eps, call.normed + row * hidden);
 }
 
+// Calls action with a number of the type that the pool holds.
+template <class Action>
+void with_pool_type(const AttentionCall& attention, const Action& action) {
+  if (attention.is_fp8) action(Fp8{});
+  else if (attention.spans != nullptr) action(Split{});
+  else action(Bf16{});
+}
+
 // `P` is what the pool holds.
 template <class P>
 void rotate_and_attend(const RotationCall& rotation, const int64_t* positions,
@@ -72,6 +80,7 @@ inline AttentionCall attention_of(const ForwardCall& call, const LayerWeights& l
   AttentionCall attention = plan;
   const int64_t num_heads = attention.num_heads, kv_heads = attention.num_kv_heads;
   attention.pool = (char*)attention.pool + index * call.layer_bytes;
+  if (attention.spans != nullptr) attention.spans += index * attention.layer_spans;
   attention.q = call.qkv;
   attention.k = call.qkv + num_heads * attention.head_dim;
   attention.v = call.qkv + (num_heads + kv_heads) * attention.head_dim;
@@ -113,18 +122,20 @@ inline void run_layer(const ForwardCall& call, const LayerWeights& layer, int64_
       attention_of(call, layer, *call.attention[layer.attention], index);
   const RotationCall rotation = rotation_of(call, layer, attention.head_dim, 0,
                                             attention.num_heads + attention.num_kv_heads);
-  if (attention.is_fp8) rotate_and_attend<Fp8>(rotation, call.positions, attention);
-  else rotate_and_attend<Bf16>(rotation, call.positions, attention);
+  with_pool_type(attention, [&](auto held) {
+    rotate_and_attend<decltype(held)>(rotation, call.positions, attention);
+  });
   finish_layer(call, layer, call.tokens);
 }
 
 inline void store_keys_and_values(const RotationCall& keys, const int64_t* positions,
                                   const AttentionCall& attention) {
   const auto rotate = [&](int64_t token) { rotate_token(keys, token, positions[token]); };
+  with_pool_type(attention, [&](auto held) {
 #pragma omp for schedule(static)
-  for (int64_t token = 0; token < keys.tokens; ++token)
-    attention.is_fp8 ? write_tokens<Bf16, Fp8>(attention, token, rotate)
-                     : write_tokens<Bf16, Bf16>(attention, token, rotate);
+    for (int64_t token = 0; token < keys.tokens; ++token)
+      write_tokens<Bf16, decltype(held)>(attention, token, rotate);
+  });
 }
 
 // The rows of the wanted tokens move to the front: none overtakes another.
@@ -153,8 +164,9 @@ inline void run_last_layer(const ForwardCall& call, const LayerWeights& layer, i
   for (int64_t row = 0; row < call.num_wanted; ++row)
     rotate_token(queries, row, call.positions[call.wanted[row]]);
   const AttentionCall attention = attention_of(call, layer, *call.last, index);
-  if (attention.is_fp8) attend_planned<Bf16, Fp8, PairWord>(attention);
-  else attend_planned<Bf16, Bf16, PairWord>(attention);
+  with_pool_type(attention, [&](auto held) {
+    attend_planned<Bf16, decltype(held), PairWord>(attention);
+  });
   finish_layer(call, layer, call.num_wanted);
 }
 

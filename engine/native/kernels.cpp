@@ -29,6 +29,9 @@ int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 
 extern "C" {
 
 BATON_EXPORT void baton_attention(const AttentionCall* call) {
+#if defined(__AVX512BF16__)
+  if (call->is_bf16 && call->spans != nullptr) return attend<Bf16, Split, Bf16Word>(*call);
+#endif
   if (call->is_bf16)
     call->is_fp8 ? attend<Bf16, Fp8, Bf16Word>(*call) : attend<Bf16, Bf16, Bf16Word>(*call);
   else

@@ -5,7 +5,9 @@
 
 #pragma once
 
-#include "attention_call.h"
+#include <type_traits>
+
+#include "split.h"
 
 #if defined(__AVX512BF16__)
 
@@ -14,30 +16,65 @@ namespace baton {
 constexpr int kGroupTokens = kLanes;
 constexpr int kTileGroups = kTileKeys / kGroupTokens;
 
+// Of a group, what attention reads at a stretch; those of a head's block follow each other.
 template <class P>
 inline size_t group_bytes(int head_dim) {
   return (size_t)kGroupTokens * head_dim * sizeof(P);
+}
+template <>
+inline size_t group_bytes<Split>(int head_dim) {
+  return (size_t)quads_of(head_dim) * kLowBytes;
 }
 
 // 16 words, as pairs of bf16: exact.
 inline Vec read_words(const Bf16* at) { return load_as<Vec>(at); }
 inline Vec read_words(const Fp8* at) { return (Vec)load_pairs(0xffffffffu, at); }
 
-// Where the group of the token `key` of a segment lies, for one head. `part` is 0 for keys, the
-// call's `value_offset` for values.
+// A group of one head's keys or values in a pool of pairs.
 template <class P>
-inline const P* group_at(const AttentionCall& call, int64_t table, int head, int key,
-                         int64_t part) {
+struct Group {
+  const P* at;
+
+  static Group none(const void* zeros) { return {(const P*)zeros}; }
+  const void* begin() const { return at; }
+
+  // The same of the head that is so many later.
+  Group later(const AttentionCall& call, int heads) const {
+    return {at + (int64_t)heads * call.block_size * call.head_dim};
+  }
+};
+
+template <>
+struct Group<Split> {
+  Quads quads;
+
+  static Group none(const void* zeros) { return {{(char*)zeros, nullptr, nullptr}}; }
+  const void* begin() const { return quads.low; }
+  Group later(const AttentionCall& call, int heads) const {
+    return {later_head(call, quads, heads)};
+  }
+};
+
+// That of the token `key` of a segment, for one head.
+template <class P>
+inline Group<P> group_at(const AttentionCall& call, int64_t table, int head, int key,
+                         bool is_value) {
   const int64_t block = call.tables[table + key / call.block_size];
-  return (const P*)call.pool + block * call.block_stride + part +
-         ((int64_t)head * call.block_size + key % call.block_size / kGroupTokens * kGroupTokens) *
-             call.head_dim;
+  const int offset = key % call.block_size;
+  if constexpr (std::is_same_v<P, Split>) {
+    return {quads_at(call, block, is_value, head, offset)};
+  } else {
+    return {(const P*)call.pool + block * call.block_stride + is_value * call.value_offset +
+            ((int64_t)head * call.block_size + offset / kGroupTokens * kGroupTokens) *
+                call.head_dim};
+  }
 }
 
 // The values of a group of which those of the tokens outside [begin, end), counted from the group's
 // first, are zeros.
 template <class P>
-inline void copy_values(const P* from, int head_dim, int begin, int end, P* to) {
+inline void copy_values(const Group<P>& group, int head_dim, int begin, int end, P* to) {
+  const P* from = group.at;
   const auto sees = [&](int token) { return begin <= token && token < end; };
   for (int token = 0; token < kGroupTokens; token += 2)
     for (int d = 0; d < head_dim; ++d, from += 2, to += 2) {
@@ -48,13 +85,70 @@ inline void copy_values(const P* from, int head_dim, int begin, int end, P* to) 
 
 // The same as bf16 words.
 template <class P>
-inline void copy_seen(const P* from, int head_dim, int begin, int end, Vec* to, Ahead& ahead,
+inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, Vec* to, Ahead& ahead,
                       unsigned asked) {
   const auto sees = [&](int token) { return begin <= token && token < end; };
+  const int of_pair = head_dim / kPairDims;  // quads, where there are any
   for (int token = 0; token < kGroupTokens; token += 2) {
     ahead.ask(asked);
     const __mmask32 mask = (sees(token) ? 0x55555555u : 0) | (sees(token + 1) ? 0xaaaaaaaau : 0);
-    for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes) *to++ = (Vec)load_pairs(mask, from);
+    if constexpr (std::is_same_v<P, Split>) {
+      for (int q = token / 2 * of_pair; q < (token / 2 + 1) * of_pair; ++q) {
+        const Quad quad = group.quads.read(q);
+        for (const Vec& vector : quad.vectors)
+          *to++ = (Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector);
+      }
+    } else {
+      const P* from = group.at + token * head_dim;
+      for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes)
+        *to++ = (Vec)load_pairs(mask, from);
+    }
+  }
+}
+
+// Values of a group as few rows take them: all that are not seen are zeros, by a copy.
+template <class P>
+struct SeenValues {
+  const P* at;
+
+  // Of a pair of tokens the words from dimension `begin` + 16 kFirst on, vector by vector.
+  template <int kFirst>
+  BATON_INLINE auto words(int head_dim, int pair, int begin) const {
+    const P* from = at + (pair * head_dim + begin + kFirst * kLanes) * 2;
+    return [from](int c) BATON_INLINE { return read_words(from + c * kLanes * 2); };
+  }
+};
+
+// The same of quads, without a copy: of the tokens in [begin, end).
+template <>
+struct SeenValues<Split> {
+  Quads quads;
+  int begin;
+  int end;
+
+  template <int kFirst>
+  BATON_INLINE auto words(int head_dim, int pair, int first) const {
+    Quad quad = quads.read((pair * head_dim + first) / kPairDims);
+    if (2 * pair < begin || 2 * pair + 2 > end) {
+      const auto sees = [&](int token) { return begin <= token && token < end; };
+      const __mmask32 mask =
+          (sees(2 * pair) ? 0x55555555u : 0) | (sees(2 * pair + 1) ? 0xaaaaaaaau : 0);
+      for (Vec& vector : quad.vectors) vector = (Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector);
+    }
+    return [quad](int c) BATON_INLINE { return quad.vectors[kFirst + c]; };
+  }
+};
+
+// Calls action(w, vector) with the words of a group of keys.
+template <class P, class Action>
+inline void for_words(const Group<P>& group, int words, const Action& action) {
+  if constexpr (std::is_same_v<P, Split>) {
+    for (int w = 0; w < words; w += kQuadVectors) {
+      const Quad quad = group.quads.read(w / kQuadVectors);
+      for (int i = 0; i < kQuadVectors; ++i) action(w + i, quad.vectors[i]);
+    }
+  } else {
+    for (int w = 0; w < words; ++w) action(w, read_words(group.at + w * 2 * kGroupTokens));
   }
 }
 
@@ -100,6 +194,8 @@ class PairedKeys {
   static constexpr int kRows = kTileGroups;  // pieces of memory
   const void* k[kRows];
   const void* v[kRows];
+  Group<P> keys[kRows];
+  Group<P> values[kRows];
 
   static int first_of(int first_key) { return first_key / kGroupTokens * kGroupTokens; }
   static int lines_of(int head_dim) { return (int)(group_bytes<P>(head_dim) / 64); }
@@ -110,27 +206,33 @@ class PairedKeys {
     for (int group = 0; group < kTileGroups; ++group) {
       const int key = first + group * kGroupTokens;
       const bool is_there = key < unit.end_key;
-      k[group] = is_there ? group_at<P>(call, unit.table, unit.kv_head + head, key, 0) : zeros;
-      v[group] = is_there ? (const P*)k[group] + call.value_offset : zeros;
+      const auto find = [&](bool is_value) {
+        return is_there ? group_at<P>(call, unit.table, unit.kv_head + head, key, is_value)
+                        : Group<P>::none(zeros);
+      };
+      keys[group] = find(false);
+      values[group] = find(true);
+      k[group] = keys[group].begin();
+      v[group] = values[group].begin();
     }
   }
 
-  void pack_keys(Ahead ahead, int head_dim, int32_t* keys) const {
-    Vec* to = (Vec*)keys;
+  void pack_keys(Ahead ahead, int head_dim, int32_t* packed) const {
+    Vec* to = (Vec*)packed;
     const int words = head_dim / 2;
     const unsigned asked = ahead.in_steps(kTileGroups * words);
     for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group)
-      for (int w = 0; w < words; ++w) {
+      for_words(keys[group], words, [&](int w, Vec vector) BATON_INLINE {
         ahead.ask(asked);
-        to[w * kTileColumns + group] = read_words((const P*)k[group] + w * 2 * kGroupTokens);
-      }
+        to[w * kTileColumns + group] = vector;
+      });
   }
 
-  void pack_values(Ahead ahead, int head_dim, int, int32_t* values) const {
-    Vec* to = (Vec*)values;
+  void pack_values(Ahead ahead, int head_dim, int, int32_t* packed) const {
+    Vec* to = (Vec*)packed;
     const unsigned asked = ahead.in_steps(kTileGroups * kGroupTokens / 2);
     for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group) {
-      copy_seen((const P*)v[group], head_dim, begin_ - group * kGroupTokens,
+      copy_seen(values[group], head_dim, begin_ - group * kGroupTokens,
                 end_ - group * kGroupTokens, to, ahead, asked);
       to += kGroupTokens / 2 * (head_dim / kLanes);
     }

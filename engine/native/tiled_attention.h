@@ -21,47 +21,46 @@ struct RightKeys {
   int word_bytes;               // from one word to the next
 };
 
-// A group as it lies, or from e4m3 to `to`.
-inline const char* as_bf16(const Bf16* from, int, char*) { return (const char*)from; }
-
-inline const char* as_bf16(const Fp8* from, int head_dim, char* to) {
-  for (int i = 0; i < kGroupTokens * head_dim; i += 2 * kLanes)
-    *(Vec*)(to + i * 2) = read_words(from + i);
+// A group as it lies, or from other numbers to `to`.
+template <class P>
+const char* as_bf16(const Group<P>& group, int head_dim, char* to) {
+  if constexpr (std::is_same_v<P, Bf16>) return (const char*)group.at;
+  for_words(group, head_dim / 2, [&](int w, Vec vector) BATON_INLINE { *(Vec*)(to + w * 64) = vector; });
   return to;
 }
 
-template <class P>
-RightKeys right_keys(const void* const* groups, int count, int head_dim, Tile<PairWord>& tile) {
+// Of `count` groups, group(g).
+template <class GroupOf>
+RightKeys right_keys(const GroupOf& group, int count, int head_dim, Tile<PairWord>& tile) {
   RightKeys keys;
   keys.word_bytes = 64;
   for (int g = 0; g < count; ++g)
-    keys.at[g] = as_bf16((const P*)groups[g], head_dim,
-                         (char*)tile.keys + group_bytes<Bf16>(head_dim) * g);
+    keys.at[g] =
+        as_bf16(group(g), head_dim, (char*)tile.keys + group_bytes<Bf16>(head_dim) * g);
   return keys;
 }
 
-// Copies the values of `count` groups, [pairs of tokens, words of a head], with zeros for those of
-// tokens outside [begin, end), counted from the tile's first, and up to an even count.
-template <class P>
-void copy_values(const void* const* groups, int count, int head_dim, int begin, int end, Vec* to,
+// Copies the values of `count` groups, group(g), [pairs of tokens, words of a head], with zeros for
+// those of tokens outside [begin, end), counted from the tile's first, and up to an even count.
+template <class GroupOf>
+void copy_values(const GroupOf& group, int count, int head_dim, int begin, int end, Vec* to,
                  Ahead ahead) {
   const int vectors = kGroupTokens / 2 * head_dim / kLanes;  // of a group
   const unsigned asked = ahead.in_steps(count * kGroupTokens / 2);
   for (int g = 0; g < count; ++g, to += vectors)
-    copy_seen((const P*)groups[g], head_dim, begin - g * kGroupTokens, end - g * kGroupTokens, to,
-              ahead, asked);
+    copy_seen(group(g), head_dim, begin - g * kGroupTokens, end - g * kGroupTokens, to, ahead, asked);
   if (count % 2 != 0) std::memset((void*)to, 0, (size_t)vectors * 64);
 }
 
 template <class P>
 RightKeys right_keys(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
-  return right_keys<P>(at.k, at.num_groups(), head_dim, tile);
+  return right_keys([&](int g) { return at.keys[g]; }, at.num_groups(), head_dim, tile);
 }
 
 template <class P>
 void copy_values(const PairedKeys<P>& at, int head_dim, Tile<PairWord>& tile) {
-  copy_values<P>(at.v, at.num_groups(), head_dim, at.begin(), at.end(), tile.values,
-                 Ahead());
+  copy_values([&](int g) { return at.values[g]; }, at.num_groups(), head_dim, at.begin(), at.end(),
+              tile.values, Ahead());
 }
 
 template <class P>
@@ -192,7 +191,7 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>
       Ahead ahead = groups.ahead(groups.keys(head));
       const int row0 = head * rows;
       score_tile(tile.q + (size_t)row0 * words, words,
-                 right_keys<P>(groups.keys(head), count, head_dim, tile), count,
+                 right_keys([&](int g) { return groups.key(head, g); }, count, head_dim, tile), count,
                  tile.scores + (size_t)row0 * kTileKeys, ahead,
                  ahead.in_steps(score_products(words, count)));
     }
@@ -207,8 +206,9 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>
     };
     const auto copy = [&](int turn) {
       const int seen = turn % pairs * 2 * kGroupTokens, n = count_of(turn);
-      copy_values<P>(values_of(turn), n, head_dim, begin - seen, end - seen, slot(turn),
-                     groups.ahead(values_of(turn), n, 0));
+      const auto group = [&](int g) { return groups.value(turn / pairs, turn % pairs * 2 + g); };
+      copy_values(group, n, head_dim, begin - seen, end - seen, slot(turn),
+                  groups.ahead(values_of(turn), n, 0));
     };
     copy(0);
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};

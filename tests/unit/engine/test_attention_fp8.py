@@ -14,7 +14,7 @@ from engine.attention.cpu_backend import KernelAttention
 from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
-from protocol.layout import FP8
+from protocol.layout import FP8, PAIRS, SPLIT
 from tests.unit.engine.attention_shapes import NUM_LAYERS, Shape, num_tokens, shapes
 from tests.unit.engine.instruction_sets import usable_instruction_sets
 
@@ -34,6 +34,8 @@ class RoundedPair:
     ) -> None:
         library = load_library(instruction_set)
         layout = shape.layout(library)
+        if layout.order == SPLIT:
+            layout = msgspec.structs.replace(layout, order=PAIRS)
         self.shape, self.dtype = shape, torch_dtype(shape.dtype)
         self.narrow = KvPool(msgspec.structs.replace(layout, dtype=FP8), num_blocks)
         self.wide = KvPool(layout, num_blocks)
@@ -103,7 +105,7 @@ def test_a_pool_of_fp8_is_one_of_what_its_numbers_stand_for(
 
 @pytest.mark.parametrize("instruction_set", USABLE)
 def test_every_bf16_number_is_stored_as_torchs_nearest(instruction_set):
-    shape = Shape(head_dim=64, num_heads=2, may_pair=False)
+    shape = Shape(head_dim=64, num_heads=2, order=2)
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     k = numbers.view(torch.bfloat16).view(-1, shape.num_kv_heads, shape.head_dim)
     blocks = len(k) // shape.block_size

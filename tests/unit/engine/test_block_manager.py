@@ -39,6 +39,15 @@ def test_blocks_without_a_hash_go_first_then_the_oldest_chain_from_its_tail() ->
     assert blocks.allocate(2) == [a[0], b[1]]
 
 
+def test_whoever_wants_hears_what_is_handed_out() -> None:
+    heard: list[list[int]] = []
+    blocks = BlockManager(4, heard.append)
+    a = fill(blocks, "a", 2)
+    blocks.pin(a)
+    assert heard == [a]
+    assert [*heard[:1], blocks.allocate(2)] == heard
+
+
 def test_using_a_chain_again_makes_it_the_youngest() -> None:
     blocks = BlockManager(4)
     a, b = fill(blocks, "a", 2), fill(blocks, "b", 2)

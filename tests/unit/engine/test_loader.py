@@ -109,6 +109,8 @@ def test_the_same_weights_in_fewer_bits_hand_over_to_each_other(kernels: ctypes.
         ({}, PAIRS),
         ({"kv_dtype": "fp8"}, PAIRS),
         ({"kv_order": "tokens"}, TOKENS),
+        ({"kv_order": "pairs"}, PAIRS),
+        ({"kv_order": "pairs", "scheduler": SchedulerConfig(block_size=8)}, TOKENS),
         ({"attention": "torch"}, TOKENS),
         ({"dtype": "float32"}, TOKENS),
         ({"scheduler": SchedulerConfig(block_size=8)}, TOKENS),

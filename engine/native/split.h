@@ -1,0 +1,244 @@
+// bf16 keys and values apart by their bits, so that attention reads three quarters of them: a pool of
+// pairs (paired.h) in which four bits of each exponent lie elsewhere.
+//
+// A quad is 128 numbers: four vectors of a group in the order of pairs. Of a number's upper byte, a sign
+// and seven bits of exponent, the sign and the three lower bits are its code, the four upper ones its
+// rest. A quad has 128 lower bytes and 64 of codes, and elsewhere 64 of rests. Its numbers mostly lie
+// within sixteen exponents of each other: then one byte, the quad's span, says all rests, and they are
+// not read. Spans are a process's own notes of what its pool holds, found when a quad is first read, so
+// nobody hands them over. All 2^16 numbers are kept exactly.
+//
+// Of a block and layer the 192 bytes of all quads come first, [keys and values, heads, groups, quads],
+// then all rests in the same order.
+
+#pragma once
+
+#include <initializer_list>
+
+#include "attention_call.h"
+
+namespace baton {
+
+// What a pool of quads holds, as far as sizes go.
+struct Split {
+  uint16_t bits;
+};
+
+#if defined(__AVX512BF16__)
+constexpr int kQuadVectors = 4;
+constexpr int kQuadTokens = kLanes;                // of a group
+constexpr int kQuadDims = 2 * kQuadVectors;       // of a token, in a quad of keys
+constexpr int kPairDims = kQuadVectors * kLanes;  // of two tokens, in a quad of values
+constexpr int kLowBytes = 192;
+constexpr int kHighBytes = 64;
+
+// A span is the first of the eight exponents' upper seven bits that a quad's numbers have, or says why
+// there is none.
+constexpr int kLastSpan = 120;
+constexpr uint8_t kWide = 254;     // its numbers lie further apart, or it changes
+constexpr uint8_t kUnknown = 255;  // nobody has looked since it was written
+
+// A number's upper byte, for each span, by its code.
+struct UpperBytes {
+  alignas(64) uint8_t of[kLastSpan + 1][16] = {};
+
+  constexpr UpperBytes() {
+    for (int first = 0; first <= kLastSpan; ++first)
+      for (int code = 0; code < 16; ++code)
+        of[first][code] = (uint8_t)((code & 8) << 4 | (first + ((code - first) & 7)));
+  }
+};
+inline constexpr UpperBytes kUpperBytes;
+
+// Four vectors of a quad.
+struct Quad {
+  Vec vectors[kQuadVectors];
+};
+
+// The upper bytes of a quad's first two vectors, and of the other two, in the order of their lower ones.
+struct Uppers {
+  __m512i first;
+  __m512i second;
+};
+
+BATON_INLINE inline Uppers upper_bytes(__m512i codes, int span) {
+  const __m512i table =
+      _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kUpperBytes.of[span]));
+  const __m512i low = _mm512_set1_epi8(15);
+  return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)),
+          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low))};
+}
+
+BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
+  const __m512i first = _mm512_loadu_si512(low), second = _mm512_loadu_si512(low + 64);
+  return {{(Vec)_mm512_unpacklo_epi8(first, upper.first),
+           (Vec)_mm512_unpackhi_epi8(first, upper.first),
+           (Vec)_mm512_unpacklo_epi8(second, upper.second),
+           (Vec)_mm512_unpackhi_epi8(second, upper.second)}};
+}
+
+inline int least_byte(__m512i bytes) {
+  const __m256i half = _mm256_min_epu8(_mm512_castsi512_si256(bytes),
+                                       _mm512_extracti64x4_epi64(bytes, 1));
+  const __m128i quarter =
+      _mm_min_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  const __m128i pairs = _mm_min_epu8(quarter, _mm_srli_epi16(quarter, 8));
+  return _mm_extract_epi16(_mm_minpos_epu16(_mm_and_si128(pairs, _mm_set1_epi16(0xff))), 0);
+}
+
+// The span that holds all of these; kWide if none does.
+inline uint8_t span_of(const Uppers& upper) {
+  const __m512i magnitude = _mm512_set1_epi8(0x7f);
+  const __m512i first = _mm512_and_si512(upper.first, magnitude);
+  const __m512i second = _mm512_and_si512(upper.second, magnitude);
+  const int least = least_byte(_mm512_min_epu8(first, second));
+  const int most =
+      0x7f - least_byte(_mm512_sub_epi8(magnitude, _mm512_max_epu8(first, second)));
+  if (most - least >= 8) return kWide;
+  return (uint8_t)(least < kLastSpan ? least : kLastSpan);
+}
+
+// The quads of a head's group.
+struct Quads {
+  char* low;
+  char* high;
+  uint8_t* spans;
+
+  BATON_INLINE Quad read(int k) const {
+    const int span = spans[k];
+    if (__builtin_expect(span > kLastSpan, 0)) return read_wide(k);
+    const char* at = low + k * kLowBytes;
+    return with_lower(at, upper_bytes(_mm512_loadu_si512(at + 128), span));
+  }
+
+  // Of this group's numbers those that `bytes` says, from four vectors: bit i is number i of the first
+  // vectors, as unpacked bytes have them.
+  void write(int k, const Quad& from, __mmask64 bytes) const {
+    const __m512i lower = _mm512_set1_epi16(0xff), three = _mm512_set1_epi8(7);
+    const auto lows = [&](int i) {
+      return _mm512_packus_epi16(_mm512_and_si512((__m512i)from.vectors[i], lower),
+                                 _mm512_and_si512((__m512i)from.vectors[i + 1], lower));
+    };
+    const auto uppers = [&](int i) {
+      return _mm512_packus_epi16(_mm512_srli_epi16((__m512i)from.vectors[i], 8),
+                                 _mm512_srli_epi16((__m512i)from.vectors[i + 1], 8));
+    };
+    const __m512i first = uppers(0), second = uppers(2);
+    const auto code = [&](__m512i upper) {  // in the lower four bits
+      const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(upper, 4), _mm512_set1_epi8(8));
+      return _mm512_or_si512(sign, _mm512_and_si512(upper, three));
+    };
+    const auto rest = [&](__m512i upper) {
+      return _mm512_and_si512(_mm512_srli_epi16(upper, 3), _mm512_set1_epi8(15));
+    };
+    const auto both = [](__m512i lower_half, __m512i upper_half) {
+      return _mm512_or_si512(lower_half, _mm512_slli_epi16(upper_half, 4));
+    };
+    char* at = low + k * kLowBytes;
+    _mm512_mask_storeu_epi8(at, bytes, lows(0));
+    _mm512_mask_storeu_epi8(at + 64, bytes, lows(2));
+    _mm512_mask_storeu_epi8(at + 128, bytes, both(code(first), code(second)));
+    _mm512_mask_storeu_epi8(high + k * kHighBytes, bytes, both(rest(first), rest(second)));
+  }
+
+ private:
+  // By the bits that lie elsewhere; notes the span if nobody has yet. Several threads may.
+  __attribute__((noinline)) Quad read_wide(int k) const {
+    const char* at = low + k * kLowBytes;
+    const __m512i codes = _mm512_loadu_si512(at + 128);
+    const __m512i rest = _mm512_loadu_si512(high + k * kHighBytes);
+    const __m512i four = _mm512_set1_epi8(0x78);  // where they stand in an upper byte
+    Uppers upper = upper_bytes(codes, 0);
+    upper.first =
+        _mm512_or_si512(upper.first, _mm512_and_si512(_mm512_slli_epi16(rest, 3), four));
+    upper.second =
+        _mm512_or_si512(upper.second, _mm512_and_si512(_mm512_srli_epi16(rest, 1), four));
+    if (spans[k] == kUnknown) spans[k] = span_of(upper);
+    return with_lower(at, upper);
+  }
+};
+
+// Quads of a group, of keys as of values.
+inline int quads_of(int head_dim) { return head_dim / kQuadDims; }
+
+// Of a block, keys and values.
+inline int64_t quads_of_block(const AttentionCall& call) {
+  return (int64_t)2 * call.num_kv_heads * (call.block_size / kQuadTokens) * quads_of(call.head_dim);
+}
+
+// Of one head's group of a block, that of its token `offset`; `is_value` or keys.
+inline Quads quads_at(const AttentionCall& call, int64_t block, bool is_value, int64_t head,
+                      int offset) {
+  const int groups = call.block_size / kQuadTokens;
+  const int64_t first = ((is_value * call.num_kv_heads + head) * groups + offset / kQuadTokens) *
+                        quads_of(call.head_dim);
+  const int64_t all = quads_of_block(call);
+  char* at = (char*)call.pool + block * call.block_stride * (int64_t)sizeof(Split);
+  return {at + first * kLowBytes, at + all * kLowBytes + first * kHighBytes,
+          call.spans + block * all + first};
+}
+
+// The same of a later head.
+inline Quads later_head(const AttentionCall& call, const Quads& quads, int heads) {
+  const int64_t more =
+      (int64_t)heads * (call.block_size / kQuadTokens) * quads_of(call.head_dim);
+  return {quads.low + more * kLowBytes, quads.high + more * kHighBytes, quads.spans + more};
+}
+
+// A token's keys and values of one head.
+inline void write_split_token(const AttentionCall& call, const Bf16* k, const Bf16* v, int64_t block,
+                              int64_t head, int offset) {
+  const int token = offset % kQuadTokens, count = quads_of(call.head_dim);
+  const Quads keys = quads_at(call, block, false, head, offset);
+  const __mmask64 key_bytes = (__mmask64)0x0303 << (token / 4 * 16 + token % 4 * 2);
+  for (int q = 0; q < count; ++q, k += kQuadDims) {
+    Quad quad;
+    for (int i = 0; i < kQuadVectors; ++i) {
+      int32_t word;
+      std::memcpy(&word, k + 2 * i, 4);
+      quad.vectors[i] = (Vec)_mm512_set1_epi32(word);
+    }
+    keys.write(q, quad, key_bytes);
+  }
+  std::memset(keys.spans, token + 1 == kQuadTokens ? kUnknown : kWide, (size_t)count);
+  const int of_pair = call.head_dim / kPairDims, first = token / 2 * of_pair;
+  const Quads values = quads_at(call, block, true, head, offset);
+  const __mmask64 value_bytes = token % 2 == 0 ? 0x5555555555555555u : 0xaaaaaaaaaaaaaaaau;
+  for (int q = 0; q < of_pair; ++q) {
+    Quad quad;
+    for (int i = 0; i < kQuadVectors; ++i, v += kLanes) {
+      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)v));
+      quad.vectors[i] = (Vec)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+    }
+    values.write(first + q, quad, value_bytes);
+  }
+  std::memset(values.spans + first, token % 2 == 1 ? kUnknown : kWide, (size_t)of_pair);
+}
+
+// Those of a whole group, from sixteen tokens `stride` numbers apart.
+inline void write_split_group(const AttentionCall& call, const Bf16* k, const Bf16* v, int64_t stride,
+                              int64_t block, int64_t head, int offset) {
+  const __mmask64 all = ~(__mmask64)0;
+  const Quads keys = quads_at(call, block, false, head, offset);
+  for (int w = 0; w < call.head_dim / 2; w += kLanes) {
+    const void* rows[kQuadTokens];
+    for (int i = 0; i < kQuadTokens; ++i) rows[i] = k + i * stride + 2 * w;
+    Quad quads[kLanes / kQuadVectors];
+    pack_sixteen<Bf16>(rows, 0, kLanes, quads[0].vectors, 1);
+    for (int q = 0; q < kLanes / kQuadVectors; ++q) keys.write(w / kQuadVectors + q, quads[q], all);
+  }
+  const Quads values = quads_at(call, block, true, head, offset);
+  int q = 0;
+  for (int i = 0; i < kQuadTokens; i += 2)
+    for (int d = 0; d < call.head_dim; d += kPairDims, ++q) {
+      Quad quad;
+      pack_pair(v + i * stride + d, v + (i + 1) * stride + d, kPairDims, kPairDims,
+                (int32_t*)quad.vectors);
+      values.write(q, quad, all);
+    }
+  for (const Quads& written : {keys, values})
+    std::memset(written.spans, kUnknown, (size_t)quads_of(call.head_dim));
+}
+#endif
+
+}  // namespace baton

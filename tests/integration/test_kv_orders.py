@@ -1,0 +1,66 @@
+"""KV whose numbers lie apart by their bits: handed over, taken up again and written over, the same
+tokens as where they lie by pairs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.native.library import KernelsUnavailable, load_library
+from protocol.layout import PAIRS
+from tests.integration.fleets import complete, counters, running_fleet
+from tests.integration.reference import DEMO_MODEL
+
+NUM_BLOCKS = 40  # of 16 tokens, of which two prompts have no room
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with heads of 64, and the demo's tokenizer."""
+    to = tmp_path_factory.mktemp("model")
+    shutil.copytree(DEMO_MODEL, to, dirs_exist_ok=True)
+    for weights in to.glob("*.safetensors*"):
+        weights.unlink()
+    torch.manual_seed(5)
+    config = Qwen3Config.from_pretrained(DEMO_MODEL)
+    config.head_dim, config.num_attention_heads, config.num_key_value_heads = 64, 6, 2
+    config.initializer_range = 0.2
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(to)
+    return to
+
+
+def tokens(folder: Path, **settings: Any) -> tuple[list[list[int]], int]:
+    """Greedy tokens of prompts that push each other out, and how many were handed over."""
+    rng = random.Random(9)
+    prompts = [[rng.randrange(3, 1800) for _ in range(n)] for n in (15, 330, 16, 401, 65, 250)]
+    prompts += [prompts[1], prompts[3], prompts[3] + prompts[0]]
+    with running_fleet(
+        model=str(folder), dtype="bfloat16", num_blocks=NUM_BLOCKS, max_context=512, **settings
+    ) as fleet:
+        answers = [complete(fleet, prompt, model=folder.name, max_tokens=40) for prompt in prompts]
+        handoffs = counters(fleet, "decode-1")["handoffs"]
+    return [answer["choices"][0]["token_ids"] for answer in answers], handoffs
+
+
+def test_orders_give_the_same_tokens(folder: Path) -> None:
+    try:
+        if not load_library().baton_has_linear():
+            pytest.skip("this CPU has no bf16 products")
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    apart = {"local_prefill_threshold_tokens": 0, "transport": "nixl"}
+    split, handed_over = tokens(folder, **apart)
+    pairs, also = tokens(folder, kv_order=PAIRS, **apart)
+    together, none = tokens(folder, prefill=0)
+    assert split == pairs
+    assert split == together
+    assert handed_over == also
+    assert handed_over >= 8, "but for what was still there"
+    assert none == 0
+    assert len({tuple(each) for each in split}) > 5
