@@ -1,27 +1,26 @@
 // bf16 weights in 12 bits each, without loss: exponents of a layer's weights lie close together, so
-// that four bits tell them apart. A word of a panel is 64 outputs by two inputs: 128 numbers, four
-// vectors of 32. Three are stored, 16 bits a number: sign, four bits of the fourth vector's, four
-// bits of exponent, seven of mantissa. The few words with a number that lies elsewhere stand among
-// the others plain: as they are, in 16 bits a number.
+// that four bits tell them apart. A word of a panel is 64 outputs by two inputs: a quad (upper_bytes.h),
+// whose lower bytes and codes are stored. The few words with a number that lies elsewhere stand among the
+// others plain: as they are, in 16 bits a number.
 
 #pragma once
 
 #include <climits>
 
-#include "simd.h"
+#include "upper_bytes.h"
 
 #if defined(__AVX512BF16__)
 
 namespace baton {
 
-constexpr int kExponents = 16;     // that four bits tell apart
+constexpr int kExponents = 16;     // that four bits tell apart, from an even one on
 constexpr int kNarrowBytes = 192;  // of a word
 constexpr int kPlainBytes = 256;
 
 // A panel from one of its words on.
 struct NarrowPanel {
   const char* at;
-  __m512i lowest;        // exponent, where it stands in bf16
+  __m512i upper;         // bytes of its exponents, by code
   const int32_t* plain;  // which words are, from here on, and a last one past all
   int first;             // word
 
@@ -56,26 +55,14 @@ struct NarrowPanel {
   }
 
   BATON_INLINE void widen(const char* from, Vec* to) const {
-    const __m512i kept = _mm512_set1_epi16((short)0x87ff);
-    __m512i x[3];
-    for (int i = 0; i < 3; ++i) {
-      x[i] = _mm512_load_si512(from + 64 * i);
-      to[i] = (Vec)_mm512_add_epi16(_mm512_and_si512(x[i], kept), lowest);
-    }
-    const __m512i high = _mm512_ternarylogic_epi32(  // bits from where the mask says, else
-        _mm512_set1_epi16(0x00f0), _mm512_srli_epi16(x[1], 7), _mm512_srli_epi16(x[0], 3), 0xca);
-    const __m512i fourth = _mm512_ternarylogic_epi32(
-        _mm512_set1_epi16(0x000f), _mm512_srli_epi16(x[2], 11), high, 0xca);
-    const __m512i magnitude =
-        _mm512_add_epi16(_mm512_and_si512(fourth, _mm512_set1_epi16(0x07ff)), lowest);
-    to[3] = (Vec)_mm512_ternarylogic_epi32(  // magnitude | (sign & its place)
-        magnitude, _mm512_slli_epi16(fourth, 4), _mm512_set1_epi16((short)0x8000), 0xf8);
+    const Quad quad = with_lower(from, upper_bytes(_mm512_loadu_si512(from + 128), upper));
+    for (int i = 0; i < kQuadVectors; ++i) to[i] = quad.vectors[i];
   }
 };
 
 inline int exponent_of(uint16_t bits) { return bits >> 7 & 0xff; }
 
-// The first of the sixteen exponents that most of `weight` [count] have.
+// The first, an even one, of the sixteen exponents that most of `weight` [count] have.
 inline int lowest_exponent(const Bf16* weight, int64_t count) {
   int64_t times[256] = {};
   for (int64_t i = 0; i < count; ++i) ++times[exponent_of(weight[i].bits)];
@@ -84,7 +71,7 @@ inline int lowest_exponent(const Bf16* weight, int64_t count) {
   for (int end = 0; end < 255; ++end) {
     here += times[end];
     if (end >= kExponents) here -= times[end - kExponents];
-    if (end >= kExponents - 1 && here >= most) {
+    if (end >= kExponents - 1 && end % 2 != 0 && here >= most) {
       most = here;
       best = end - kExponents + 1;
     }
@@ -105,17 +92,12 @@ inline int mark_plain(const Bf16* weight, int inputs, int outputs, int lowest, c
 }
 
 // A word's 128 numbers in 192 bytes.
-inline void narrow_word(const uint16_t* from, int lowest, uint16_t* to) {
-  for (int i = 0; i < 32; ++i) {
-    uint16_t narrow[4];
-    for (int j = 0; j < 4; ++j) {
-      const uint16_t bits = from[32 * j + i];
-      narrow[j] = (uint16_t)((bits >> 4 & 0x800) | (((bits & 0x7fff) - (lowest << 7)) & 0x7ff));
-    }
-    for (int j = 0; j < 3; ++j)
-      to[32 * j + i] = (uint16_t)((narrow[j] & 0x800) << 4 | (narrow[3] >> (8 - 4 * j) & 0xf) << 11 |
-                                  (narrow[j] & 0x7ff));
-  }
+inline void narrow_word(const char* from, char* to) {
+  Quad quad;
+  std::memcpy(quad.vectors, from, sizeof(quad.vectors));
+  const QuadBytes parts = bytes_of(quad);
+  for (int i = 0; i < 2; ++i) _mm512_storeu_si512(to + 64 * i, parts.lower[i]);
+  _mm512_storeu_si512(to + 128, parts.codes);
 }
 
 }  // namespace baton

@@ -111,7 +111,7 @@ template <bool kNarrow>
 inline auto panel_from(const LinearWeight& weight, int panel, int first) {
   const char* at = word_at(weight, panel, first);
   if constexpr (kNarrow)
-    return NarrowPanel{at, _mm512_set1_epi16((short)(weight.lowest[panel] << 7)),
+    return NarrowPanel{at, upper_table(weight.lowest[panel] / 2),
                        weight.plain + weight.begins[panel] + panel +
                            plain_before(weight, panel, first),
                        first};
@@ -178,7 +178,7 @@ inline void pack_narrow(const Bf16* weight, const LinearWeight& to, int panel, i
       at += kPlainBytes;
       *plain++ = w;
     } else {
-      narrow_word((const uint16_t*)words, to.lowest[panel], (uint16_t*)at);
+      narrow_word((const char*)words, at);
       at += kNarrowBytes;
     }
   *plain = INT_MAX;

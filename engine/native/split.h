@@ -1,11 +1,9 @@
 // bf16 keys and values apart by their bits, so that attention reads three quarters of them: a pool of
 // pairs (paired.h) in which four bits of each exponent lie elsewhere.
 //
-// A quad is 128 numbers: four vectors of a group in the order of pairs. Of a number's upper byte, a sign
-// and seven bits of exponent, the sign and the three lower bits are its code, the four upper ones its
-// rest. A quad has 128 lower bytes and 64 of codes, and elsewhere 64 of rests. Its numbers mostly lie
-// within sixteen exponents of each other: then one byte, the quad's span, says all rests, and they are
-// not read. Spans are a process's own notes of what its pool holds, found when a quad is first read, so
+// A quad (upper_bytes.h) of a group in the order of pairs has its 128 lower bytes and 64 of codes
+// together, and elsewhere 64 of rests. Its numbers mostly lie within sixteen exponents of each other:
+// then one byte, the quad's span, says all rests, and they are not read. Spans are a process's own notes of what its pool holds, found when a quad is first read, so
 // nobody hands them over. All 2^16 numbers are kept exactly.
 //
 // Of a block and layer the 192 bytes of all quads come first, [keys and values, heads, groups, quads],
@@ -16,6 +14,7 @@
 #include <initializer_list>
 
 #include "attention_call.h"
+#include "upper_bytes.h"
 
 namespace baton {
 
@@ -25,57 +24,16 @@ struct Split {
 };
 
 #if defined(__AVX512BF16__)
-constexpr int kQuadVectors = 4;
 constexpr int kQuadTokens = kLanes;                // of a group
 constexpr int kQuadDims = 2 * kQuadVectors;       // of a token, in a quad of keys
 constexpr int kPairDims = kQuadVectors * kLanes;  // of two tokens, in a quad of values
 constexpr int kLowBytes = 192;
 constexpr int kHighBytes = 64;
 
-// A span is the first of the eight exponents' upper seven bits that a quad's numbers have, or says why
-// there is none.
-constexpr int kLastSpan = 120;
+// A span is the first of eight upper bytes, or says why there is none.
+constexpr int kLastSpan = kLastUpper;
 constexpr uint8_t kWide = 254;     // its numbers lie further apart, or it changes
 constexpr uint8_t kUnknown = 255;  // nobody has looked since it was written
-
-// A number's upper byte, for each span, by its code.
-struct UpperBytes {
-  alignas(64) uint8_t of[kLastSpan + 1][16] = {};
-
-  constexpr UpperBytes() {
-    for (int first = 0; first <= kLastSpan; ++first)
-      for (int code = 0; code < 16; ++code)
-        of[first][code] = (uint8_t)((code & 8) << 4 | (first + ((code - first) & 7)));
-  }
-};
-inline constexpr UpperBytes kUpperBytes;
-
-// Four vectors of a quad.
-struct Quad {
-  Vec vectors[kQuadVectors];
-};
-
-// The upper bytes of a quad's first two vectors, and of the other two, in the order of their lower ones.
-struct Uppers {
-  __m512i first;
-  __m512i second;
-};
-
-BATON_INLINE inline Uppers upper_bytes(__m512i codes, int span) {
-  const __m512i table =
-      _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kUpperBytes.of[span]));
-  const __m512i low = _mm512_set1_epi8(15);
-  return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)),
-          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low))};
-}
-
-BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
-  const __m512i first = _mm512_loadu_si512(low), second = _mm512_loadu_si512(low + 64);
-  return {{(Vec)_mm512_unpacklo_epi8(first, upper.first),
-           (Vec)_mm512_unpackhi_epi8(first, upper.first),
-           (Vec)_mm512_unpacklo_epi8(second, upper.second),
-           (Vec)_mm512_unpackhi_epi8(second, upper.second)}};
-}
 
 inline int least_byte(__m512i bytes) {
   const __m256i half = _mm256_min_epu8(_mm512_castsi512_si256(bytes),
@@ -108,37 +66,18 @@ struct Quads {
     const int span = spans[k];
     if (__builtin_expect(span > kLastSpan, 0)) return read_wide(k);
     const char* at = low + k * kLowBytes;
-    return with_lower(at, upper_bytes(_mm512_loadu_si512(at + 128), span));
+    return with_lower(at, upper_bytes(_mm512_loadu_si512(at + 128), upper_table(span)));
   }
 
   // Of this group's numbers those that `bytes` says, from four vectors: bit i is number i of the first
   // vectors, as unpacked bytes have them.
   void write(int k, const Quad& from, __mmask64 bytes) const {
-    const __m512i lower = _mm512_set1_epi16(0xff), three = _mm512_set1_epi8(7);
-    const auto lows = [&](int i) {
-      return _mm512_packus_epi16(_mm512_and_si512((__m512i)from.vectors[i], lower),
-                                 _mm512_and_si512((__m512i)from.vectors[i + 1], lower));
-    };
-    const auto uppers = [&](int i) {
-      return _mm512_packus_epi16(_mm512_srli_epi16((__m512i)from.vectors[i], 8),
-                                 _mm512_srli_epi16((__m512i)from.vectors[i + 1], 8));
-    };
-    const __m512i first = uppers(0), second = uppers(2);
-    const auto code = [&](__m512i upper) {  // in the lower four bits
-      const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(upper, 4), _mm512_set1_epi8(8));
-      return _mm512_or_si512(sign, _mm512_and_si512(upper, three));
-    };
-    const auto rest = [&](__m512i upper) {
-      return _mm512_and_si512(_mm512_srli_epi16(upper, 3), _mm512_set1_epi8(15));
-    };
-    const auto both = [](__m512i lower_half, __m512i upper_half) {
-      return _mm512_or_si512(lower_half, _mm512_slli_epi16(upper_half, 4));
-    };
+    const QuadBytes parts = bytes_of(from);
     char* at = low + k * kLowBytes;
-    _mm512_mask_storeu_epi8(at, bytes, lows(0));
-    _mm512_mask_storeu_epi8(at + 64, bytes, lows(2));
-    _mm512_mask_storeu_epi8(at + 128, bytes, both(code(first), code(second)));
-    _mm512_mask_storeu_epi8(high + k * kHighBytes, bytes, both(rest(first), rest(second)));
+    _mm512_mask_storeu_epi8(at, bytes, parts.lower[0]);
+    _mm512_mask_storeu_epi8(at + 64, bytes, parts.lower[1]);
+    _mm512_mask_storeu_epi8(at + 128, bytes, parts.codes);
+    _mm512_mask_storeu_epi8(high + k * kHighBytes, bytes, parts.rests);
   }
 
  private:
@@ -148,7 +87,7 @@ struct Quads {
     const __m512i codes = _mm512_loadu_si512(at + 128);
     const __m512i rest = _mm512_loadu_si512(high + k * kHighBytes);
     const __m512i four = _mm512_set1_epi8(0x78);  // where they stand in an upper byte
-    Uppers upper = upper_bytes(codes, 0);
+    Uppers upper = upper_bytes(codes, upper_table(0));
     upper.first =
         _mm512_or_si512(upper.first, _mm512_and_si512(_mm512_slli_epi16(rest, 3), four));
     upper.second =

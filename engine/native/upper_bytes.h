@@ -1,0 +1,94 @@
+// bf16 numbers by their bytes, 128 at a time: how weights (narrow.h) and keys and values (split.h) lie in
+// 12 bits a number.
+//
+// A quad is four vectors. Of a number's upper byte, a sign and seven bits of exponent, the sign and the
+// three lower bits are its code, the four upper ones its rest. Where all upper bytes are, but for the
+// sign, eight neighbours (sixteen exponents), the first of the eight says all rests.
+
+#pragma once
+
+#include "simd.h"
+
+#if defined(__AVX512BF16__)
+
+namespace baton {
+
+constexpr int kQuadVectors = 4;
+constexpr int kLastUpper = 120;  // the last byte that is the first of eight
+
+// A number's upper byte by its code, for each first of eight.
+struct UpperBytes {
+  alignas(64) uint8_t of[kLastUpper + 1][16] = {};
+
+  constexpr UpperBytes() {
+    for (int first = 0; first <= kLastUpper; ++first)
+      for (int code = 0; code < 16; ++code)
+        of[first][code] = (uint8_t)((code & 8) << 4 | (first + ((code - first) & 7)));
+  }
+};
+inline constexpr UpperBytes kUpperBytes;
+
+BATON_INLINE inline __m512i upper_table(int first) {
+  return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kUpperBytes.of[first]));
+}
+
+struct Quad {
+  Vec vectors[kQuadVectors];
+};
+
+// The upper bytes of a quad's first two vectors, and of the other two, in the order of their lower ones.
+struct Uppers {
+  __m512i first;
+  __m512i second;
+};
+
+BATON_INLINE inline Uppers upper_bytes(__m512i codes, __m512i table) {
+  const __m512i low = _mm512_set1_epi8(15);
+  return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)),
+          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low))};
+}
+
+// `low` has the lower bytes.
+BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
+  const __m512i first = _mm512_loadu_si512(low), second = _mm512_loadu_si512(low + 64);
+  return {{(Vec)_mm512_unpacklo_epi8(first, upper.first),
+           (Vec)_mm512_unpackhi_epi8(first, upper.first),
+           (Vec)_mm512_unpacklo_epi8(second, upper.second),
+           (Vec)_mm512_unpackhi_epi8(second, upper.second)}};
+}
+
+// A quad apart: a vector of bytes has 16 by turns of each of two vectors; codes and rests of the first
+// two are lower halves of bytes.
+struct QuadBytes {
+  __m512i lower[2];
+  __m512i codes;
+  __m512i rests;
+};
+
+inline QuadBytes bytes_of(const Quad& quad) {
+  const __m512i lower = _mm512_set1_epi16(0xff);
+  const auto lows = [&](int i) {
+    return _mm512_packus_epi16(_mm512_and_si512((__m512i)quad.vectors[i], lower),
+                               _mm512_and_si512((__m512i)quad.vectors[i + 1], lower));
+  };
+  const auto uppers = [&](int i) {
+    return _mm512_packus_epi16(_mm512_srli_epi16((__m512i)quad.vectors[i], 8),
+                               _mm512_srli_epi16((__m512i)quad.vectors[i + 1], 8));
+  };
+  const __m512i first = uppers(0), second = uppers(2);
+  const auto code = [](__m512i upper) {
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(upper, 4), _mm512_set1_epi8(8));
+    return _mm512_or_si512(sign, _mm512_and_si512(upper, _mm512_set1_epi8(7)));
+  };
+  const auto rest = [](__m512i upper) {
+    return _mm512_and_si512(_mm512_srli_epi16(upper, 3), _mm512_set1_epi8(15));
+  };
+  const auto both = [](__m512i a, __m512i b) {
+    return _mm512_or_si512(a, _mm512_slli_epi16(b, 4));
+  };
+  return {{lows(0), lows(2)}, both(code(first), code(second)), both(rest(first), rest(second))};
+}
+
+}  // namespace baton
+
+#endif
