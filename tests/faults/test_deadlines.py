@@ -87,10 +87,10 @@ def test_while_a_write_to_its_blocks_is_about_to_land(
     wait_for("it to wait for blocks", lambda: shown(fleet)["num_waiting"] == 1)
     assert shown(fleet)["num_handoffs"] == 1
     assert shown(fleet)["blocks_used"] == -(-len(prompts[5].prompt) // BLOCK), "they are fenced"
-    before = shown(fleet)["counters"]["blocks_received"]
+    before = workers(fleet.fleet)["prefill-1"]["counters"]["blocks_sent"]
     fleet.release("prefill-1", "landing")
     assert_whole(other, prompts[0])
-    landed = counters(fleet.fleet, "decode-1")["blocks_received"] - before
+    landed = counters(fleet.fleet, "prefill-1")["blocks_sent"] - before
     assert landed > -(-len(prompts[0].prompt) // BLOCK), "those of the other, and late ones"
 
 

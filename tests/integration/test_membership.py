@@ -94,14 +94,16 @@ async def change(changes: asyncio.Queue) -> dict[str, WorkerInfo]:
 
 
 def test_a_worker_registers_renews_and_leaves(valkey, cluster, leases) -> None:
-    lease = leases(registration("a"))
+    lease_ms = int(STORE_LEASE_S * 1000)
+    lease = leases(registration("a"), STORE_LEASE_S)
     assert lease.wait_registered(WAIT_S)
     assert read_fleet(valkey.url, cluster) == {"a": registration("a")}
     with redis.Redis.from_url(valkey.url) as client:
         key = Registry(cluster).worker_key("a")
-        assert 0 < client.pttl(key) <= LEASE_S * 1000
-        client.pexpire(key, 300)
-        until(lambda: client.pttl(key) > 300)
+        assert 0 < client.pttl(key) <= lease_ms
+        shorter_ms = 2 * lease_ms // 3  # two renewals are due before it ends
+        client.pexpire(key, shorter_ms)
+        until(lambda: client.pttl(key) > shorter_ms)
     lease.close()
     assert read_fleet(valkey.url, cluster) == {}
     assert (lease.lapses, lease.is_replaced) == (0, False)
