@@ -34,7 +34,7 @@ from rich.table import Table
 
 from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.engine_plot import plot_side_by_side, plot_sweep
-from bench.engine_run import BatonRun, Bookkeeping, PeerRun, load_ours
+from bench.engine_run import BatonRun, Bookkeeping, Kind, PeerRun, load_ours
 from bench.engine_work import (
     DECODE_STEPS,
     PREFILL_LENGTHS,
@@ -153,6 +153,7 @@ def _parse() -> argparse.Namespace:
         "--weights", default="auto", help="auto, exact16, exact12, int8, int4, or several"
     )
     parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
+    parser.add_argument("--kv-order", default="auto", help="auto, pairs, tokens, or several")
     parser.add_argument("--block-size", default="16", help="tokens of a block, or several sizes")
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
     parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
@@ -201,6 +202,12 @@ class Contest:
     bookkeeping: Bookkeeping
 
 
+def _told(options: argparse.Namespace) -> Kind:
+    """The flags that choose engines, each of which may name several."""
+    chosen = options.attention, options.weights, options.kv_dtype
+    return (*chosen, options.kv_order, options.block_size)
+
+
 def _in_process(
     options: argparse.Namespace,
     subject: Subject,
@@ -209,10 +216,10 @@ def _in_process(
 ) -> Contest:
     """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
-    told = (options.attention, options.weights, options.kv_dtype, options.block_size)
+    attention, weights, dtypes, orders, sizes = (names.split(",") for names in _told(options))
     ours = {
         f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
-        for kind in itertools.product(*(names.split(",") for names in told))
+        for kind in itertools.product(attention, weights, dtypes, orders, sizes)
     }
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
     versions = [f"torch {torch.__version__}"]
@@ -281,8 +288,8 @@ def _wanted(options: argparse.Namespace) -> str:
     """The peers to look for. Raises BatonError for what servers are not measured with."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
-    kind = (options.attention, options.weights, options.kv_dtype, options.block_size)
-    if (options.sweep, options.device, *kind) != (False, "cpu", "auto", "auto", "auto", "16"):
+    kind = ("auto", "auto", "auto", "auto", "16")
+    if (options.sweep, options.device, _told(options)) != (False, "cpu", kind):
         raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
     if options.peers not in (None, "", "vllm"):
         raise BatonError("the only peer of --served is vllm")

@@ -28,9 +28,9 @@ from engine.sequence import Sequence
 from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
 
-Kind = tuple[str, str, str, str]
-"""An engine's attention, weights and KV dtype, by the names that workers' settings have, and the
-tokens of its blocks."""
+Kind = tuple[str, str, str, str, str]
+"""An engine's attention, weights, KV dtype and KV order, by the names that workers' settings have,
+and the tokens of its blocks."""
 
 Bookkeeping = dict[Work, list[float]]
 """Share of a decode step's time that was not computing."""
@@ -124,7 +124,7 @@ def load_ours(
 
     Raises BatonError where it cannot be.
     """
-    attention, weights, kv_dtype, tokens = kind
+    attention, weights, kv_dtype, kv_order, tokens = kind
     chunk = max(PREFILL_LENGTHS)
     if not tokens.isdecimal() or not 1 <= int(tokens) <= chunk:
         raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {tokens!r}")
@@ -147,6 +147,7 @@ def load_ours(
         attention=attention,
         weights=weights,
         kv_dtype=kv_dtype,
+        kv_order=kv_order,
     )
     loaded = load_engine(config, time.perf_counter)
     if loaded.engine.limits.max_context < longest(works, steps):

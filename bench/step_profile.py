@@ -176,7 +176,9 @@ def main() -> int:
     for name in ("step", "ms", *PARTS):
         table.add_column(name, justify="right")
     try:
-        run = BatonRun(load_ours(folder, options, (options.attention, "auto", "auto", "16"), WORKS))
+        run = BatonRun(
+            load_ours(folder, options, (options.attention, "auto", "auto", "auto", "16"), WORKS)
+        )
         for work in WORKS:
             milliseconds, found = profile(run, work, options.seconds)
             parts = (f"{found[part]:.1f} %" for part in PARTS)

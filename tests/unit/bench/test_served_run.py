@@ -98,7 +98,7 @@ def test_vllm_gets_cores_and_memory_for_the_same_work(tmp_path: Path) -> None:
 def test_what_servers_are_not_measured_with_is_refused() -> None:
     def options(**given: object) -> argparse.Namespace:
         default = {"sweep": False, "device": "cpu", "block_size": "16"}
-        default |= dict.fromkeys(("attention", "weights", "kv_dtype"), "auto")
+        default |= dict.fromkeys(("attention", "weights", "kv_dtype", "kv_order"), "auto")
         return argparse.Namespace(**default | {"served": True, "peers": None} | given)
 
     assert _wanted(options()) == "vllm"
@@ -108,6 +108,7 @@ def test_what_servers_are_not_measured_with_is_refused() -> None:
         {"peers": "transformers"},
         {"sweep": True},
         {"weights": "int8"},
+        {"kv_order": "pairs"},
         {"block_size": "64"},
     ):
         with pytest.raises(BatonError, match="--served"):
