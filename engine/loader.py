@@ -73,7 +73,7 @@ class EngineConfig:
     """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     kv_order: str = "auto"
     """In which order a block holds it: `tokens`: token by token; `pairs`: as the kernels' products
-    take it, where they can; `auto`: as they read it fastest on this device."""
+    take it, where they can, else `tokens`; `auto`: as they read it fastest on this device."""
     cuda_graphs: bool = True
     """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
 
@@ -150,7 +150,7 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
         fingerprint += f"-{config.weights}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     if dtype == "bfloat16" and kernels is not None:
-        order = _order(config.kv_order, orders_for(layout, kernels), ranks)
+        order = _order(config.kv_order, orders_for(layout, kernels), ranks is not None)
         layout = msgspec.structs.replace(layout, order=order)
     shard = None if ranks is None else ranks.shard
     model = DecoderModel(
@@ -166,9 +166,9 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     return _Parts(config, model_config, model, layout, context, kernels, card, ranks)
 
 
-def _order(wanted: str, orders: Sequence[str], ranks: Ranks | None) -> str:
-    """The first of `orders` that is wanted, in which ranks can tell heads apart."""
-    orders = [order for order in orders if ranks is None or order != SPLIT]
+def _order(wanted: str, orders: Sequence[str], is_sharded: bool) -> str:
+    """The wanted one of `orders`, if it is there, and not of those that cannot be sharded."""
+    orders = [order for order in orders if not is_sharded or order != SPLIT]
     return wanted if wanted in orders else orders[0] if wanted == "auto" else TOKENS
 
 

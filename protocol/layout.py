@@ -24,7 +24,7 @@ bf16 dot products take them, by groups of sixteen tokens: of keys `[head_dim / 2
 
 SPLIT = "split"
 """An order of all that a block holds of a layer: pairs whose numbers' upper exponent bits lie apart
-(`engine/native/split.h`). Heads cannot be told apart in it, so ranks of a cache use others."""
+(`engine/native/split.h`). A head's share is not in one piece, so it cannot be sharded."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +73,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.num_kv_heads} KV heads have no rank {tp_rank} of {tp_size}: "
                 "the number of ranks must divide that of the heads"
             )
+        if self.order == SPLIT and tp_size > 1:
+            raise ConfigError("blocks in the order 'split' cannot be shared out by heads")
         num_kv_heads = self.num_kv_heads // tp_size
         return msgspec.structs.replace(
             self, num_kv_heads=num_kv_heads, tp_rank=tp_rank, tp_size=tp_size

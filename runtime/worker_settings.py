@@ -47,7 +47,7 @@ class WorkerSettings:
         "auto",
         help="how KV blocks hold it; auto: as our kernels read it fastest; tokens: token by token, "
         "for workers on CPUs with and without bf16 products that hand over to each other; pairs: "
-        "for bf16 products, without bits that lie apart",
+        "for bf16 products, no bits apart, where that can be, else tokens",
         choices=("auto", "tokens", "pairs"),
     )
     device: str = setting(

@@ -14,7 +14,7 @@ from engine.loader import EngineConfig, load_engine, pick_device
 from engine.model import DecoderModel
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import PAIRS, TOKENS
+from protocol.layout import PAIRS, SPLIT, TOKENS
 
 DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
@@ -123,6 +123,19 @@ def test_blocks_lie_as_the_kernels_read_them(
         pytest.skip("this CPU has no bf16 products")
     loaded = load_engine(config(num_blocks=2, **{"dtype": "bfloat16", **fields}), lambda: 0.0)
     assert loaded.engine.layout.order == order
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_sharded", "order"),
+    [
+        ("auto", False, SPLIT),
+        ("auto", True, PAIRS),
+        ("pairs", False, PAIRS),
+        ("tokens", False, TOKENS),
+    ],
+)
+def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, order: str) -> None:
+    assert loader._order(wanted, (SPLIT, PAIRS, TOKENS), is_sharded) == order
 
 
 @pytest.mark.parametrize(

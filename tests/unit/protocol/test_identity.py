@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.errors import ConfigError
 from protocol.hashing import block_hashes, chain_root, next_hash
-from protocol.layout import KvLayout
+from protocol.layout import SPLIT, KvLayout
 
 LAYOUT = KvLayout(
     model_fingerprint="m", dtype="bfloat16", num_layers=3, num_kv_heads=2, block_size=16, head_dim=8
@@ -51,6 +52,13 @@ def test_prefixes_of_texts_have_prefixes_of_hashes(tokens: list[int], size: int)
     for cut in range(len(tokens)):
         part = block_hashes(root, tokens[:cut], size)
         assert part == whole[: len(part)]
+
+
+def test_blocks_whose_heads_are_not_in_one_piece_have_no_shards() -> None:
+    split = msgspec.structs.replace(LAYOUT, order=SPLIT)
+    assert split.shard(0, 1) == split
+    with pytest.raises(ConfigError, match="'split' cannot be shared out"):
+        split.shard(0, 2)
 
 
 def test_block_bytes_counts_keys_and_values_of_all_layers() -> None:
