@@ -48,6 +48,14 @@ class Rig:
             events += self.service.drain()
         return events
 
+    def wait_for_polls(self, count: int) -> int:
+        """How often the transport was polled, when it was at least so often."""
+        pause, deadline = threading.Event(), time.monotonic() + DEADLINE_S
+        while (polls := self.transport.num_polls) < count:
+            assert time.monotonic() < deadline, f"only {polls}"
+            pause.wait(0.005)
+        return polls
+
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
@@ -114,9 +122,8 @@ def test_expecting_data_leaves_the_core_to_others(rig: Rig) -> None:
     """It lasts as long as a prompt is computed elsewhere; what decodes here may share the core."""
     begin, polls = time.monotonic(), rig.transport.num_polls
     rig.service.expect(True)
-    time.sleep(0.2)
-    polls = rig.transport.num_polls - polls
-    assert 1 < polls <= (time.monotonic() - begin) / EXPECTING_PERIOD_S + 2
+    polls = rig.wait_for_polls(polls + 50) - polls
+    assert polls <= (time.monotonic() - begin) / EXPECTING_PERIOD_S + 2
 
 
 def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
