@@ -20,8 +20,8 @@ struct AttentionCall {
   const int32_t* merges;    // [num_merges, 5], see Merge
   const int64_t* tables;    // blocks of all segments
   float* partials;          // of the units that are one of several splits
-  uint8_t* spans;         // of this layer's quads, block 0: see split.h; else null
-  int64_t layer_spans;    // between layers
+  uint8_t* spans;           // of this layer's quads, block 0: see split.h; else null
+  int64_t layer_spans;      // between layers
   int64_t q_stride;
   int64_t kv_stride;
   int64_t block_stride;     // between blocks of the pool

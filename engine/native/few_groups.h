@@ -93,10 +93,10 @@ class FewGroups {
 
   // The bits that lie elsewhere of quads without a span.
   void ask_for_wide(Quads quads, int heads) const {
-    constexpr uint64_t kNone = 0x8080808080808080u;  // a bit that no span has
+    constexpr uint64_t kNoSpan = 0x8080808080808080u;  // a bit that no span has
     for (int head = 0; head < heads; ++head, quads = later_head(call_, quads, 1))
       for (int q = 0; q < quads_of(call_.head_dim); q += 8) {
-        uint64_t wide = load_as<uint64_t>(quads.spans + q) & kNone;
+        uint64_t wide = load_as<uint64_t>(quads.spans + q) & kNoSpan;
         for (; wide != 0; wide &= wide - 1)
           __builtin_prefetch(quads.high + (q + __builtin_ctzll(wide) / 8) * kHighBytes);
       }

@@ -206,12 +206,12 @@ class PairedKeys {
     for (int group = 0; group < kTileGroups; ++group) {
       const int key = first + group * kGroupTokens;
       const bool is_there = key < unit.end_key;
-      const auto find = [&](bool is_value) {
+      const auto group_of = [&](bool is_value) {
         return is_there ? group_at<P>(call, unit.table, unit.kv_head + head, key, is_value)
                         : Group<P>::none(zeros);
       };
-      keys[group] = find(false);
-      values[group] = find(true);
+      keys[group] = group_of(false);
+      values[group] = group_of(true);
       k[group] = keys[group].begin();
       v[group] = values[group].begin();
     }

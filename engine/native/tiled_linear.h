@@ -133,7 +133,7 @@ template <bool kNarrow>
 inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,
                            Tiles& tiles, float* sums) {
   constexpr int kBlockSteps = 4, kLag = 3, kSlots = 4, kBytes = 2 * kTileBytes;  // of half a step
-  constexpr int kLines = kWordBytes<kNarrow> / 64, kLow = 2;  // of one half, then the rest
+  constexpr int kLines = kWordBytes<kNarrow> / 64, kLow = 2;  // asked for with the first half
   const int words = call.weight.inputs / 2, steps = left.steps();
   const char* first = left.at(item.first_row);
   alignas(64) char slots[kSlots * kBytes];
