@@ -8,24 +8,21 @@
 
 namespace baton {
 
-// Lines that are asked for evenly on the way of something else, for the first cache or the second.
-template <bool kFirst>
-struct Asked {
+// Lines that are asked for evenly on the way of something else, for the second cache.
+struct Coming {
   const char* at;
   int bytes;        // each time
   int64_t left;     // in all
 
-  static Asked none() { return {nullptr, 0, 0}; }
+  static Coming none() { return {nullptr, 0, 0}; }
 
   BATON_INLINE void ask() {
     if (left <= 0) return;
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, kFirst ? 3 : 2);
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
     at += bytes;
     left -= bytes;
   }
 };
-using Streamed = Asked<true>;
-using Coming = Asked<false>;
 
 // A part of a tile, for the first cache.
 template <int kPart, int kParts>
@@ -55,11 +52,11 @@ BATON_INLINE inline void multiply_square(const char* first, const char* second, 
   tile_multiply<kProduct, 4 + kProduct / 2, 6 + kProduct % 2>();
 }
 
-// Sums of one tile of rows and 64 outputs, over some steps.
-template <bool kFirst>
-inline void sum_wide(const char* left, RightTiles right, int steps, Asked<kFirst>& asked) {
+// Sums of one tile of rows and 64 outputs, over some steps, each of which begins with ask().
+template <class Ask>
+inline void sum_wide(const char* left, RightTiles right, int steps, const Ask& ask) {
   for (int step = 0; step < steps; ++step) {
-    asked.ask();
+    ask();
     for_sums(4, [&](auto product) BATON_INLINE { multiply_wide<product>(left, right); });
     left += kTileBytes;
     right.at += right.step_bytes;

@@ -4,29 +4,28 @@
 #pragma once
 
 #include "integer_panels.h"
+#include "page_turns.h"
 #include "tile_sums.h"
 
 #if defined(__AMX_BF16__)
 
 namespace baton {
 
-constexpr int kStreamAhead = 6144;  // bytes from what is read of a panel to what is asked for
 constexpr int kComingBytes = 512;   // of the next panel, with each step of many rows
 constexpr int kBlockBytes = 800 << 10;  // of rows that stay in the second cache, beside a panel's copy
 constexpr int kFewestRows = 64;         // of a thread that has rows of its own
 
 // A panel's next words, a quarter of the step that begins with word `begin`: write(i, vectors) gets word i
-// of the step, zeros from the panel's word `words` on. With each `kLines` lines are asked for, from
-// `ahead` on.
+// of the step, zeros from the panel's word `words` on. With each `kLines` lines are asked for.
 template <int kQuarter, int kLines, class Panel, class Write>
-BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, const char*& ahead,
+BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, PageTurns& stream,
                                       const Write& write) {
   constexpr int kWords = kTileWords / 4;
   for_sums(kWords, [&](auto each) BATON_INLINE {
     constexpr int i = kQuarter * kWords + each;
     Vec vectors[kPanelColumns] = {};
     if (begin + i < words) read_next(panel, begin + i, vectors);
-    for (int line = 0; line < kLines; ++line, ahead += 64) __builtin_prefetch(ahead);
+    stream.ask(kLines);
     write(i, vectors);
   });
 }
@@ -35,15 +34,15 @@ BATON_INLINE inline void read_quarter(Panel& panel, int begin, int words, const 
 // at(step, i, j). Of a step `kLag` steps before calls multiply(step, product) for its four products,
 // each between some words: a tile that is read right after it was written waits.
 template <int kLag, int kLines, class Panel, class At, class Multiply>
-BATON_INLINE inline void copy_words(Panel panel, int words, const char* ahead, const At& at,
-                                    const Multiply& multiply) {
+BATON_INLINE inline void copy_words(Panel panel, int words, const At& at, const Multiply& multiply) {
+  PageTurns stream(panel.at);
   const int steps = (words + kTileWords - 1) / kTileWords;
   for (int step = 0; step < steps + kLag; ++step)
     for_sums(4, [&](auto product) BATON_INLINE {
       if (step >= kLag) multiply(step - kLag, product);
       if (step >= steps) return;
       read_quarter<product, kLines>(
-          panel, step * kTileWords, words, ahead, [&](int i, const Vec* vectors) BATON_INLINE {
+          panel, step * kTileWords, words, stream, [&](int i, const Vec* vectors) BATON_INLINE {
             for (int j = 0; j < kPanelColumns; ++j) *(Vec*)at(step, i, j) = vectors[j];
           });
     });
@@ -63,13 +62,13 @@ inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   tiles.shape(TileShapes::of_two(item.rows, item.rows));
   zero_sums();
   if (!kNarrow && words % kTileWords == 0) {
-    Streamed asked{from.at + kBytes + kStreamAhead, kBytes, (int64_t)words * kPlainBytes};
-    sum_wide(x, RightTiles::in_place(from.at), left.steps(), asked);
+    PageTurns stream(from.at);
+    sum_wide(x, RightTiles::in_place(from.at), left.steps(), [&] { stream.ask(kBytes / 64); });
   } else {
     alignas(64) char slots[kSlots * kBytes];
     const auto slot = [&](int step) BATON_INLINE { return slots + step % kSlots * kBytes; };
     copy_words<kLag, kWordBytes<kNarrow> / 64>(
-        from, words, from.at + kStreamAhead,
+        from, words,
         [&](int step, int i, int j) BATON_INLINE { return slot(step) + j * kTileBytes + i * 64; },
         [&](int step, auto product) BATON_INLINE {
           multiply_wide<product>(x + step * kTileBytes, RightTiles::copied(slot(step), 1));
@@ -145,7 +144,7 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   for (int begin = 0; begin < steps; begin += kBlockSteps) {
     const int end = begin + kBlockSteps < steps ? begin + kBlockSteps : steps;
     const auto block = panel;
-    const char* ahead = block.at + kStreamAhead;
+    PageTurns stream(block.at);
     for_sums(2, [&](auto half) BATON_INLINE {
       constexpr int kBegin = 2 * half, kAsked = half == 0 ? kLow : kLines - kLow;
       panel = block;
@@ -153,7 +152,7 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
         for_sums(4, [&](auto product) BATON_INLINE {
           if (turn >= kLag) products.template multiply<product>(slot(turn - kLag));
           read_quarter<product, kAsked>(
-              panel, step * kTileWords, words, ahead, [&](int i, const Vec* vectors) BATON_INLINE {
+              panel, step * kTileWords, words, stream, [&](int i, const Vec* vectors) BATON_INLINE {
                 for (int j = 0; j < 2; ++j)
                   *(Vec*)(slot(turn) + j * kTileBytes + i * 64) = vectors[kBegin + j];
               });
@@ -203,7 +202,7 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
     if (rows <= kTileRows) {
       tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
-      sum_wide(x, right, steps, next);
+      sum_wide(x, right, steps, [&] { next.ask(); });
       store_wide(sums);
     } else {
       const char* second = x + steps * kTileBytes;
@@ -215,7 +214,7 @@ inline void many_tiled_rows(const LinearCall& call, const Item& item, const Left
         } else {
           const auto from = panel_from<kNarrow>(weight, item.panel, 0);
           copy_words<kLag, kBytes / 64>(
-              from, words, from.at + kStreamAhead, at, [&](int step, auto product) BATON_INLINE {
+              from, words, at, [&](int step, auto product) BATON_INLINE {
                 multiply_square<product>(x + step * kTileBytes, second + step * kTileBytes,
                                          copy + step * right.step_bytes);
               });
@@ -241,22 +240,21 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
   const char* from = panel_at(call.weight, item.panel);
   const float* scales = call.weight.scales + (int64_t)item.panel * groups * kPanelOutputs;
   const RightTiles right = RightTiles::copied(unpacked, kSteps);
+  PageTurns stream(from);
   std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
     const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
     for_words(packed, kGroupWords, [&](int w, const Vec* vectors) BATON_INLINE {
-      for (int line = 0; line < Panel::kWordBytes; line += 64)
-        __builtin_prefetch(packed.at + w * Panel::kWordBytes + kStreamAhead + line);
+      stream.ask(Panel::kWordBytes / 64);
       for (int j = 0; j < kPanelColumns; ++j)
         *(Vec*)right.place(w / kTileWords, w % kTileWords, j) = vectors[j];
     });
     for (int row = 0; row < item.rows; row += kTileRows) {
       const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
-      Coming none = Coming::none();
       tiles.shape(TileShapes::of_two(rows, rows));
       zero_sums();
       sum_wide(left.at(item.first_row + row) + group * kSteps * kTileBytes,
-               right, kSteps, none);
+               right, kSteps, [] {});
       store_wide(products);
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < kPanelColumns; ++j) {
