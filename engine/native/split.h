@@ -3,8 +3,9 @@
 //
 // A quad (upper_bytes.h) of a group in the order of pairs has its 128 lower bytes and 64 of codes
 // together, and elsewhere 64 of rests. Its numbers mostly lie within sixteen exponents of each other:
-// then one byte, the quad's span, says all rests, and they are not read. Spans are a process's own notes of what its pool holds, found when a quad is first read, so
-// nobody hands them over. All 2^16 numbers are kept exactly.
+// then one byte, the quad's span, says all rests, and they are not read. Spans are a process's own notes of
+// what its pool holds, found when a quad is first read, so nobody hands them over. All 2^16 numbers are
+// kept exactly.
 //
 // Of a block and layer the 192 bytes of all quads come first, [keys and values, heads, groups, quads],
 // then all rests in the same order.
