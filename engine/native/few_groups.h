@@ -17,6 +17,7 @@ namespace baton {
 #if defined(__AVX512BF16__)
 constexpr int kFewHeads = 32;  // of a unit
 
+// A tile's groups, as they lie.
 template <class P>
 class FewGroups {
  public:
@@ -74,6 +75,7 @@ class FewGroups {
   int rows_ = 0;   // of these
   int turns_ = 0;  // of a head
 
+  // What `ahead` asks for: the unit's tile of the keys from `first` on.
   void list_next(const Unit& unit, int first) {
     const Found found(call_, unit, first);
     turns_ = 2 * found.count;
