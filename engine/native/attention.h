@@ -10,8 +10,6 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <type_traits>
 
 #include "few_rows.h"
@@ -108,13 +106,12 @@ void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
 // Attends to all keys of a unit that has few rows of a head; false of any other.
 template <class P, class Word>
 bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Unit& unit,
-                [[maybe_unused]] const Unit* following, [[maybe_unused]] Tile<Word>& tile,
-                [[maybe_unused]] Tiles& tiles) {
+                [[maybe_unused]] Tile<Word>& tile, [[maybe_unused]] Tiles& tiles) {
 #if defined(__AVX512BF16__)
   if constexpr (Word::kPerWord == 2) {
-    if (attend_by_vectors<P>(call, unit, following, tile)) return true;
+    if (attend_by_vectors<P>(call, unit, tile)) return true;
 #if defined(__AMX_BF16__)
-    return attend_by_tiles<P>(call, unit, following, tile, tiles);
+    return attend_by_tiles<P>(call, unit, tile, tiles);
 #endif
   }
 #endif
@@ -122,9 +119,8 @@ bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] con
 }
 
 template <class P, class Word>
-void attend_keys(const AttentionCall& call, const Unit& unit, const Unit* following, Tile<Word>& tile,
-                 Tiles& tiles) {
-  if (attend_few<P>(call, unit, following, tile, tiles)) return;
+void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
+  if (attend_few<P>(call, unit, tile, tiles)) return;
 #if defined(__AVX512BF16__)
   if constexpr (Word::kPerWord == 2) {
     if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile, tiles);
@@ -133,10 +129,8 @@ void attend_keys(const AttentionCall& call, const Unit& unit, const Unit* follow
   if constexpr (!std::is_same_v<P, Split>) attend_tiles<TokenKeys<P>>(call, unit, tile, tiles);
 }
 
-// `following`: see FewGroups.
 template <class T, class P, class Word>
-void attend_unit(const AttentionCall& call, const Unit& unit, const Unit* following, Arena& arena,
-                 Tiles& tiles) {
+void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tiles& tiles) {
   // Once for all that a unit sums: to change it takes as long as sums of dozens of words.
   [[maybe_unused]] const std::conditional_t<Word::kPerWord == 2, NormalNumbers, char> numbers{};
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
@@ -152,7 +146,7 @@ void attend_unit(const AttentionCall& call, const Unit& unit, const Unit* follow
   std::memset(tile.sums, 0, (size_t)all_rows * padded * 4);
   if (padded != head_dim) std::memset((void*)tile.keys, 0, (size_t)words * kTileKeys * 4);
 
-  attend_keys<P>(call, unit, following, tile, tiles);
+  attend_keys<P>(call, unit, tile, tiles);
   for (int head = 0; head < unit.num_kv_heads; ++head) finish_head<T>(call, unit, tile, head);
 }
 
@@ -276,11 +270,8 @@ void attend_planned(const AttentionCall& call) {
   static thread_local Arena arena;
   Tiles tiles;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < call.num_units; ++i) {
-    const int64_t later = i + omp_get_num_threads();  // as threads take turns
-    attend_unit<T, P, Word>(call, units[i], later < call.num_units ? units + later : nullptr, arena,
-                            tiles);
-  }
+  for (int64_t i = 0; i < call.num_units; ++i)
+    attend_unit<T, P, Word>(call, units[i], arena, tiles);
   if (call.num_merges == 0) return;
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < call.num_merges; ++i) merge_splits<T>(call, merges[i]);

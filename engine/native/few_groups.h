@@ -2,96 +2,99 @@
 // KV head, as decode has them: they are read once, where they lie.
 //
 // Of a tile of 64 keys the scores of all heads come first, then all weights, then what the values
-// add. On the way the next tile is asked for, head by head, all groups of its keys and values by turns:
-// they lie on pages of their own.
+// add: in each block that is one stretch of memory after the other, and what lies a little further on
+// is asked for all the way.
 
 #pragma once
 
 #include "paired.h"
 #include "softmax.h"
 #include "tiles.h"
-#include "turns.h"
 
 namespace baton {
 
 #if defined(__AVX512BF16__)
 constexpr int kFewHeads = 32;  // of a unit
 
-// A tile's groups, as they lie.
+// Bytes from what is read to what is asked for.
+#if defined(__AMX_BF16__)
+constexpr int kFewAhead = 6144;
+#else
+constexpr int kFewAhead = 12288;
+#endif
+
+// Where the groups of the tile of keys from `first` on lie.
 template <class P>
 class FewGroups {
  public:
-  // The unit's tile of the keys from `first` on; `following` is what this thread attends to next, as far
-  // as one can tell, or null.
-  FewGroups(const AttentionCall& call, const Unit& unit, const Unit* following, int first)
-      : call_(call), heads_(unit.num_kv_heads), lines_((int)(group_bytes<P>(call.head_dim) / 64)),
-        now_(call, unit, first) {
+  FewGroups(const AttentionCall& call, const Unit& unit, int first)
+      : call_(call), lines_((int)(group_bytes<P>(call.head_dim) / 64)) {
+    Group<P> next_keys[kTileGroups];
+    count_ = find(unit, first, false, at_, first_keys_);
+    values_ = count_ * unit.num_kv_heads;
+    find(unit, first, true, at_ + values_, first_values_);
+    const void** next = at_ + 2 * values_;
+    const int num_next = find(unit, first + kTileKeys, false, next, next_keys);
+    all_ = 2 * values_ + num_next * unit.num_kv_heads;
     if constexpr (std::is_same_v<P, Split>) {
-      for (int group = 0; group < now_.count; ++group)
-        for (const Group<P>& each : {now_.keys[group], now_.values[group]})
-          ask_for_wide(each.quads);
+      for (int group = 0; group < count_; ++group)
+        for (const Group<P>& each : {first_keys_[group], first_values_[group]})
+          ask_for_wide(each.quads, unit.num_kv_heads);
+      for (int group = 0; group < num_next; ++group) ask_for_spans(next_keys[group].quads);
     }
-    if (first + kTileKeys < unit.end_key)
-      list_next(unit, first + kTileKeys);
-    else if (following != nullptr && following->num_kv_heads <= kFewHeads)
-      list_next(*following, PairedKeys<P>::first_of(following->first_key));
   }
 
-  int heads() const { return heads_; }
-  int count() const { return now_.count; }  // of one head
-  Group<P> key(int head, int group) const { return now_.keys[group].later(call_, head); }
-  Group<P> value(int head, int group) const { return now_.values[group].later(call_, head); }
+  int count() const { return count_; }  // of one head
+  const void* const* keys(int head) const { return at_ + head * count_; }
+  const void* const* values(int head) const { return at_ + values_ + head * count_; }
+  Group<P> key(int head, int group) const { return first_keys_[group].later(call_, head); }
+  Group<P> value(int head, int group) const { return first_values_[group].later(call_, head); }
 
-  // One of `parts` parts of the next tile.
-  RowTurns ahead(int part, int parts) const {
-    const int64_t all = (int64_t)rows_ * lines_;
-    return RowTurns(next_, turns_, (int)(all * part / parts), (int)(all * (part + 1) / parts),
-                    lines_);
+  // As many lines as the groups of a head have that begin at `at`, of those that follow.
+  Ahead ahead(const void* const* at) const { return lines_after(at, 0, count_ * lines_); }
+
+  // The same of the `count` groups that begin there: the first half of those lines, or the second.
+  Ahead ahead(const void* const* at, int count, int half) const {
+    const int lines = count * lines_, middle = lines / 2;
+    return half == 0 ? lines_after(at, 0, middle) : lines_after(at, middle, lines);
   }
 
  private:
-  // A tile's groups of its first head.
-  struct Found {
-    Group<P> keys[kTileGroups];
-    Group<P> values[kTileGroups];
-    int count;
-
-    Found(const AttentionCall& call, const Unit& unit, int first) {
-      const int left = (unit.end_key - first + kGroupTokens - 1) / kGroupTokens;
-      count = left < kTileGroups ? left : kTileGroups;
-      for (int group = 0; group < count; ++group) {
-        const int key = first + group * kGroupTokens;
-        keys[group] = group_at<P>(call, unit.table, unit.kv_head, key, false);
-        values[group] = group_at<P>(call, unit.table, unit.kv_head, key, true);
-      }
-    }
-  };
-
   const AttentionCall& call_;
-  int heads_;
-  int lines_;  // of a group
-  Found now_;
-  const void* next_[2 * kFewHeads * kTileGroups];  // of each head the groups of keys, those of values
-  int rows_ = 0;   // of these
-  int turns_ = 0;  // of a head
+  const void* at_[3 * kFewHeads * kTileGroups];  // keys of all heads, their values, the next keys
+  Group<P> first_keys_[kTileGroups];             // of the first head
+  Group<P> first_values_[kTileGroups];
+  int count_;
+  int lines_;   // of a group
+  int values_;  // where they begin in `at_`
+  int all_;
 
-  // What `ahead` asks for: the unit's tile of the keys from `first` on.
-  void list_next(const Unit& unit, int first) {
-    const Found found(call_, unit, first);
-    turns_ = 2 * found.count;
-    for (int head = 0; head < unit.num_kv_heads; ++head)
-      for (const Group<P>* groups : {found.keys, found.values})
-        for (int group = 0; group < found.count; ++group)
-          next_[rows_++] = groups[group].later(call_, head).begin();
-    if constexpr (std::is_same_v<P, Split>) {
-      for (int group = 0; group < found.count; ++group) ask_for_spans(found.keys[group].quads);
+  // Lines `begin` to `end`, counted from some way after `at`.
+  Ahead lines_after(const void* const* at, int begin, int end) const {
+    const int from = (int)(at - at_) * lines_ + kFewAhead / 64, all = all_ * lines_;
+    return from + begin < all
+               ? Ahead(at_, from + begin, from + end < all ? from + end : all, lines_)
+               : Ahead();
+  }
+
+  int find(const Unit& unit, int first, bool is_value, const void** to, Group<P>* of_first) {
+    const int left = (unit.end_key - first + kGroupTokens - 1) / kGroupTokens;
+    const int n = left < 0 ? 0 : left < kTileGroups ? left : kTileGroups;
+    const size_t head_bytes = group_bytes<P>(call_.head_dim) * (call_.block_size / kGroupTokens);
+    for (int group = 0; group < n; ++group) {
+      of_first[group] = group_at<P>(call_, unit.table, unit.kv_head, first + group * kGroupTokens,
+                                    is_value);
+      const char* from = (const char*)of_first[group].begin();
+      for (int head = 0; head < unit.num_kv_heads; ++head, from += head_bytes)
+        to[head * n + group] = from;
     }
+    return n;
   }
 
   // The bits that lie elsewhere of quads without a span.
-  void ask_for_wide(Quads quads) const {
+  void ask_for_wide(Quads quads, int heads) const {
     constexpr uint64_t kNoSpan = 0x8080808080808080u;  // a bit that no span has
-    for (int head = 0; head < heads_; ++head, quads = later_head(call_, quads, 1))
+    for (int head = 0; head < heads; ++head, quads = later_head(call_, quads, 1))
       for (int q = 0; q < quads_of(call_.head_dim); q += 8) {
         uint64_t wide = load_as<uint64_t>(quads.spans + q) & kNoSpan;
         for (; wide != 0; wide &= wide - 1)

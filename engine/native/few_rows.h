@@ -19,9 +19,9 @@ void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int w
   constexpr int kFirst = R > 4 ? 4 : R, kRest = R - kFirst;
   const int32_t* q = tile.q + (size_t)head * R * words;
   float* scores = tile.scores + (size_t)head * R * kTileKeys;
-  const auto ahead_of_keys = [&] { return groups.ahead(head, 2 * groups.heads()); };
+  const void* const* keys = groups.keys(head);
   if constexpr (std::is_same_v<P, Split>) {
-    RowTurns ahead = ahead_of_keys(), none;
+    Ahead ahead = groups.ahead(keys), none;
     const unsigned asked = ahead.in_steps(groups.count() * words / kQuadVectors);
     for (int g = 0; g < groups.count(); ++g) {
       const Quads quads = groups.key(head, g).quads;
@@ -31,17 +31,15 @@ void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int w
                            scores + kFirst * kTileKeys + g * kLanes, none, 0);
     }
   } else {
-    const void* keys[kTileGroups];
-    for (int g = 0; g < groups.count(); ++g) keys[g] = groups.key(head, g).begin();
-    const auto by = [&](auto columns, int c, RowTurns ahead) {
+    const auto by = [&](auto columns, int c, Ahead ahead) {
       score_groups<P, kFirst, columns>(q, keys + c, words, scores + c * kLanes, ahead);
       if constexpr (kRest > 0)
         score_groups<P, kRest, columns>(q + kFirst * words, keys + c, words,
-                                        scores + kFirst * kTileKeys + c * kLanes, RowTurns());
+                                        scores + kFirst * kTileKeys + c * kLanes, Ahead());
     };
     if (groups.count() == kTileGroups)
-      return by(std::integral_constant<int, kTileGroups>(), 0, ahead_of_keys());
-    for (int c = 0; c < groups.count(); ++c) by(std::integral_constant<int, 1>(), c, RowTurns());
+      return by(std::integral_constant<int, kTileGroups>(), 0, groups.ahead(keys));
+    for (int c = 0; c < groups.count(); ++c) by(std::integral_constant<int, 1>(), c, Ahead());
   }
 }
 
@@ -64,18 +62,16 @@ void weigh_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int h
     }
   }
   weigh_rows<P, R>(tile.p + (size_t)head * R * (kTileKeys / 2), values, groups.count(), head_dim,
-                   tile.sums + (size_t)head * R * head_dim,
-                   groups.ahead(groups.heads() + head, 2 * groups.heads()));
+                   tile.sums + (size_t)head * R * head_dim, groups.ahead(groups.values(head)));
 }
 
 // All keys of a unit with R rows of each head.
 template <class P, int R>
-void attend_rows(const AttentionCall& call, const Unit& unit, const Unit* following,
-                 Tile<PairWord>& tile) {
+void attend_rows(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile) {
   const int head_dim = call.head_dim, rows = unit.num_kv_heads * R;
   for (int first = PairedKeys<P>::first_of(unit.first_key); first < unit.end_key;
        first += kTileKeys) {
-    const FewGroups<P> groups(call, unit, following, first);
+    const FewGroups<P> groups(call, unit, first);
     for (int head = 0; head < unit.num_kv_heads; ++head)
       score_few<P, R>(groups, tile, head, head_dim / 2);
     const View view{unit.position, call.num_heads / call.num_kv_heads, R, first, unit.first_key,
@@ -88,14 +84,13 @@ void attend_rows(const AttentionCall& call, const Unit& unit, const Unit* follow
 
 // False of a unit with more rows.
 template <class P>
-bool attend_by_vectors(const AttentionCall& call, const Unit& unit, const Unit* following,
-                       Tile<PairWord>& tile) {
+bool attend_by_vectors(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile) {
   static constexpr decltype(&attend_rows<P, 1>) kByRows[kFewRows] = {
       attend_rows<P, 1>, attend_rows<P, 2>, attend_rows<P, 3>, attend_rows<P, 4>,
       attend_rows<P, 5>, attend_rows<P, 6>, attend_rows<P, 7>, attend_rows<P, 8>};
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
   if (!call.is_paired || rows > kFewRows || unit.num_kv_heads > kFewHeads) return false;
-  kByRows[rows - 1](call, unit, following, tile);
+  kByRows[rows - 1](call, unit, tile);
   return true;
 }
 

@@ -14,8 +14,8 @@ namespace baton {
 // What R rows of q, [R, words] each, score with the keys of C groups: [R, 16 C], rows 64 apart.
 template <class P, int R, int C>
 inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
-                         RowTurns ahead) {
-  const int asked = ahead.in_steps(words);
+                         Ahead ahead) {
+  const unsigned asked = ahead.in_steps(words);
   const P* at[C];
   Vec acc[R][C];
   for (int c = 0; c < C; ++c) at[c] = (const P*)keys[c];
@@ -36,8 +36,8 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
 
 // The same with one group of keys in quads.
 template <int R>
-inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, RowTurns& ahead,
-                        int asked) {
+inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, Ahead& ahead,
+                        unsigned asked) {
   Vec acc[R] = {};
   for (int w = 0; w < words; w += kQuadVectors) {
     ahead.ask(asked);
@@ -54,7 +54,7 @@ inline void score_quads(const int32_t* q, const Quads& keys, int words, float* s
 // values of some groups.
 template <class P, int R, int C>
 inline void weigh_columns(const int32_t* weights, const SeenValues<P>* values, int count,
-                          int head_dim, int begin, float* sums, RowTurns& ahead, int asked) {
+                          int head_dim, int begin, float* sums, Ahead& ahead, unsigned asked) {
   Vec acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = load(sums + r * head_dim + begin + c * kLanes);
@@ -74,17 +74,17 @@ inline void weigh_columns(const int32_t* weights, const SeenValues<P>* values, i
 
 template <class P, int R>
 inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int count, int head_dim,
-                       float* sums, RowTurns ahead) {
+                       float* sums, Ahead ahead) {
   if constexpr (R > 4) {
     weigh_rows<P, 4>(weights, values, count, head_dim, sums, ahead);
     weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / 2), values, count, head_dim,
-                         sums + 4 * head_dim, RowTurns());
+                         sums + 4 * head_dim, Ahead());
   } else {
     constexpr bool kByQuads = std::is_same_v<P, Split>;
     constexpr int kColumns = kByQuads ? kQuadVectors : R <= 2 ? 8 : 4;
     const int vectors = head_dim / kLanes;
     const int passes = vectors / kColumns + vectors % kColumns / 4 + vectors % 4;
-    const int asked = ahead.in_steps(passes * count * kGroupTokens / 2);
+    const unsigned asked = ahead.in_steps(passes * count * kGroupTokens / 2);
     int d = 0;
     for (; d + kColumns * kLanes <= head_dim; d += kColumns * kLanes)
       weigh_columns<P, R, kColumns>(weights, values, count, head_dim, d, sums, ahead, asked);

@@ -88,9 +88,9 @@ constexpr int kColumnsAtOnce = R == 1 ? 8 : R <= 3 ? 4 : 2;
 // What R rows of q, [R, words] each, score with the keys of C groups: [R, 16 C], rows 64 apart.
 template <class P, int R, int C>
 inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
-                         RowTurns ahead) {
+                         Ahead ahead) {
   constexpr int kAtOnce = C < kColumnsAtOnce<R> ? C : kColumnsAtOnce<R>;
-  const int asked = ahead.in_steps(words * (C / kAtOnce));
+  const unsigned asked = ahead.in_steps(words * (C / kAtOnce));
   for (int c0 = 0; c0 < C; c0 += kAtOnce)
     for (int begin = 0; begin < words; begin += kTileWords) {
       const int count = words - begin < kTileWords ? words - begin : kTileWords;
@@ -108,8 +108,8 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
 
 // The same with one group of keys in quads.
 template <int R>
-inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, RowTurns& ahead,
-                        int asked) {
+inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, Ahead& ahead,
+                        unsigned asked) {
   for (int begin = 0; begin < words; begin += kTileWords) {
     const Halves<R, kTileWords> left(q + begin, kTileWords, words);
     Product<R, 1> product;
@@ -127,8 +127,8 @@ inline void score_quads(const int32_t* q, const Quads& keys, int words, float* s
 // values of some groups, two groups a product.
 template <class P, int R, int C, int kFirst = 0>
 inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenValues<P>* values,
-                          int count, int head_dim, int begin, float* sums, RowTurns& ahead,
-                          int asked) {
+                          int count, int head_dim, int begin, float* sums, Ahead& ahead,
+                          unsigned asked) {
   for (int first = 0; first < count; first += 2) {
     Product<R, C> product;
     for (int group = first; group < count && group < first + 2; ++group) {
@@ -146,11 +146,11 @@ inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenVal
 // [R, head_dim] `sums`, plus R rows of weights of a tile times the values of some groups.
 template <class P, int R>
 inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int count, int head_dim,
-                       float* sums, RowTurns ahead) {
+                       float* sums, Ahead ahead) {
   if constexpr (R > 4) {
     weigh_rows<P, 4>(weights, values, count, head_dim, sums, ahead);
     weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / 2), values, count, head_dim,
-                         sums + 4 * head_dim, RowTurns());
+                         sums + 4 * head_dim, Ahead());
   } else {
     constexpr bool kByQuads = std::is_same_v<P, Split>;
     constexpr int kColumns =
@@ -158,7 +158,7 @@ inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int 
     constexpr int kStep = (kByQuads ? kQuadVectors : kColumns) * kLanes;
     const Halves<R, kTileKeys / 2> left(weights, kTileKeys / 2, kTileKeys / 2);
     const int passes = head_dim / (kColumns * kLanes) + head_dim % kStep / kLanes;
-    const int asked = ahead.in_steps(passes * count * kGroupTokens / 2);
+    const unsigned asked = ahead.in_steps(passes * count * kGroupTokens / 2);
     int d = 0;
     for (; d + kStep <= head_dim; d += kStep) {
       weigh_columns<P, R, kColumns>(left, values, count, head_dim, d, sums, ahead, asked);

@@ -84,8 +84,8 @@ inline void copy_values(const Group<P>& group, int head_dim, int begin, int end,
 }
 
 // The same as bf16 words.
-template <class P, class Asked>
-inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, Vec* to, Asked& ahead,
+template <class P>
+inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, Vec* to, Ahead& ahead,
                       unsigned asked) {
   const auto sees = [&](int token) { return begin <= token && token < end; };
   const int of_pair = head_dim / kPairDims;  // quads, where there are any

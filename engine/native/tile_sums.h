@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "page_turns.h"
 #include "tile_sides.h"
 
 #if defined(__AMX_BF16__)
@@ -18,7 +19,7 @@ struct Coming {
 
   BATON_INLINE void ask() {
     if (left <= 0) return;
-    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, kForSecondCache);
     at += bytes;
     left -= bytes;
   }

@@ -42,9 +42,9 @@ RightKeys right_keys(const GroupOf& group, int count, int head_dim, Tile<PairWor
 
 // Copies the values of `count` groups, group(g), [pairs of tokens, words of a head], with zeros for
 // those of tokens outside [begin, end), counted from the tile's first, and up to an even count.
-template <class GroupOf, class Asked>
+template <class GroupOf>
 void copy_values(const GroupOf& group, int count, int head_dim, int begin, int end, Vec* to,
-                 Asked ahead) {
+                 Ahead ahead) {
   const int vectors = kGroupTokens / 2 * head_dim / kLanes;  // of a group
   const unsigned asked = ahead.in_steps(count * kGroupTokens / 2);
   for (int g = 0; g < count; ++g, to += vectors)
@@ -84,9 +84,8 @@ inline int score_products(int words, int count) {
 inline int weigh_products(int padded, int count) { return (count + 1) / 2 * padded / kLanes; }
 
 // Scores of the rows that `tiles` are shaped for, of `words` words each, with `count` groups of keys.
-template <class Asked>
 inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int count, float* scores,
-                       Asked& ahead, unsigned asked) {
+                       Ahead& ahead, unsigned asked) {
   for_sums(count, [](auto i) BATON_INLINE { tile_zero<i>(); });
   int w = 0;
   for (; w + kTileWords <= words; w += kTileWords) {
@@ -111,9 +110,8 @@ inline void score_tile(const int32_t* q, int words, const RightKeys& keys, int c
 }
 
 // What the values of the first `count` groups add to the sums of those rows.
-template <class Asked>
 inline void weigh_tile(const int32_t* weights, const Vec* values, int count, int padded, float* sums,
-                       Asked& ahead, unsigned asked) {
+                       Ahead& ahead, unsigned asked) {
   const int vectors = padded / kLanes;
   for (int v = 0; v < vectors; v += 4, sums += 4 * kLanes) {
     const int columns = vectors - v < 4 ? vectors - v : 4;
@@ -179,18 +177,18 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<PairWord>& ti
 // All keys of a unit that has at most sixteen rows of a head, which is bound by memory; false of
 // others.
 template <class P>
-bool attend_by_tiles(const AttentionCall& call, const Unit& unit, const Unit* following,
-                     Tile<PairWord>& tile, Tiles& tiles) {
+bool attend_by_tiles(const AttentionCall& call, const Unit& unit, Tile<PairWord>& tile,
+                     Tiles& tiles) {
   const int group = call.num_heads / call.num_kv_heads, rows = unit.num_queries * group;
   if (!call.is_paired || rows > kTileRows || unit.num_kv_heads > kFewHeads) return false;
   const int head_dim = call.head_dim, words = head_dim / 2, heads = unit.num_kv_heads;
   tiles.shape(TileShapes::of_one(rows));
   for (int first = PairedKeys<P>::first_of(unit.first_key); first < unit.end_key;
        first += kTileKeys) {
-    const FewGroups<P> groups(call, unit, following, first);
+    const FewGroups<P> groups(call, unit, first);
     const int begin = unit.first_key - first, end = unit.end_key - first, count = groups.count();
     for (int head = 0; head < heads; ++head) {
-      RowTurns ahead = groups.ahead(head, 2 * heads);
+      Ahead ahead = groups.ahead(groups.keys(head));
       const int row0 = head * rows;
       score_tile(tile.q + (size_t)row0 * words, words,
                  right_keys([&](int g) { return groups.key(head, g); }, count, head_dim, tile), count,
@@ -202,9 +200,7 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, const Unit* fo
     const int pairs = (count + 1) / 2, turns = heads * pairs;
     const size_t pair_vectors = (size_t)kGroupTokens * head_dim / kLanes;
     const auto slot = [&](int turn) { return tile.values + turn % 2 * pair_vectors; };
-    const auto ahead_of = [&](int turn, int half) {
-      return groups.ahead(2 * (turns + turn) + half, 4 * turns);
-    };
+    const auto values_of = [&](int turn) { return groups.values(turn / pairs) + turn % pairs * 2; };
     const auto count_of = [&](int turn) {
       return turn % pairs * 2 + 1 < count ? 2 : 1;
     };
@@ -212,7 +208,7 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, const Unit* fo
       const int seen = turn % pairs * 2 * kGroupTokens, n = count_of(turn);
       const auto group = [&](int g) { return groups.value(turn / pairs, turn % pairs * 2 + g); };
       copy_values(group, n, head_dim, begin - seen, end - seen, slot(turn),
-                  ahead_of(turn, 0));
+                  groups.ahead(values_of(turn), n, 0));
     };
     copy(0);
     const View view{unit.position, group, rows, first, unit.first_key, unit.end_key, call.window};
@@ -220,7 +216,7 @@ bool attend_by_tiles(const AttentionCall& call, const Unit& unit, const Unit* fo
     for (int turn = 0; turn < turns; ++turn) {
       if (turn + 1 < turns) copy(turn + 1);
       const int row0 = turn / pairs * rows;
-      RowTurns ahead = ahead_of(turn, 1);
+      Ahead ahead = groups.ahead(values_of(turn), count_of(turn), 1);
       weigh_tile(tile.p + (size_t)row0 * kTileKeys / 2 + turn % pairs * kTileWords, slot(turn), 2,
                  head_dim, tile.sums + (size_t)row0 * head_dim, ahead,
                  ahead.in_steps(weigh_products(head_dim, 2)));

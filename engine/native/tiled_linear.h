@@ -4,8 +4,8 @@
 #pragma once
 
 #include "integer_panels.h"
+#include "page_turns.h"
 #include "tile_sums.h"
-#include "turns.h"
 
 #if defined(__AMX_BF16__)
 

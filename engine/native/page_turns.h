@@ -1,0 +1,35 @@
+// What a core streams from memory in one piece and in order, such as weights, asked for by turns of several
+// pages: a line of each, the next one of each, and so on. Its prefetcher follows every page by itself, so
+// that more lines are on their way than of one page after the other.
+
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+
+namespace baton {
+
+constexpr int kForSecondCache = 2;  // of __builtin_prefetch
+
+class PageTurns {
+ public:
+  // `at` is what is read first.
+  explicit PageTurns(const char* at) : at_((uintptr_t)at) {}
+
+  // So many lines more are being read: asks for as many of the next block of pages, one for one, more
+  // than the first cache would hold.
+  BATON_INLINE void ask(int lines) {
+    for (int i = 0; i < lines; ++i, at_ += kLine) {
+      const uintptr_t line = at_ % kBlock / kLine;
+      const uintptr_t place = line % kPages * kPage + line / kPages * kLine;
+      __builtin_prefetch((const void*)(at_ - at_ % kBlock + kBlock + place), 0, kForSecondCache);
+    }
+  }
+
+ private:
+  static constexpr uintptr_t kLine = 64, kPage = 4096, kPages = 8, kBlock = kPages * kPage;
+  uintptr_t at_;
+};
+
+}  // namespace baton
