@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "simd.h"
+#include "tile_instructions.h"
 
 #if defined(__AMX_BF16__)
 
@@ -17,29 +17,9 @@ namespace baton {
 constexpr int kTileRows = 16;
 constexpr int kTileWords = 16;  // of a product, at most
 
-// Registers 0 to 3 are sums here, 4 and 5 left sides, 6 and 7 right ones.
-template <int kRegister>
-BATON_INLINE inline void tile_load(const void* at, int64_t row_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(at), "r"(row_bytes), "i"(kRegister) : "memory");
-}
-
-template <int kRegister>
-BATON_INLINE inline void tile_store(void* at, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(at), "r"(row_bytes), "i"(kRegister) : "memory");
-}
-
-template <int kRegister>
-BATON_INLINE inline void tile_zero() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(kRegister));
-}
-
-template <int kSums, int kLeft, int kRight>
-BATON_INLINE inline void tile_multiply() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
-}
-
-// Shapes of the eight registers. Plain numbers: they are compared before most products, and what was
-// just written byte by byte is slow to read as a whole.
+// Shapes of the eight registers: 0 to 3 are sums here, 4 and 5 left sides, 6 and 7 right ones. Plain
+// numbers: they are compared before most products, and what was just written byte by byte is slow to
+// read as a whole.
 struct TileShapes {
   int first = 0;   // rows of sums 0 and 1 and of left 4
   int second = 0;  // of sums 2 and 3 and of left 5
@@ -57,7 +37,7 @@ class Tiles {
   Tiles() = default;
   Tiles(const Tiles&) = delete;
   ~Tiles() {
-    if (shapes_.first != 0) asm volatile("tilerelease" ::: "memory");
+    if (shapes_.first != 0) tile_release();
   }
 
   // Sums are lost where the shapes change.
@@ -74,17 +54,13 @@ class Tiles {
     shapes_ = shapes;
     const int rows[8] = {shapes.first,  shapes.first, shapes.second, shapes.second,
                          shapes.first,  shapes.second, kTileWords,   shapes.last_words};
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
+    TileConfig config;
     for (int i = 0; i < 8; ++i) {
       config.rows[i] = (uint8_t)rows[i];
       config.row_bytes[i] = 64;
     }
     config.row_bytes[5] = (uint16_t)(shapes.last_words * 4);
-    asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    tile_configure(config);
   }
 };
 

@@ -24,7 +24,7 @@ from engine.config import load_model_config
 from engine.kv_pool import KvPool
 from engine.model import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
-from tests.unit.engine.instruction_sets import instruction_sets_with_products
+from tests.unit.engine.instruction_sets import instruction_sets_with_products, kernels_for
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 97
@@ -169,11 +169,11 @@ def kernels() -> ctypes.CDLL:
 
 @pytest.fixture(scope="session", params=instruction_sets_with_products() or [None])
 def product_kernels(request: pytest.FixtureRequest, kernels: ctypes.CDLL) -> ctypes.CDLL:
-    """Our C++ kernels that have linear layers, of each kind that runs here; `kernels` says first
-    whether any can be built."""
+    """Our C++ kernels that have linear layers, of each kind that runs here, AMX's in software
+    where need be; `kernels` says first whether any can be built."""
     if request.param is None:
         pytest.skip("this CPU has no bf16 products")
-    return load_library(request.param)
+    return kernels_for(request.param)
 
 
 @pytest.fixture

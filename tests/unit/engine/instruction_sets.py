@@ -1,16 +1,57 @@
-"""What kernels can be built for and tried on this machine."""
+"""What kernels can be built for and tried on this machine: those of its CPU, and where it
+multiplies bf16 but has no AMX, those of AMX over tiles in software."""
 
 from __future__ import annotations
 
-from engine.native.library import INSTRUCTION_SETS, best_instruction_set
+import ctypes
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from engine.native import library
+from engine.native.library import INSTRUCTION_SETS, best_instruction_set, load_library
+
+_TILES, _PRODUCTS = "amx_bf16", "avx512_bf16"
+_SOFTWARE_TILES = Path(__file__).parent / "software_tiles" / "tile_instructions.h"
 
 
 def usable_instruction_sets() -> list[str]:
-    """The best that this machine has, and what lies below it."""
+    """The best that this machine has, after AMX in software, and what lies below it."""
     names = list(INSTRUCTION_SETS)
-    return names[names.index(best_instruction_set()) :]
+    best = best_instruction_set()
+    return names[names.index(_TILES if best == _PRODUCTS else best) :]
 
 
 def instruction_sets_with_products() -> list[str]:
     """Those of them whose kernels have linear layers."""
     return [name for name in usable_instruction_sets() if "avx512_bf16" in INSTRUCTION_SETS[name]]
+
+
+def kernels_for(instruction_set: str) -> ctypes.CDLL:
+    """The kernels for one of the usable sets. Raises KernelsUnavailable."""
+    in_software = instruction_set == _TILES and best_instruction_set() != _TILES
+    return _load_in_software() if in_software else load_library(instruction_set)
+
+
+@functools.cache
+def _load_in_software() -> ctypes.CDLL:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.multiple(
+            library, SOURCE=native_source(Path(folder)), _may_use_tiles=lambda: True
+        ),
+    ):
+        return library.load_library.__wrapped__(_TILES)
+
+
+def native_source(folder: Path) -> Path:
+    """kernels.cpp in a copy of the kernels' sources in `folder`, with tiles that this CPU has: its
+    own, or those in software."""
+    source = library.SOURCE.parent
+    for path in (library.SOURCE, *source.glob("*.h")):
+        shutil.copy(path, folder)
+    if best_instruction_set() != _TILES:
+        shutil.copy(_SOFTWARE_TILES, folder)
+    return folder / library.SOURCE.name

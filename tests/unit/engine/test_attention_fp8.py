@@ -16,7 +16,7 @@ from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import FP8, PAIRS, SPLIT
 from tests.unit.engine.attention_shapes import NUM_LAYERS, Shape, num_tokens, shapes
-from tests.unit.engine.instruction_sets import usable_instruction_sets
+from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
 
 try:
     load_library()
@@ -32,7 +32,7 @@ class RoundedPair:
     def __init__(
         self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int
     ) -> None:
-        library = load_library(instruction_set)
+        library = kernels_for(instruction_set)
         layout = shape.layout(library)
         if layout.order == SPLIT:
             layout = msgspec.structs.replace(layout, order=PAIRS)

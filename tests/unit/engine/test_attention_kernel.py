@@ -20,6 +20,7 @@ from protocol.layout import FP8, TOKENS
 from tests.unit.engine.attention_shapes import NUM_LAYERS, Shape, in_order, num_tokens, shapes
 from tests.unit.engine.instruction_sets import (
     instruction_sets_with_products,
+    kernels_for,
     usable_instruction_sets,
 )
 
@@ -40,7 +41,7 @@ class Pair:
         self, shape: Shape, num_blocks: int, instruction_set: str, split_keys: int, garbage: float
     ) -> None:
         self.shape = shape
-        library = load_library(instruction_set)
+        library = kernels_for(instruction_set)
         layout = shape.layout(library)
         self.pools = [
             KvPool(msgspec.structs.replace(layout, order=order), num_blocks)

@@ -19,7 +19,7 @@ from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import FP8, KvLayout
-from tests.unit.engine.instruction_sets import usable_instruction_sets
+from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
 
 try:
     load_library()
@@ -40,7 +40,7 @@ def attend(
     instruction_set: str,
 ) -> torch.Tensor:
     """Attention of `qkv` [tokens, heads, head_dim], whose tokens come in pieces this long."""
-    library = load_library(instruction_set)
+    library = kernels_for(instruction_set)
     num_blocks = -(-len(qkv) // layout.block_size)
     pool = KvPool(layout, num_blocks)
     attention = KernelAttention(pool, [None], heads[0], library)
@@ -77,7 +77,7 @@ def test_pieces_change_no_bit(heads, head_dim, order, values, instruction_set, c
         block_size=16,
         head_dim=head_dim,
     )
-    orders = orders_for(layout, load_library(instruction_set))
+    orders = orders_for(layout, kernels_for(instruction_set))
     layout = msgspec.structs.replace(layout, order=orders[min(order, len(orders) - 1)])
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn((LENGTH, heads[0] + 2 * heads[1], head_dim), generator=generator)

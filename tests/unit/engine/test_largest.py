@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.largest import largest
-from engine.native.library import load_library
-from tests.unit.engine.instruction_sets import usable_instruction_sets
+from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
 
 ODD = [math.inf, -math.inf, math.nan, 0.0, -0.0, 3.5, 3.5]
 
@@ -31,7 +30,7 @@ def test_equals_torchs_max(kernels, rows, size):
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(numbers=st.lists(st.sampled_from([*ODD, 1.0, -2.0]), min_size=1, max_size=70))
 def test_the_first_of_equal_ones_and_nan_before_all(kernels, instruction_set, numbers):
-    kernels = load_library(instruction_set)
+    kernels = kernels_for(instruction_set)
     x = torch.tensor([numbers, numbers])
     by_numpy, by_kernel = largest(x), largest(x, kernels)
     assert by_kernel[1].tolist() == by_numpy[1].tolist()

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from engine.layer_ops import NativeOps
-from engine.native.library import INSTRUCTION_SETS, best_instruction_set, load_library
+from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
 
 EPS = 1e-5
 ROWS = [0, 1, 3, 300]
 SIZES = [2, 48, 64, 200, 768]
-_names = list(INSTRUCTION_SETS)
-USABLE = _names[_names.index(best_instruction_set()) :]
 ROUNDED_ONCE = {"rtol": 2**-8, "atol": 1e-6}
 
 
@@ -20,10 +18,10 @@ def bf16(seed: int, *shape: int) -> torch.Tensor:
     return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
 
 
-@pytest.fixture(params=USABLE)
+@pytest.fixture(params=usable_instruction_sets())
 def ops(request, kernels) -> NativeOps:
     """For every instruction set of this machine; `kernels` skips where none can be built."""
-    return NativeOps("silu", EPS, load_library(request.param))
+    return NativeOps("silu", EPS, kernels_for(request.param))
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

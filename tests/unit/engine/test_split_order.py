@@ -13,10 +13,9 @@ from engine.attention.base import Segment
 from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.block_manager import BlockManager
 from engine.kv_pool import KvPool
-from engine.native.library import load_library
 from protocol.layout import PAIRS, SPLIT
 from tests.unit.engine.attention_shapes import NUM_LAYERS, Shape, in_order
-from tests.unit.engine.instruction_sets import instruction_sets_with_products
+from tests.unit.engine.instruction_sets import instruction_sets_with_products, kernels_for
 
 SETS = instruction_sets_with_products()
 if not SETS:
@@ -27,7 +26,7 @@ WIDE, UNKNOWN = 254, 255  # as in native/split.h
 
 def pools_of(shape: Shape, num_blocks: int, instruction_set: str) -> dict[str, KvPool]:
     """Zeroed, of the kernel's two orders."""
-    layout = shape.layout(load_library(instruction_set))
+    layout = shape.layout(kernels_for(instruction_set))
     assert layout.order == SPLIT
     return {
         order: KvPool(msgspec.structs.replace(layout, order=order), num_blocks)
@@ -36,7 +35,7 @@ def pools_of(shape: Shape, num_blocks: int, instruction_set: str) -> dict[str, K
 
 
 def attention_over(pool: KvPool, shape: Shape, instruction_set: str) -> KernelAttention:
-    return KernelAttention(pool, shape.windows, shape.num_heads, load_library(instruction_set))
+    return KernelAttention(pool, shape.windows, shape.num_heads, kernels_for(instruction_set))
 
 
 def numbers(
@@ -156,5 +155,5 @@ def test_blocks_from_elsewhere(instruction_set):
 
 
 def test_where_heads_are_no_multiple_of_a_quad_pairs_remain():
-    layout = Shape(4, 2, 80, 16, "bfloat16").layout(load_library(SETS[0]))
-    assert orders_for(layout, load_library(SETS[0]))[0] == PAIRS
+    layout = Shape(4, 2, 80, 16, "bfloat16").layout(kernels_for(SETS[0]))
+    assert orders_for(layout, kernels_for(SETS[0]))[0] == PAIRS
