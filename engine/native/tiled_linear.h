@@ -140,11 +140,11 @@ inline void two_tiled_rows(const LinearCall& call, const Item& item, const LeftT
   tiles.shape(TileShapes::of_two(kTileRows, item.rows - kTileRows));
   HalvesInTurn products(first, first + steps * kTileBytes, steps, kBlockSteps, sums);
   auto panel = panel_from<kNarrow>(call.weight, item.panel, 0);
+  PageTurns stream(panel.at);
   int turn = 0;  // steps of halves that were unpacked
   for (int begin = 0; begin < steps; begin += kBlockSteps) {
     const int end = begin + kBlockSteps < steps ? begin + kBlockSteps : steps;
     const auto block = panel;
-    PageTurns stream(block.at);
     for_sums(2, [&](auto half) BATON_INLINE {
       constexpr int kBegin = 2 * half, kAsked = half == 0 ? kLow : kLines - kLow;
       panel = block;
