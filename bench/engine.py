@@ -34,7 +34,7 @@ from rich.table import Table
 
 from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.engine_plot import plot_side_by_side, plot_sweep
-from bench.engine_run import BatonRun, Bookkeeping, Kind, PeerRun, load_ours
+from bench.engine_run import BatonRun, Bookkeeping, EngineKind, PeerRun, load_ours
 from bench.engine_work import (
     DECODE_STEPS,
     PREFILL_LENGTHS,
@@ -202,10 +202,9 @@ class Contest:
     bookkeeping: Bookkeeping
 
 
-def _told(options: argparse.Namespace) -> Kind:
+def _told(options: argparse.Namespace) -> EngineKind:
     """The flags that choose engines, each of which may name several."""
-    chosen = options.attention, options.weights, options.kv_dtype
-    return (*chosen, options.kv_order, options.block_size)
+    return EngineKind(*(getattr(options, name) for name in EngineKind._fields))
 
 
 def _in_process(
@@ -216,10 +215,10 @@ def _in_process(
 ) -> Contest:
     """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
-    attention, weights, dtypes, orders, sizes = (names.split(",") for names in _told(options))
+    kinds = itertools.product(*(names.split(",") for names in _told(options)))
     ours = {
         f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
-        for kind in itertools.product(attention, weights, dtypes, orders, sizes)
+        for kind in itertools.starmap(EngineKind, kinds)
     }
     runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
     versions = [f"torch {torch.__version__}"]
@@ -288,8 +287,7 @@ def _wanted(options: argparse.Namespace) -> str:
     """The peers to look for. Raises BatonError for what servers are not measured with."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
-    kind = ("auto", "auto", "auto", "auto", "16")
-    if (options.sweep, options.device, _told(options)) != (False, "cpu", kind):
+    if (options.sweep, options.device, _told(options)) != (False, "cpu", EngineKind()):
         raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
     if options.peers not in (None, "", "vllm"):
         raise BatonError("the only peer of --served is vllm")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.engine_work import (
     BATCH_SIZES,
@@ -28,12 +29,18 @@ from engine.sequence import Sequence
 from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
 
-Kind = tuple[str, str, str, str, str]
-"""An engine's attention, weights, KV dtype and KV order, by the names that workers' settings have,
-and the tokens of its blocks."""
-
 Bookkeeping = dict[Work, list[float]]
 """Share of a decode step's time that was not computing."""
+
+
+class EngineKind(NamedTuple):
+    """What is chosen about an engine, by the names and in the words of workers' settings."""
+
+    attention: str = "auto"
+    weights: str = "auto"
+    kv_dtype: str = "auto"
+    kv_order: str = "auto"
+    block_size: str = "16"
 
 
 class BatonRun:
@@ -118,17 +125,16 @@ class PeerRun:
 
 
 def load_ours(
-    folder: Path, options: argparse.Namespace, kind: Kind, works: list[Work]
+    folder: Path, options: argparse.Namespace, kind: EngineKind, works: list[Work]
 ) -> LoadedEngine:
     """An engine whose chunks take a whole prompt and whose pool holds the largest work.
 
     Raises BatonError where it cannot be.
     """
-    attention, weights, kv_dtype, kv_order, tokens = kind
-    chunk = max(PREFILL_LENGTHS)
-    if not tokens.isdecimal() or not 1 <= int(tokens) <= chunk:
-        raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {tokens!r}")
-    block_size = int(tokens)
+    chunk, size = max(PREFILL_LENGTHS), kind.block_size
+    if not size.isdecimal() or not 1 <= int(size) <= chunk:
+        raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {size!r}")
+    block_size = int(size)
     scheduler = SchedulerConfig(
         block_size=block_size,
         max_batch_size=max(BATCH_SIZES),
@@ -144,10 +150,10 @@ def load_ours(
         options.dtype,
         options.device,
         blocks,
-        attention=attention,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        kv_order=kv_order,
+        attention=kind.attention,
+        weights=kind.weights,
+        kv_dtype=kind.kv_dtype,
+        kv_order=kind.kv_order,
     )
     loaded = load_engine(config, time.perf_counter)
     if loaded.engine.limits.max_context < longest(works, steps):

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.checkpoints import SHAPES, benchmark_checkpoint
-from bench.engine_run import BatonRun, load_ours
+from bench.engine_run import BatonRun, EngineKind, load_ours
 from bench.engine_work import WORKS, Work
 from protocol.errors import BatonError
 
@@ -176,9 +176,7 @@ def main() -> int:
     for name in ("step", "ms", *PARTS):
         table.add_column(name, justify="right")
     try:
-        run = BatonRun(
-            load_ours(folder, options, (options.attention, "auto", "auto", "auto", "16"), WORKS)
-        )
+        run = BatonRun(load_ours(folder, options, EngineKind(options.attention), WORKS))
         for work in WORKS:
             milliseconds, found = profile(run, work, options.seconds)
             parts = (f"{found[part]:.1f} %" for part in PARTS)
