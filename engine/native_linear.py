@@ -50,8 +50,8 @@ class _Call(ctypes.Structure):
 
 
 def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
-    """Whether the kernel takes this `weight` [outputs, inputs]: bf16 on a CPU that multiplies it,
-    an even number of inputs."""
+    """Whether the kernel takes this `weight` [outputs, inputs]: bf16 on a CPU whose kernels
+    multiply pairs of it, an even number of inputs."""
     return (
         kernels is not None
         and bool(kernels.baton_has_linear())

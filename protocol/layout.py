@@ -19,8 +19,8 @@ KV_DTYPE_BYTES = DTYPE_BYTES | {FP8: 1}
 TOKENS = "tokens"
 PAIRS = "pairs"
 """Orders within a head's share of a block, `[block_size, head_dim]`: token by token, or as a CPU's
-bf16 dot products take them, by groups of sixteen tokens: of keys `[head_dim / 2, 16, 2]`, of values
-`[8 pairs of tokens, head_dim, 2]`."""
+products of bf16 pairs take them, by groups of sixteen tokens: of keys `[head_dim / 2, 16, 2]`, of
+values `[8 pairs of tokens, head_dim, 2]`."""
 
 SPLIT = "split"
 """An order of all that a block holds of a layer: pairs whose numbers' upper exponent bits lie apart

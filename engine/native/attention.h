@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "few_rows.h"
+#include "normal_numbers.h"
 #include "tiled_attention.h"
 #include "token_keys.h"
 
@@ -58,7 +59,7 @@ void attend_tile(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
   for_seen(view, [&](int row, int count, int keys) {
     multiply<Word>(tile.p + (row0 + row) * kKeyWords, kKeyWords, tile.values, padded / kLanes,
                    tile.sums + (row0 + row) * padded, padded, count, padded / kLanes,
-                   (keys + Word::kPerWord - 1) / Word::kPerWord, true, ahead);
+                   Word::depth(keys), true, ahead);
     ahead = Ahead();
   });
 }
@@ -107,8 +108,8 @@ void attend_tiles(const AttentionCall& call, const Unit& unit, Tile<Word>& tile,
 template <class P, class Word>
 bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Unit& unit,
                 [[maybe_unused]] Tile<Word>& tile, [[maybe_unused]] Tiles& tiles) {
-#if defined(__AVX512BF16__)
-  if constexpr (Word::kPerWord == 2) {
+#if defined(BATON_PAIRS)
+  if constexpr (Word::kIsPairs) {
     if (attend_by_vectors<P>(call, unit, tile)) return true;
 #if defined(__AMX_BF16__)
     return attend_by_tiles<P>(call, unit, tile, tiles);
@@ -121,8 +122,8 @@ bool attend_few([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] con
 template <class P, class Word>
 void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, Tiles& tiles) {
   if (attend_few<P>(call, unit, tile, tiles)) return;
-#if defined(__AVX512BF16__)
-  if constexpr (Word::kPerWord == 2) {
+#if defined(BATON_PAIRS)
+  if constexpr (Word::kIsPairs) {
     if (call.is_paired) return attend_tiles<PairedKeys<P>>(call, unit, tile, tiles);
   }
 #endif
@@ -132,7 +133,7 @@ void attend_keys(const AttentionCall& call, const Unit& unit, Tile<Word>& tile, 
 template <class T, class P, class Word>
 void attend_unit(const AttentionCall& call, const Unit& unit, Arena& arena, Tiles& tiles) {
   // Once for all that a unit sums: to change it takes as long as sums of dozens of words.
-  [[maybe_unused]] const std::conditional_t<Word::kPerWord == 2, NormalNumbers, char> numbers{};
+  [[maybe_unused]] const std::conditional_t<Word::kIsPairs, NormalNumbers, char> numbers{};
   const int head_dim = call.head_dim, padded = round_up(head_dim, kLanes);
   const int rows = unit.num_queries * (call.num_heads / call.num_kv_heads);
   const int words = padded / Word::kPerWord, all_rows = rows * unit.num_kv_heads;
@@ -186,7 +187,7 @@ void write_token(const AttentionCall& call, int64_t token) {
   const T* k = (const T*)call.k + token * call.kv_stride;
   const T* v = (const T*)call.v + token * call.kv_stride;
   for (int head = 0; head < call.num_kv_heads; ++head) {
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
     if constexpr (std::is_same_v<T, Bf16>) {
       if (call.is_paired)
         write_paired(k, v, call.head_dim, (int)within, to, to + call.value_offset);
@@ -202,7 +203,7 @@ void write_token(const AttentionCall& call, int64_t token) {
   }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 template <>
 inline void write_token<Bf16, Split>(const AttentionCall& call, int64_t token) {
   const int64_t block = call.slots[2 * token], offset = call.slots[2 * token + 1];
@@ -255,7 +256,7 @@ void write_tokens(const AttentionCall& call, int64_t token, const Prepare& prepa
   const int count = written_with<P>(call, token);
   for (int i = 0; i < count; ++i) prepare(token + i);
   if (count == 1) write_token<T, P>(call, token);
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
   if constexpr (std::is_same_v<T, Bf16> && sizeof(P) == sizeof(Bf16)) {
     if (count == kLanes) write_sixteen<P>(call, token);
   }

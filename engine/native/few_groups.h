@@ -13,7 +13,7 @@
 
 namespace baton {
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 constexpr int kFewHeads = 32;  // of a unit
 
 // Bytes from what is read to what is asked for.

@@ -7,7 +7,7 @@
 #include "few_sums.h"
 #include "few_tile_sums.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
@@ -17,7 +17,8 @@ constexpr int kFewRows = 8;
 template <class P, int R>
 void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int words) {
   constexpr int kFirst = R > 4 ? 4 : R, kRest = R - kFirst;
-  const int32_t* q = tile.q + (size_t)head * R * words;
+  const int stride = words * PairWord::kPasses;
+  const PairType* q = tile.q + (size_t)head * R * stride;
   float* scores = tile.scores + (size_t)head * R * kTileKeys;
   const void* const* keys = groups.keys(head);
   if constexpr (std::is_same_v<P, Split>) {
@@ -27,14 +28,14 @@ void score_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int w
       const Quads quads = groups.key(head, g).quads;
       score_quads<kFirst>(q, quads, words, scores + g * kLanes, ahead, asked);
       if constexpr (kRest > 0)
-        score_quads<kRest>(q + kFirst * words, quads, words,
+        score_quads<kRest>(q + kFirst * stride, quads, words,
                            scores + kFirst * kTileKeys + g * kLanes, none, 0);
     }
   } else {
     const auto by = [&](auto columns, int c, Ahead ahead) {
       score_groups<P, kFirst, columns>(q, keys + c, words, scores + c * kLanes, ahead);
       if constexpr (kRest > 0)
-        score_groups<P, kRest, columns>(q + kFirst * words, keys + c, words,
+        score_groups<P, kRest, columns>(q + kFirst * stride, keys + c, words,
                                         scores + kFirst * kTileKeys + c * kLanes, Ahead());
     };
     if (groups.count() == kTileGroups)
@@ -61,7 +62,8 @@ void weigh_few(const FewGroups<P>& groups, Tile<PairWord>& tile, int head, int h
       values[g] = {copy};
     }
   }
-  weigh_rows<P, R>(tile.p + (size_t)head * R * (kTileKeys / 2), values, groups.count(), head_dim,
+  const PairType* weights = tile.p + (size_t)head * R * (kTileKeys / PairWord::kPerWord);
+  weigh_rows<P, R>(weights, values, groups.count(), head_dim,
                    tile.sums + (size_t)head * R * head_dim, groups.ahead(groups.values(head)));
 }
 

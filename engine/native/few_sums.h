@@ -1,5 +1,5 @@
-// What a few rows of queries or weights sum over keys or values where they lie, by dot products of
-// bf16 pairs.
+// What a few rows of queries or weights sum over keys or values where they lie, by products of bf16
+// pairs.
 
 #pragma once
 
@@ -7,77 +7,91 @@
 
 #include "few_groups.h"
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(BATON_PAIRS) && !defined(__AMX_BF16__)
 
 namespace baton {
 
-// What R rows of q, [R, words] each, score with the keys of C groups: [R, 16 C], rows 64 apart.
+// Sums of R rows and C vectors of columns.
+template <int R, int C>
+struct FewSums {
+  Vec of[R][C];
+
+  void load_from(const float* at, int stride) {
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) of[r][c] = load(at + r * stride + c * kLanes);
+  }
+  void store_to(float* at, int stride) const {
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) store(at + r * stride + c * kLanes, of[r][c]);
+  }
+
+  // Pair `w` of the rows, `stride` pairs apart, times right(c) of each vector of columns.
+  template <class Right>
+  BATON_INLINE void add(const PairType* left, int w, int stride, const Right& right) {
+    for_passes([&](auto pass) BATON_INLINE {
+      Vec part[C];
+      for (int c = 0; c < C; ++c) part[c] = PairWord::part<pass>(right(c));
+      for (int r = 0; r < R; ++r) {
+        const Vec x = PairWord::broadcast(left[(r * stride + w) * PairWord::kPasses + pass]);
+        for (int c = 0; c < C; ++c) of[r][c] = PairWord::multiply_add(of[r][c], x, part[c]);
+      }
+    });
+  }
+};
+
+// What R rows of q, `words` pairs each, score with the keys of C groups: [R, 16 C], rows 64 apart.
 template <class P, int R, int C>
-inline void score_groups(const int32_t* q, const void* const* keys, int words, float* scores,
+inline void score_groups(const PairType* q, const void* const* keys, int words, float* scores,
                          Ahead ahead) {
   const unsigned asked = ahead.in_steps(words);
   const P* at[C];
-  Vec acc[R][C];
   for (int c = 0; c < C; ++c) at[c] = (const P*)keys[c];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = Vec{};
+  FewSums<R, C> sums = {};
   for (int w = 0; w < words; ++w) {
     ahead.ask(asked);
     Vec right[C];
     for (int c = 0; c < C; ++c) right[c] = read_words(at[c] + w * kGroupTokens * 2);
-    for (int r = 0; r < R; ++r) {
-      const Vec left = PairWord::broadcast(q[r * words + w]);
-      for (int c = 0; c < C; ++c) acc[r][c] = PairWord::multiply_add(acc[r][c], left, right[c]);
-    }
+    sums.add(q, w, words, [&](int c) BATON_INLINE { return right[c]; });
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(scores + r * kTileKeys + c * kLanes, acc[r][c]);
+  sums.store_to(scores, kTileKeys);
 }
 
 // The same with one group of keys in quads.
 template <int R>
-inline void score_quads(const int32_t* q, const Quads& keys, int words, float* scores, Ahead& ahead,
+inline void score_quads(const PairType* q, const Quads& keys, int words, float* scores, Ahead& ahead,
                         unsigned asked) {
-  Vec acc[R] = {};
+  FewSums<R, 1> sums = {};
   for (int w = 0; w < words; w += kQuadVectors) {
     ahead.ask(asked);
     const Quad quad = keys.read(w / kQuadVectors);
     for (int i = 0; i < kQuadVectors; ++i)
-      for (int r = 0; r < R; ++r)
-        acc[r] = PairWord::multiply_add(acc[r], PairWord::broadcast(q[r * words + w + i]),
-                                        quad.vectors[i]);
+      sums.add(q, w + i, words, [&](int) BATON_INLINE { return quad.vectors[i]; });
   }
-  for (int r = 0; r < R; ++r) store(scores + r * kTileKeys, acc[r]);
+  sums.store_to(scores, kTileKeys);
 }
 
 // Columns [begin, begin + 16 C) of `sums` [R, head_dim], plus weights, rows of a tile's, times the
 // values of some groups.
 template <class P, int R, int C>
-inline void weigh_columns(const int32_t* weights, const SeenValues<P>* values, int count,
+inline void weigh_columns(const PairType* weights, const SeenValues<P>* values, int count,
                           int head_dim, int begin, float* sums, Ahead& ahead, unsigned asked) {
-  Vec acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) acc[r][c] = load(sums + r * head_dim + begin + c * kLanes);
-  for (int group = 0; group < count; ++group, weights += kGroupTokens / 2) {
+  FewSums<R, C> here;
+  here.load_from(sums + begin, head_dim);
+  for (int group = 0; group < count; ++group)
     for (int pair = 0; pair < kGroupTokens / 2; ++pair) {
       ahead.ask(asked);
       const auto right = values[group].template words<0>(head_dim, pair, begin);
-      for (int r = 0; r < R; ++r) {
-        const Vec left = PairWord::broadcast(weights[r * (kTileKeys / 2) + pair]);
-        for (int c = 0; c < C; ++c) acc[r][c] = PairWord::multiply_add(acc[r][c], left, right(c));
-      }
+      here.add(weights, group * (kGroupTokens / 2) + pair, kTileKeys / 2, right);
     }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) store(sums + r * head_dim + begin + c * kLanes, acc[r][c]);
+  here.store_to(sums + begin, head_dim);
 }
 
 template <class P, int R>
-inline void weigh_rows(const int32_t* weights, const SeenValues<P>* values, int count, int head_dim,
+inline void weigh_rows(const PairType* weights, const SeenValues<P>* values, int count, int head_dim,
                        float* sums, Ahead ahead) {
   if constexpr (R > 4) {
     weigh_rows<P, 4>(weights, values, count, head_dim, sums, ahead);
-    weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / 2), values, count, head_dim,
+    weigh_rows<P, R - 4>(weights + 4 * (kTileKeys / PairWord::kPerWord), values, count, head_dim,
                          sums + 4 * head_dim, Ahead());
   } else {
     constexpr bool kByQuads = std::is_same_v<P, Split>;

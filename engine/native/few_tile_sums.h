@@ -17,11 +17,6 @@
 
 namespace baton {
 
-inline Vec even_of(__m512i words) { return (Vec)_mm512_slli_epi32(words, 16); }
-inline Vec odd_of(__m512i words) {
-  return (Vec)_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000));
-}
-
 // The even and the odd numbers of R rows of words.
 template <int R, int kMost>
 struct Halves {
@@ -34,7 +29,7 @@ struct Halves {
       for (int w = 0; w < count; w += kLanes) {
         const int left = count - w;
         const __mmask16 mask = left >= kLanes ? 0xffff : (__mmask16)((1u << left) - 1);
-        const __m512i x = _mm512_maskz_loadu_epi32(mask, words + r * stride + w);
+        const Vec x = (Vec)_mm512_maskz_loadu_epi32(mask, words + r * stride + w);
         store(even[r] + w, even_of(x));
         store(odd[r] + w, odd_of(x));
       }
@@ -75,10 +70,6 @@ struct Product {
       for (int r = 0; r < R; ++r) sums[r][c] = fused(rows[r], column, sums[r][c]);
     }
   }
-
-  static BATON_INLINE Vec fused(Vec a, Vec b, Vec sum) {
-    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-  }
 };
 
 // So many vectors of columns leave R rows' sums in registers.
@@ -99,7 +90,7 @@ inline void score_groups(const int32_t* q, const void* const* keys, int words, f
       for (int w = 0; w < count; ++w) {
         ahead.ask(asked);
         product.add(left, w, [&](int c) BATON_INLINE {
-          return (__m512i)read_words((const P*)keys[c0 + c] + (begin + w) * kGroupTokens * 2);
+          return read_words((const P*)keys[c0 + c] + (begin + w) * kGroupTokens * 2);
         });
       }
       product.store_on(scores + c0 * kLanes, kTileKeys, begin == 0);
@@ -117,7 +108,7 @@ inline void score_quads(const int32_t* q, const Quads& keys, int words, float* s
       ahead.ask(asked);
       const Quad quad = keys.read((begin + w) / kQuadVectors);
       for (int i = 0; i < kQuadVectors; ++i)
-        product.add(left, w + i, [&](int) BATON_INLINE { return (__m512i)quad.vectors[i]; });
+        product.add(left, w + i, [&](int) BATON_INLINE { return quad.vectors[i]; });
     }
     product.store_on(scores, kTileKeys, begin == 0);
   }
@@ -136,7 +127,7 @@ inline void weigh_columns(const Halves<R, kTileKeys / 2>& weights, const SeenVal
       for (int pair = 0; pair < kGroupTokens / 2; ++pair) {
         ahead.ask(asked);
         const auto right = values[group].template words<kFirst>(head_dim, pair, begin);
-        product.add(weights, pair0 + pair, [&](int c) BATON_INLINE { return (__m512i)right(c); });
+        product.add(weights, pair0 + pair, [&](int c) BATON_INLINE { return right(c); });
       }
     }
     product.store_on(sums + begin + kFirst * kLanes, head_dim, false);

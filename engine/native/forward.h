@@ -10,7 +10,7 @@
 #include "elementwise.h"
 #include "linear.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 

@@ -4,7 +4,7 @@
 
 #include "panels.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
@@ -15,11 +15,23 @@ struct Int8Panel {
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
       const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
-      const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half)));
-      const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half + 1)));
-      to[j] = (Vec)_mm512_cvtne2ps_pbh(high, low);
+      const Vec low = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half)));
+      const Vec high = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(half + 1)));
+      to[j] = (Vec)to_bf16(low, high);
     }
   }
+#if !defined(__AVX512BF16__)
+  // The parts of its pairs: all odd ones, then all even ones.
+  BATON_INLINE void read_parts(int w, Vec* to) const {
+    for (int j = 0; j < kPanelColumns; ++j) {
+      const __m512i pairs =
+          _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)(at + w * kWordBytes + 32 * j)));
+      const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16);
+      to[j] = (Vec)_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
+      to[kPanelColumns + j] = (Vec)_mm512_cvtepi32_ps(even);
+    }
+  }
+#endif
 };
 
 struct Int4Panel {

@@ -14,7 +14,7 @@ namespace {
 // Waking a thread costs microseconds: a few rows are faster alone.
 constexpr int64_t kAlone = 1 << 14;  // elements
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 using Bf16Word = PairWord;
 #else
 using Bf16Word = FloatWord;
@@ -29,7 +29,7 @@ int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 
 extern "C" {
 
 BATON_EXPORT void baton_attention(const AttentionCall* call) {
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
   if (call->is_bf16 && call->spans != nullptr) return attend<Bf16, Split, Bf16Word>(*call);
 #endif
   if (call->is_bf16)
@@ -72,14 +72,14 @@ BATON_EXPORT void baton_largest(const LargestCall* call) {
 
 // Whether this build has the products below.
 BATON_EXPORT int baton_has_linear() {
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
   return 1;
 #else
   return 0;
 #endif
 }
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 // `weight` [outputs, inputs] into `panels`, see LinearWeight.
 BATON_EXPORT void baton_pack(const Bf16* weight, int32_t inputs, int32_t outputs, int32_t* panels) {
   const int count = (outputs + kPanelOutputs - 1) / kPanelOutputs;

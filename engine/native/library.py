@@ -32,28 +32,36 @@ INSTRUCTION_SETS: dict[str, set[str]] = {
 }
 """By name, best first: the CPU flags, as Linux names them, that each needs."""
 
-_TILES, _WITHOUT_TILES = "amx_tile", "avx512_bf16"
+_TILES, _DOT_PRODUCTS = "amx_tile", "avx512_bf16"
+_SLOW_DOT_PRODUCTS = "GenuineIntel"
+"""Whose CPUs take as long for a vector's dot products of bf16 pairs as for four fused
+multiply-adds, which multiply twice as much."""
 _ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
 # Without libgomp first: torch's own, already in the process, then serves both, and no second team
 # of threads spins beside torch's.
 _LINK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",))
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 600.0  # of one compiler: others may be busy beside it
 
 
 class KernelsUnavailable(Exception):
     """The kernels cannot be had on this machine; the message says why, for an operator."""
 
 
-def best_instruction_set() -> str:
-    """The best of `INSTRUCTION_SETS` that this machine's CPU has and Linux allows."""
-    flags = _cpu_flags()
-    return next(
-        name
-        for name, needed in INSTRUCTION_SETS.items()
-        if needed <= flags and (_TILES not in needed or _may_use_tiles())
-    )
+def best_instruction_set(but: str | None = None) -> str:
+    """The best of `INSTRUCTION_SETS` that this machine's CPU has and Linux allows, or the best but
+    one, whose name is given."""
+    return next(name for name in INSTRUCTION_SETS if name != but and _is_good(name))
+
+
+def _is_good(name: str) -> bool:
+    needed = INSTRUCTION_SETS[name]
+    if not needed <= set(_cpu("flags").split()):
+        return False
+    if _TILES in needed:
+        return _may_use_tiles()
+    return _DOT_PRODUCTS not in needed or _cpu("vendor_id") != _SLOW_DOT_PRODUCTS
 
 
 @functools.cache
@@ -72,7 +80,7 @@ def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
         if _TILES not in INSTRUCTION_SETS[best]:
             raise
         try:
-            library = _load(_WITHOUT_TILES)
+            library = _load(best_instruction_set(but=best))
         except KernelsUnavailable:
             raise error from None
         _log.warning(
@@ -122,16 +130,17 @@ def _machine_flags(instruction_set: str) -> list[str]:
     return ["-m" + flag.replace("_", "-" if flag.startswith("amx") else "") for flag in flags]
 
 
-def _cpu_flags() -> set[str]:
+def _cpu(field: str) -> str:
+    """What Linux says of the first CPU; nothing elsewhere: whatever the compiler assumes."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux: whatever the compiler assumes
-        return set()
+    except OSError:
+        return ""
     for line in lines:
-        name, _, values = line.partition(":")
-        if name.strip() == "flags":
-            return set(values.split())
-    return set()
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
 
 
 def _find_compiler() -> str:

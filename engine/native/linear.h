@@ -12,7 +12,7 @@
 #include "tiled_linear.h"
 #include "vector_linear.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 

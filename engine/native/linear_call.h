@@ -5,9 +5,10 @@
 #include <limits>
 
 #include "arena.h"
+#include "packing.h"
 #include "panels.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
@@ -47,7 +48,7 @@ BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* ou
     low += load(add);
     high += load(add + kLanes);
   }
-  store_as(out, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+  store_as(out, to_bf16(low, high));
 }
 
 // Of `count` sums in all, at most a panel's.

@@ -9,7 +9,7 @@
 
 #include "upper_bytes.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 

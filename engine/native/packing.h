@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "simd.h"
+#include "words.h"
 
 namespace baton {
 
@@ -68,11 +68,37 @@ inline void store_weights(float* to, const Vec (&weights)[kTileColumns]) {
   for (int j = 0; j < kTileColumns; ++j) store(to + j * kLanes, weights[j]);
 }
 
+#if defined(BATON_PAIRS)
+// Numbers of a row, `count` of them, a multiple of 2, as the left side of pairs.
 #if defined(__AVX512BF16__)
-template <class T>
-void pack_query(const T* from, int head_dim, int padded, int32_t* to) {
-  std::memcpy(to, from, (size_t)head_dim * 2);
-  std::memset((char*)to + head_dim * 2, 0, (size_t)(padded - head_dim) * 2);
+inline void pack_left(const Bf16* from, int64_t count, int32_t* to) {
+  std::memcpy(to, from, (size_t)count * 2);
+}
+
+inline void store_weights(int32_t* to, const Vec (&weights)[kTileColumns]) {
+  for (int j = 0; j < kTileColumns; j += 2)
+    store_as(to + j * kLanes / 2, to_bf16(weights[j], weights[j + 1]));
+}
+#else
+// Each two neighbours change places.
+inline Vec swapped(Vec x) { return (Vec)_mm512_permute_ps((__m512)x, 0xb1); }
+
+inline void pack_left(const Bf16* from, int64_t count, HalfPair* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store_as(to + i, swapped(load(from + i)));
+  for (; i < count; ++i) to[i ^ 1].number = to_float(from[i]);
+}
+
+inline void store_weights(HalfPair* to, const Vec (&weights)[kTileColumns]) {
+  for (int j = 0; j < kTileColumns; ++j)
+    store_as(to + j * kLanes, swapped((Vec)round_to_bf16(weights[j])));
+}
+#endif
+
+inline void pack_query(const Bf16* from, int head_dim, int padded, PairType* to) {
+  pack_left(from, head_dim, to);
+  const int words = head_dim / PairWord::kPerWord;
+  std::memset((void*)(to + words), 0, (size_t)(padded - head_dim) / PairWord::kPerWord * sizeof *to);
 }
 
 // The words of sixteen keys from word `w` on, at most sixteen of them: word by word, `stride` vectors
@@ -83,17 +109,22 @@ void pack_sixteen(const void* const* rows, int w, int words, Vec* to, int stride
   const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
   __m512i pairs[kLanes];
   for (int i = 0; i < kLanes; ++i) pairs[i] = load_pairs(mask, (const T*)rows[i] + 2 * w);
-  transpose(pairs, count, to + w * stride, stride);
+  transpose(pairs, count, to, stride);
 }
 
 template <class T>
-void pack_keys(const void* const* rows, Ahead ahead, int head_dim, int32_t* to) {
+void pack_keys(const void* const* rows, Ahead ahead, int head_dim, PairType* to) {
   const int words = head_dim / 2, steps = (words + 15) / 16;
   const unsigned asked = ahead.in_steps(kTileColumns * steps);
   for (int j = 0; j < kTileColumns; ++j)
     for (int step = 0; step < steps; ++step) {
       ahead.ask(asked);
-      pack_sixteen<T>(rows + j * kLanes, step * kLanes, words, (Vec*)to + j, kTileColumns);
+      const int first = step * kLanes, count = words - first < kLanes ? words - first : kLanes;
+      Vec pairs[kLanes];
+      pack_sixteen<T>(rows + j * kLanes, first, words, pairs, 1);
+      for (int w = 0; w < count; ++w)
+        store_parts(pairs[w], (Vec*)to + (first + w) * PairWord::kPasses * kTileColumns + j,
+                    kTileColumns);
     }
 }
 
@@ -116,18 +147,16 @@ void pack_pair(const T* first, const T* second, int head_dim, int padded, int32_
 }
 
 template <class T>
-void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, int32_t* to) {
+void pack_values(const void* const* rows, Ahead ahead, int head_dim, int padded, PairType* to) {
   const unsigned asked = ahead.in_steps(kTileKeys / 2);
+  const int vectors = padded / kLanes;
   for (int j = 0; j < kTileKeys; j += 2) {
     ahead.ask(asked);
-    pack_pair((const T*)rows[j], (const T*)rows[j + 1], head_dim, padded, to + j / 2 * padded);
+    Vec* row = (Vec*)to + j / 2 * PairWord::kPasses * vectors;
+    pack_pair((const T*)rows[j], (const T*)rows[j + 1], head_dim, padded, (int32_t*)row);
+    if constexpr (PairWord::kPasses == 2)
+      for (int i = 0; i < vectors; ++i) store_parts(row[i], row + i, vectors);
   }
-}
-
-inline void store_weights(int32_t* to, const Vec (&weights)[kTileColumns]) {
-  for (int j = 0; j < kTileColumns; j += 2)
-    store_as(to + j * kLanes / 2,
-             _mm512_cvtne2ps_pbh((__m512)weights[j + 1], (__m512)weights[j]));
 }
 #endif
 

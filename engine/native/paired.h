@@ -9,7 +9,7 @@
 
 #include "split.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
@@ -83,12 +83,13 @@ inline void copy_values(const Group<P>& group, int head_dim, int begin, int end,
     }
 }
 
-// The same as bf16 words.
+// The same as the right side of a product.
 template <class P>
 inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, Vec* to, Ahead& ahead,
                       unsigned asked) {
   const auto sees = [&](int token) { return begin <= token && token < end; };
   const int of_pair = head_dim / kPairDims;  // quads, where there are any
+  const int vectors = head_dim / kLanes;
   for (int token = 0; token < kGroupTokens; token += 2) {
     ahead.ask(asked);
     const __mmask32 mask = (sees(token) ? 0x55555555u : 0) | (sees(token + 1) ? 0xaaaaaaaau : 0);
@@ -96,13 +97,14 @@ inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, V
       for (int q = token / 2 * of_pair; q < (token / 2 + 1) * of_pair; ++q) {
         const Quad quad = group.quads.read(q);
         for (const Vec& vector : quad.vectors)
-          *to++ = (Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector);
+          store_parts((Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector), to++, vectors);
       }
     } else {
       const P* from = group.at + token * head_dim;
       for (int d = 0; d < head_dim; d += kLanes, from += 2 * kLanes)
-        *to++ = (Vec)load_pairs(mask, from);
+        store_parts((Vec)load_pairs(mask, from), to++, vectors);
     }
+    to += (PairWord::kPasses - 1) * vectors;
   }
 }
 
@@ -182,7 +184,7 @@ inline void write_group(const Bf16* k, const Bf16* v, int64_t stride, int head_d
   const void* rows[kGroupTokens];
   for (int i = 0; i < kGroupTokens; ++i) rows[i] = k + i * stride;
   for (int w = 0; w < head_dim / 2; w += kLanes)
-    pack_sixteen<Bf16>(rows, w, head_dim / 2, (Vec*)keys, 1);
+    pack_sixteen<Bf16>(rows, w, head_dim / 2, (Vec*)keys + w, 1);
   for (int i = 0; i < kGroupTokens; i += 2, values += 2 * head_dim)
     pack_pair(v + i * stride, v + (i + 1) * stride, head_dim, head_dim, (int32_t*)values);
 }
@@ -217,24 +219,24 @@ class PairedKeys {
     }
   }
 
-  void pack_keys(Ahead ahead, int head_dim, int32_t* packed) const {
+  void pack_keys(Ahead ahead, int head_dim, PairType* packed) const {
     Vec* to = (Vec*)packed;
     const int words = head_dim / 2;
     const unsigned asked = ahead.in_steps(kTileGroups * words);
     for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group)
       for_words(keys[group], words, [&](int w, Vec vector) BATON_INLINE {
         ahead.ask(asked);
-        to[w * kTileColumns + group] = vector;
+        store_parts(vector, to + w * PairWord::kPasses * kTileColumns + group, kTileColumns);
       });
   }
 
-  void pack_values(Ahead ahead, int head_dim, int, int32_t* packed) const {
+  void pack_values(Ahead ahead, int head_dim, int, PairType* packed) const {
     Vec* to = (Vec*)packed;
     const unsigned asked = ahead.in_steps(kTileGroups * kGroupTokens / 2);
     for (int group = 0; group < kTileGroups && group * kGroupTokens < end_; ++group) {
       copy_seen(values[group], head_dim, begin_ - group * kGroupTokens,
                 end_ - group * kGroupTokens, to, ahead, asked);
-      to += kGroupTokens / 2 * (head_dim / kLanes);
+      to += kGroupTokens / 2 * PairWord::kPasses * (head_dim / kLanes);
     }
   }
 

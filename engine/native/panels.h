@@ -5,12 +5,16 @@
 #include "arena.h"
 #include "narrow.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
 constexpr int kPanelOutputs = 64;
 constexpr int kPanelColumns = kPanelOutputs / kLanes;
+
+// Of a bf16 panel.
+template <bool kNarrow>
+constexpr int kWordBytes = kNarrow ? kNarrowBytes : kPlainBytes;
 
 // Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
 // and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits,
@@ -71,7 +75,6 @@ BATON_INLINE inline void for_words(const Panel& panel, int words, const Action& 
 // 16 bits a number.
 struct PlainPanel {
   const char* at;
-  static constexpr int kWordBytes = kPlainBytes;
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) to[j] = *(const Vec*)(at + w * kPlainBytes + 64 * j);
   }
@@ -90,21 +93,6 @@ BATON_INLINE inline void read_next(Panel& panel, int w, Vec* to) {
 }
 
 BATON_INLINE inline void read_next(NarrowPanel& panel, int w, Vec* to) { panel.read_next(w, to); }
-
-// Leaves what it reads to others, as a plain panel.
-struct UnpackingPanel {
-  NarrowPanel from;
-  char* to;
-};
-
-template <class Action>
-BATON_INLINE inline void for_words(const UnpackingPanel& panel, int words, const Action& action) {
-  panel.from.for_words(words, [&](int w, const Vec* vectors) BATON_INLINE {
-    char* to = panel.to + w * kPlainBytes;
-    for (int j = 0; j < kPanelColumns; ++j) *(Vec*)(to + 64 * j) = vectors[j];
-    action(w, vectors);
-  });
-}
 
 // A bf16 panel from word `first` on.
 template <bool kNarrow>

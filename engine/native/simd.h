@@ -1,5 +1,4 @@
-// Vectors of 16 floats on whatever the compiler was told to use (AVX-512, AVX2, or neither), and
-// the two ways of multiplying tiles: fp32 multiply-add, and bf16 dot products where there are any.
+// Vectors of 16 floats on whatever the compiler was told to use (AVX-512, AVX2, or neither).
 //
 // GCC's and Clang's vector extensions lower a 64-byte vector to what the target has, so one source
 // serves all; intrinsics stand only where the extensions cannot say it well.
@@ -13,6 +12,10 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
+#define BATON_PAIRS  // there are PairWords (words.h), and what stands on them
 #endif
 
 namespace baton {
@@ -248,9 +251,40 @@ inline void store(Fp8* at, Vec x) {
 #endif
 }
 
+#if defined(BATON_PAIRS)
+// In the upper halves of words, to nearest, ties to even; NaN stays NaN, and what is not normal becomes
+// zero: as AVX-512 BF16 rounds.
+inline __m512i round_to_bf16(Vec x) {
+  const __m512i bits = (__m512i)x;
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+  const __mmask16 is_small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32((int)0x80000000));
+  const __m512i upper = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet),
+                                              is_small, sign);
+  return _mm512_and_si512(upper, _mm512_set1_epi32((int)0xffff0000));
+}
+
+// 32 numbers, `low` first.
+inline __m512i to_bf16(Vec low, Vec high) {
+#if defined(__AVX512BF16__)
+  return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+  const __m256i first = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(low), 16));
+  const __m256i second = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(high), 16));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+#endif
+}
+#endif
+
 inline void store(Bf16* at, Vec x) {
 #if defined(__AVX512BF16__)
   store_as(at, _mm512_cvtneps_pbh((__m512)x));
+#elif defined(BATON_PAIRS)
+  store_as(at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(x), 16)));
 #else
   for (int i = 0; i < kLanes; ++i) at[i] = to_bf16(x[i]);
 #endif
@@ -308,97 +342,7 @@ class Ahead {
   const char* row_end_ = nullptr;
 };
 
-// C [rows, columns * 16] (+)= A [rows, depth] * B [depth, columns * 16], for one kind of word.
-template <class Word, int R, int C>
-inline void multiply_block(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
-                           float* c, int c_stride, int depth, bool accumulate, Ahead ahead) {
-  const unsigned asked = ahead.in_steps(depth);
-  Vec sums[R][C];
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < C; ++j)
-      sums[i][j] = accumulate ? load(c + i * c_stride + j * kLanes) : Vec{};
-  for (int d = 0; d < depth; ++d) {
-    ahead.ask(asked);
-    Vec right[C];
-    for (int j = 0; j < C; ++j) right[j] = b[(size_t)d * b_stride + j];
-    for (int i = 0; i < R; ++i) {
-      const Vec left = Word::broadcast(a[i * a_stride + d]);
-      for (int j = 0; j < C; ++j) sums[i][j] = Word::multiply_add(sums[i][j], left, right[j]);
-    }
-  }
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < C; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
-}
-
-template <class Word, int R>
-inline void multiply_rows(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
-                          float* c, int c_stride, int columns, int depth, bool accumulate,
-                          Ahead ahead) {
-  int j = 0;
-  for (; j + kMaxColumns <= columns; j += kMaxColumns, ahead = Ahead())
-    multiply_block<Word, R, kMaxColumns>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride,
-                                         depth, accumulate, ahead);
-  for (; kMaxColumns > 2 && j + 2 <= columns; j += 2, ahead = Ahead())
-    multiply_block<Word, R, 2>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride, depth,
-                               accumulate, ahead);
-  for (; j < columns; ++j, ahead = Ahead())
-    multiply_block<Word, R, 1>(a, a_stride, b + j, b_stride, c + j * kLanes, c_stride, depth,
-                               accumulate, ahead);
-}
-
-// Of b, whose rows are `b_stride` vectors apart, the first `columns`. The first block of rows and
-// columns asks for the lines of `ahead`.
-template <class Word>
-inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, int b_stride,
-                     float* c, int c_stride, int rows, int columns, int depth, bool accumulate,
-                     Ahead ahead) {
-  int i = 0;
-  for (; i + kMaxRows <= rows; i += kMaxRows, ahead = Ahead())
-    multiply_rows<Word, kMaxRows>(a + (size_t)i * a_stride, a_stride, b, b_stride,
-                                  c + (size_t)i * c_stride, c_stride, columns, depth, accumulate,
-                                  ahead);
-  a += (size_t)i * a_stride;
-  c += (size_t)i * c_stride;
-  switch (rows - i) {
-#define BATON_ROWS(n)                                                                     \
-  case n:                                                                                 \
-    multiply_rows<Word, n>(a, a_stride, b, b_stride, c, c_stride, columns, depth,         \
-                           accumulate, ahead);                                            \
-    break;
-    BATON_ROWS(1)
-#if defined(__AVX512F__)
-    BATON_ROWS(2)
-    BATON_ROWS(3)
-    BATON_ROWS(4)
-    BATON_ROWS(5)
-#endif
-#undef BATON_ROWS
-    default:
-      break;
-  }
-}
-
-// One fp32 number per lane.
-struct FloatWord {
-  using Type = float;
-  static constexpr int kPerWord = 1;
-  static Vec broadcast(Type x) { return splat(x); }
-  static Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
-};
-
-#if defined(__AVX512BF16__)
-// Two bf16 numbers per lane, whose products are summed in fp32.
-struct PairWord {
-  using Type = int32_t;
-  static constexpr int kPerWord = 2;
-  static Vec broadcast(Type x) { return (Vec)_mm512_set1_epi32(x); }
-  static Vec multiply_add(Vec sum, Vec a, Vec b) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-  }
-};
-#endif
-
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 // The 32 numbers at `at` that the mask names, as bf16, zeros for the others: exact.
 inline __m512i load_pairs(__mmask32 mask, const Bf16* at) {
   return _mm512_maskz_loadu_epi16(mask, at);

@@ -75,7 +75,7 @@ void soften_rows(Tile<Word>& tile, int row0, int rows, const Seen* seen, int pad
     Vec weights[kTileColumns], total{};
     for (int j = 0; j < kTileColumns; ++j) {
       const Vec s = load(scores + i * kTileKeys + j * kLanes) * scale - unit_score;
-      weights[j] = exp2_bounded<Word::kPerWord == 2>(s);
+      weights[j] = exp2_bounded<Word::kIsPairs>(s);
       if (!kWhole) weights[j] = seen_only(weights[j], j, seen[i], 0.0f);
       total += weights[j];
     }

@@ -24,7 +24,7 @@ struct Split {
   uint16_t bits;
 };
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 constexpr int kQuadTokens = kLanes;                // of a group
 constexpr int kQuadDims = 2 * kQuadVectors;       // of a token, in a quad of keys
 constexpr int kPairDims = kQuadVectors * kLanes;  // of two tokens, in a quad of values

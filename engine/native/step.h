@@ -6,7 +6,7 @@
 
 #include "forward.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 

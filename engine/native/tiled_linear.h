@@ -48,9 +48,6 @@ BATON_INLINE inline void copy_words(Panel panel, int words, const At& at, const 
     });
 }
 
-template <bool kNarrow>
-constexpr int kWordBytes = kNarrow ? kNarrowBytes : kPlainBytes;
-
 // One tile of rows, which streams its panel from memory.
 template <bool kNarrow>
 inline void few_tiled_rows(const LinearCall& call, const Item& item, const LeftTiles& left,

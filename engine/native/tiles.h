@@ -64,18 +64,6 @@ class Tiles {
   }
 };
 
-// Within its life this thread's arithmetic takes numbers that are not normal for zeros.
-class NormalNumbers {
- public:
-  NormalNumbers() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kToZero | kFromZero); }
-  NormalNumbers(const NormalNumbers&) = delete;
-  ~NormalNumbers() { _mm_setcsr(before_); }
-
- private:
-  static constexpr unsigned kToZero = 1u << 15, kFromZero = 1u << 6;
-  unsigned before_;
-};
-
 // Calls action(i) with the constants from 0 to `count` - 1, at most four: as many sums.
 template <class Action>
 BATON_INLINE inline void for_sums(int count, const Action& action) {
@@ -92,7 +80,6 @@ BATON_INLINE inline void for_sums(int count, const Action& action) {
 namespace baton {
 
 class Tiles {};
-class NormalNumbers {};
 
 }  // namespace baton
 

@@ -9,7 +9,7 @@
 
 #include "simd.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 

@@ -7,17 +7,19 @@
 #include <utility>
 
 #include "integer_panels.h"
-#include "linear_call.h"
+#include "left_rows.h"
+#include "normal_numbers.h"
 
-#if defined(__AVX512BF16__)
+#if defined(BATON_PAIRS)
 
 namespace baton {
 
 constexpr int kGroupsByPiece = 6;      // of rows; more of them are bound by arithmetic
-constexpr int kGroupsToUnpack = 5;     // of 12 bits, so many share what the first one unpacks
-constexpr int kWordsPerPiece = 64;     // of one panel: 16 KiB, a third of a usual first cache
-constexpr int kWordsPerBlock = 2048;   // 512 KiB, half of a usual second cache
-constexpr int kPrefetchBytes = 1024;
+constexpr int kUnpackedBytes = PairWord::kPasses * kPlainBytes;  // of a word: all of its parts
+constexpr int kWordsPerPiece = (16 << 10) / kUnpackedBytes;      // a third of a usual first cache
+constexpr int kWordsPerBlock = (512 << 10) / kUnpackedBytes;     // half of a usual second cache
+// So many groups share what the first one unpacks: words of 12 bits, or of two parts.
+constexpr int kGroupsToUnpack = PairWord::kPasses == 1 ? 5 : 2;
 
 // Calls action(i, j) for every i < Rows and j < Columns, both constants. Plain loops over an array of
 // accumulators leave it to the compiler's mood whether that becomes registers; GCC kept it in memory,
@@ -33,6 +35,26 @@ BATON_INLINE inline void for_each(const Action& action) {
   for_each_of<Columns>(std::make_integer_sequence<int, Rows * Columns>{}, action);
 }
 
+// Asks for kLines lines with each word, the next word's `step` bytes on.
+template <int kLines>
+struct LinesAhead {
+  const char* at;
+  int step;
+  BATON_INLINE void ask() {
+    for (int j = 0; j < kLines; ++j) __builtin_prefetch(at + 64 * j);
+    at += step;
+  }
+};
+
+// Asks for as many lines as a word has that is being read, some time before others are.
+template <int kLines>
+struct LinesInOrder : LinesAhead<kLines> {
+  explicit LinesInOrder(const char* at) : LinesAhead<kLines>{at + 1024, 64 * kLines} {}
+};
+
+// Asks for nothing new: for a line at hand, so that no other kind of loop is needed.
+inline LinesAhead<1> no_lines(const void* at_hand) { return {(const char*)at_hand, 0}; }
+
 // Where sums of some rows and one panel go.
 struct Sums {
   float* kept;      // [rows, 64]: those of words before, and, where more words follow, of these
@@ -42,22 +64,87 @@ struct Sums {
   int64_t stride;
 };
 
-// R rows of x over `words` words of a panel. Asks for kLines lines from `ahead` on with each word, the
-// next word's `step` bytes on.
-template <int R, int kLines, class Panel>
-inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int words,
-                           const Sums& sums, const char* ahead, int step) {
+// Vector j of a word's 64 outputs, as a pass takes it.
+template <int kPass>
+BATON_INLINE inline Vec part_of(const Vec* word, int j) {
+  return PairWord::part<kPass>(word[j]);
+}
+
+// A word whose parts were written before.
+struct UnpackedWord {
+  const Vec* at;
+};
+template <int kPass>
+BATON_INLINE inline Vec part_of(const UnpackedWord& word, int j) {
+  return word.at[kPass * kPanelColumns + j];
+}
+
+// The parts of a panel's words, written before.
+struct UnpackedPanel {
+  const char* at;
+};
+template <class Action>
+BATON_INLINE inline void for_words(const UnpackedPanel& panel, int words, const Action& action) {
+  for (int w = 0; w < words; ++w)
+    action(w, UnpackedWord{(const Vec*)(panel.at + w * kUnpackedBytes)});
+}
+
+#if !defined(__AVX512BF16__)
+// Integers become fp32 at once.
+template <class Action>
+BATON_INLINE inline void for_words(const Int8Panel& panel, int words, const Action& action) {
+  for (int w = 0; w < words; ++w) {
+    Vec parts[PairWord::kPasses * kPanelColumns];
+    panel.read_parts(w, parts);
+    action(w, UnpackedWord{parts});
+  }
+}
+#endif
+
+// A panel that leaves the parts of what is read to others.
+template <class Panel>
+struct UnpackingPanel {
+  Panel from;
+  char* to;
+};
+template <class Panel, class Action>
+BATON_INLINE inline void for_words(const UnpackingPanel<Panel>& panel, int words,
+                                   const Action& action) {
+  for_words(panel.from, words, [&](int w, const auto& right) BATON_INLINE {
+    Vec* to = (Vec*)(panel.to + w * kUnpackedBytes);
+    for_passes([&](auto pass) BATON_INLINE {
+      for (int j = 0; j < kPanelColumns; ++j)
+        to[pass * kPanelColumns + j] = part_of<pass>(right, j);
+    });
+    action(w, UnpackedWord{to});
+  });
+}
+
+// R rows of x times a word of a panel. `x` is at the first row's pair, rows are `stride` apart.
+template <int R, class Right>
+BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right& right,
+                                  Vec (&acc)[R][kPanelColumns]) {
+  for_passes([&](auto pass) BATON_INLINE {
+    Vec part[kPanelColumns];
+    for (int j = 0; j < kPanelColumns; ++j) part[j] = part_of<pass>(right, j);
+    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+      const Vec left = PairWord::broadcast(x[i * stride + pass]);
+      acc[i][j] = PairWord::multiply_add(acc[i][j], left, part[j]);
+    });
+  });
+}
+
+// R rows of x over `words` words of a panel. With each of them `lines` are asked for.
+template <int R, class Panel, class Lines>
+inline void multiply_panel(const PairType* x, int64_t x_stride, Panel panel, int words,
+                           const Sums& sums, Lines lines) {
   Vec acc[R][kPanelColumns];
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     acc[i][j] = sums.is_first ? Vec{} : load(sums.kept + i * kPanelOutputs + j * kLanes);
   });
-  for_words(panel, words, [&](int w, const Vec* right) BATON_INLINE {
-    for (int j = 0; j < kLines; ++j) __builtin_prefetch(ahead + 64 * j);
-    ahead += step;
-    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-      const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
-      acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
-    });
+  for_words(panel, words, [&](int w, const auto& right) BATON_INLINE {
+    lines.ask();
+    add_word(x + w * PairWord::kPasses, x_stride, right, acc);
   });
   if (sums.out == nullptr)
     return for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
@@ -70,13 +157,13 @@ inline void multiply_panel(const Bf16* x, int64_t x_stride, Panel panel, int wor
   });
 }
 
-template <int kLines, class Panel>
-inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, Panel panel, int words,
-                          const Sums& sums, const char* ahead, int step) {
+template <class Panel, class Lines>
+inline void multiply_some(int rows, const PairType* x, int64_t x_stride, Panel panel, int words,
+                          const Sums& sums, Lines lines) {
   switch (rows) {
-#define BATON_ROWS(n)                                                         \
-  case n:                                                                     \
-    multiply_panel<n, kLines>(x, x_stride, panel, words, sums, ahead, step);  \
+#define BATON_ROWS(n)                                         \
+  case n:                                                     \
+    multiply_panel<n>(x, x_stride, panel, words, sums, lines); \
     break;
     BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
 #undef BATON_ROWS
@@ -85,35 +172,28 @@ inline void multiply_some(int rows, const Bf16* x, int64_t x_stride, Panel panel
   }
 }
 
-// R rows of x over one group of a panel, scaled, on top of `sums`.
-template <int R, class Panel>
-inline void multiply_group(const Bf16* x, int64_t x_stride, Panel panel, const float* scales,
-                           float* sums) {
+// R rows of x over one group of a panel, scaled, on top of `sums`. With each word `lines` are asked for.
+template <int R, class Panel, class Lines>
+inline void multiply_group(const PairType* x, int64_t x_stride, Panel panel, const float* scales,
+                           float* sums, Lines lines) {
   Vec acc[R][kPanelColumns] = {};
-  for (int w = 0; w < kGroupWords; ++w) {
-    Vec right[kPanelColumns];
-    panel.read(w, right);
-    if (Panel::kWordBytes < 256)
-      for (int b = 0; b < Panel::kWordBytes; b += 64)
-        __builtin_prefetch(panel.at + w * Panel::kWordBytes + b + kPrefetchBytes);
-    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-      const Vec left = PairWord::broadcast(load_as<int32_t>(x + i * x_stride + 2 * w));
-      acc[i][j] = PairWord::multiply_add(acc[i][j], left, right[j]);
-    });
-  }
+  for_words(panel, kGroupWords, [&](int w, const auto& right) BATON_INLINE {
+    lines.ask();
+    add_word(x + w * PairWord::kPasses, x_stride, right, acc);
+  });
   for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
     float* to = sums + i * kPanelOutputs + j * kLanes;
     store(to, load(to) + acc[i][j] * load(scales + j * kLanes));
   });
 }
 
-template <class Panel>
-inline void multiply_group_some(int rows, const Bf16* x, int64_t x_stride, Panel panel,
-                                const float* scales, float* sums) {
+template <class Panel, class Lines>
+inline void multiply_group_some(int rows, const PairType* x, int64_t x_stride, Panel panel,
+                                const float* scales, float* sums, Lines lines) {
   switch (rows) {
-#define BATON_ROWS(n)                                           \
-  case n:                                                       \
-    multiply_group<n>(x, x_stride, panel, scales, sums);        \
+#define BATON_ROWS(n)                                          \
+  case n:                                                      \
+    multiply_group<n>(x, x_stride, panel, scales, sums, lines); \
     break;
     BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
 #undef BATON_ROWS
@@ -122,11 +202,11 @@ inline void multiply_group_some(int rows, const Bf16* x, int64_t x_stride, Panel
   }
 }
 
-// Some rows of one panel of integers: a group at a time, unpacked once if the rows are many.
+// Some rows of one panel of integers: a group at a time, unpacked by the first rows if they are many.
 template <class Panel>
-inline void quantized_item(const LinearCall& call, int panel, int64_t first_row, int rows,
-                           float* sums) {
-  alignas(64) char unpacked[kGroupWords * 256];
+inline void quantized_item(const LinearCall& call, const LeftRows& left, int panel,
+                           int64_t first_row, int rows, float* sums) {
+  alignas(64) char unpacked[kGroupWords * kUnpackedBytes];
   const int inputs = call.weight.inputs, groups = inputs / (2 * kGroupWords);
   const int turns = (rows + kMaxRows - 1) / kMaxRows;
   const char* from = panel_at(call.weight, panel);
@@ -134,27 +214,30 @@ inline void quantized_item(const LinearCall& call, int panel, int64_t first_row,
   std::memset(sums, 0, (size_t)rows * kPanelOutputs * 4);
   for (int group = 0; group < groups; ++group, scales += kPanelOutputs) {
     const Panel packed{from + (int64_t)group * kGroupWords * Panel::kWordBytes};
-    if (turns > 1)
-      for (int w = 0; w < kGroupWords; ++w) packed.read(w, (Vec*)(unpacked + 256 * w));
     for (int turn = 0; turn < turns; ++turn) {
       const int begin = rows * turn / turns, end = rows * (turn + 1) / turns;
-      const Bf16* x = call.x + (first_row + begin) * inputs + group * 2 * kGroupWords;
-      float* to = sums + begin * kPanelOutputs;
-      if (turns > 1)
-        multiply_group_some(end - begin, x, inputs, PlainPanel{unpacked}, scales, to);
+      const auto multiply = [&](auto by, auto lines) BATON_INLINE {
+        multiply_group_some(end - begin, left.at(first_row + begin, group * kGroupWords),
+                            left.stride(), by, scales, sums + begin * kPanelOutputs, lines);
+      };
+      const LinesInOrder<Panel::kWordBytes / 64> lines(packed.at);
+      if (turns == 1)
+        multiply(packed, lines);
+      else if (turn == 0)
+        multiply(UnpackingPanel<Panel>{packed, unpacked}, lines);
       else
-        multiply_group_some(end - begin, x, inputs, packed, scales, to);
+        multiply(UnpackedPanel{unpacked}, no_lines(unpacked));
     }
   }
 }
 
-// Words of a panel of 12 bits that a thread has unpacked last within a call, for the rows to come.
+// Words of a panel that a thread has unpacked last within a call, for the rows to come.
 class Unpacked {
  public:
   // Where `count` words of a panel from `first` on are, or are to be written.
   char* at(int panel, int first, int count) {
     static thread_local Arena arena;
-    arena.reserve((size_t)count * kPlainBytes);
+    arena.reserve((size_t)count * kUnpackedBytes);
     has_ = panel == panel_ && first == first_;
     panel_ = panel;
     first_ = first;
@@ -168,9 +251,6 @@ class Unpacked {
   bool has_ = false;
 };
 
-template <int n>
-using Lines = std::integral_constant<int, n>;
-
 // Of the item's rows from `row` on. The usual panel is written at once.
 inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_first, bool is_last,
                     float* sums) {
@@ -181,51 +261,62 @@ inline Sums sums_of(const LinearCall& call, const Item& item, int row, bool is_f
           call.add == nullptr ? nullptr : call.add + at, outputs};
 }
 
-// In bf16, in even groups of at most six rows. One group streams the panel; several share it by
-// pieces or blocks, and ask the memory for the next one on the way; of 12 bits the first of many
-// groups unpacks them for all others. Each group is written as soon as it is summed: stores of many
-// rows at once would be waited for.
+// One group of rows in bf16, which streams its panel.
 template <bool kNarrow>
-inline void bf16_item(const LinearCall& call, const Item& item, Unpacked& unpacked, float* sums) {
+inline void streamed_rows(const LinearCall& call, const Item& item, const LeftRows& left,
+                          float* sums) {
+  const auto panel = panel_from<kNarrow>(call.weight, item.panel, 0);
+  const Sums to = sums_of(call, item, 0, true, true, sums);
+  multiply_some(item.rows, left.at(item.first_row, 0), left.stride(), panel, call.weight.inputs / 2,
+                to, LinesInOrder<kWordBytes<kNarrow> / 64>(panel.at));
+  if (to.out == nullptr) finish_rows(call, to.kept, item.first_row, item.rows, item.panel);
+}
+
+// Several groups share a panel by pieces or blocks, and ask the memory for the next one on the way; the
+// first of many unpacks it for all others. Each is written as soon as it is summed: stores of many rows
+// at once would be waited for.
+template <bool kNarrow>
+inline void shared_rows(const LinearCall& call, const Item& item, const LeftRows& left,
+                        Unpacked& unpacked, float* sums) {
+  constexpr int kBytes = kWordBytes<kNarrow>;
+  constexpr bool kMayUnpack = kNarrow || PairWord::kPasses > 1;
+  constexpr bool kMustUnpack = kMayUnpack && kGroupsToUnpack == 2;
   const LinearWeight& weight = call.weight;
-  constexpr int kBytes = kNarrow ? kNarrowBytes : kPlainBytes;
-  const int inputs = weight.inputs, words = inputs / 2, rows = item.rows;
+  const int words = weight.inputs / 2, rows = item.rows;
   const int groups = (rows + kMaxRows - 1) / kMaxRows;
-  const int most = groups == 1                ? words
-                   : groups <= kGroupsByPiece ? kWordsPerPiece
-                                              : kWordsPerBlock;
-  if (kNarrow) ask_for_plan(weight, item.panel);
+  const int most = groups <= kGroupsByPiece ? kWordsPerPiece : kWordsPerBlock;
+  const bool is_unpacked = kMayUnpack && groups >= kGroupsToUnpack;
   for (int w = 0; w < words; w += most) {
     const int count = words - w < most ? words - w : most;
     const char* next = word_at(weight, item.panel, w + count);
     const auto piece = panel_from<kNarrow>(weight, item.panel, w);
-    char* shared = kNarrow && groups >= kGroupsToUnpack ? unpacked.at(item.panel, w, count) : nullptr;
+    char* shared = is_unpacked ? unpacked.at(item.panel, w, count) : nullptr;
     for (int group = 0; group < groups; ++group) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
-      const Bf16* x = call.x + (item.first_row + begin) * inputs + 2 * w;
+      const PairType* x = left.at(item.first_row + begin, w);
       const Sums to = sums_of(call, item, begin, w == 0, w + count == words, sums);
-      const auto multiply = [&](auto lines, const char* ahead, int step) BATON_INLINE {
+      const auto multiply = [&](auto lines) BATON_INLINE {
         const auto by = [&](auto panel) BATON_INLINE {
-          multiply_some<lines>(end - begin, x, inputs, panel, count, to, ahead, step);
+          multiply_some(end - begin, x, left.stride(), panel, count, to, lines);
         };
-        if (shared == nullptr) return by(piece);
-        if constexpr (kNarrow) {
-          if (group == 0 && !unpacked.has()) return by(UnpackingPanel{piece, shared});
+        if constexpr (!kMustUnpack)
+          if (!is_unpacked) return by(piece);
+        if constexpr (kMayUnpack) {
+          if (group == 0 && !unpacked.has())
+            return by(UnpackingPanel<decltype(piece)>{piece, shared});
+          by(UnpackedPanel{shared});
         }
-        by(PlainPanel{shared});
       };
-      if (groups == 1) {
-        multiply(Lines<kBytes / 64>(), piece.at + kPrefetchBytes, kBytes);
-      } else if (groups <= 3 && group < 2) {
-        multiply(Lines<2>(), next + (int64_t)group * count * (kBytes / 2), kBytes / 2);
+      if (groups <= 3 && group < 2) {
+        multiply(LinesAhead<2>{next + (int64_t)group * count * (kBytes / 2), kBytes / 2});
       } else if (groups > 3 && groups <= kGroupsByPiece && group < 4) {
-        multiply(Lines<1>(), next + (int64_t)group * count * (kBytes / 4), kBytes / 4);
+        multiply(LinesAhead<1>{next + (int64_t)group * count * (kBytes / 4), kBytes / 4});
       } else if (groups > kGroupsByPiece) {
         const int turns = groups * item.chunks, turn = groups * item.chunk + group;
-        multiply(Lines<1>(), next + (int64_t)count * kBytes * turn / turns,
-                 (kBytes + turns - 1) / turns);
+        multiply(LinesAhead<1>{next + (int64_t)count * kBytes * turn / turns,
+                               (kBytes + turns - 1) / turns});
       } else {
-        multiply(Lines<0>(), nullptr, 0);
+        multiply(no_lines(x));
       }
       if (w + count == words && to.out == nullptr)
         finish_rows(call, to.kept, item.first_row + begin, end - begin, item.panel);
@@ -233,13 +324,21 @@ inline void bf16_item(const LinearCall& call, const Item& item, Unpacked& unpack
   }
 }
 
+// In bf16, in even groups of at most six rows.
+template <bool kNarrow>
+inline void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
+                      Unpacked& unpacked, float* sums) {
+  if (kNarrow) ask_for_plan(call.weight, item.panel);
+  if (item.rows <= kMaxRows) return streamed_rows<kNarrow>(call, item, left, sums);
+  shared_rows<kNarrow>(call, item, left, unpacked, sums);
+}
 
 // One thread's part of a call.
 class VectorWorker {
  public:
   static constexpr int kRowsTogether = kMaxRows;
 
-  explicit VectorWorker(const LinearCall&) {}
+  explicit VectorWorker(const LinearCall& call) : left_(call) {}
 
   static int64_t rows_per_block(const LinearCall&) { return 0; }
 
@@ -247,19 +346,21 @@ class VectorWorker {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
     switch (call.weight.bits) {
       case 16:
-        return bf16_item<false>(call, item, unpacked_, sums);
+        return bf16_item<false>(call, item, left_, unpacked_, sums);
       case 12:
-        return bf16_item<true>(call, item, unpacked_, sums);
+        return bf16_item<true>(call, item, left_, unpacked_, sums);
       case 8:
-        quantized_item<Int8Panel>(call, item.panel, item.first_row, item.rows, sums);
+        quantized_item<Int8Panel>(call, left_, item.panel, item.first_row, item.rows, sums);
         break;
       default:
-        quantized_item<Int4Panel>(call, item.panel, item.first_row, item.rows, sums);
+        quantized_item<Int4Panel>(call, left_, item.panel, item.first_row, item.rows, sums);
     }
     finish_rows(call, sums, item.first_row, item.rows, item.panel);
   }
 
  private:
+  NormalNumbers numbers_;
+  LeftRows left_;
   Unpacked unpacked_;
 };
 

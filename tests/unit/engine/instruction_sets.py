@@ -13,20 +13,23 @@ from unittest import mock
 from engine.native import library
 from engine.native.library import INSTRUCTION_SETS, best_instruction_set, load_library
 
-_TILES, _PRODUCTS = "amx_bf16", "avx512_bf16"
+_TILES = "amx_bf16"
+_NEEDED_IN_SOFTWARE = INSTRUCTION_SETS["avx512_bf16"]
 _SOFTWARE_TILES = Path(__file__).parent / "software_tiles" / "tile_instructions.h"
 
 
 def usable_instruction_sets() -> list[str]:
-    """The best that this machine has, after AMX in software, and what lies below it."""
-    names = list(INSTRUCTION_SETS)
-    best = best_instruction_set()
-    return names[names.index(_TILES if best == _PRODUCTS else best) :]
+    """All that this machine runs, AMX in software where need be."""
+    flags = set(library._cpu("flags").split())
+    found = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
+    has_tiles = best_instruction_set() == _TILES
+    in_software = [_TILES] if has_tiles or flags >= _NEEDED_IN_SOFTWARE else []
+    return in_software + [name for name in found if name != _TILES]
 
 
 def instruction_sets_with_products() -> list[str]:
     """Those of them whose kernels have linear layers."""
-    return [name for name in usable_instruction_sets() if "avx512_bf16" in INSTRUCTION_SETS[name]]
+    return [name for name in usable_instruction_sets() if "avx512f" in INSTRUCTION_SETS[name]]
 
 
 def kernels_for(instruction_set: str) -> ctypes.CDLL:

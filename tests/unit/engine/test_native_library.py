@@ -119,23 +119,38 @@ def test_every_choice_runs(make_tiny, kernels, monkeypatch, attention, expected)
     assert ran == {expected}
 
 
-def test_what_linux_does_not_allow_is_not_chosen(monkeypatch):
+@pytest.fixture
+def newest_cpu(monkeypatch):
+    """newest_cpu(vendor) makes this machine's CPU one of theirs that has all instructions."""
+
+    def pretend(vendor: str) -> None:
+        flags = " ".join(set().union(*library.INSTRUCTION_SETS.values()))
+        fields = {"vendor_id": vendor, "flags": flags}
+        monkeypatch.setattr(library, "_cpu", fields.__getitem__)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("vendor", "without_tiles"), [("AuthenticAMD", "avx512_bf16"), ("GenuineIntel", "avx512")]
+)
+def test_what_linux_does_not_allow_is_not_chosen(monkeypatch, newest_cpu, vendor, without_tiles):
+    """Nor dot products where they are the slower way to multiply."""
+    newest_cpu(vendor)
     monkeypatch.setattr(library, "_may_use_tiles", lambda: False)
-    monkeypatch.setattr(
-        library, "_cpu_flags", lambda: set().union(*library.INSTRUCTION_SETS.values())
-    )
-    assert library.best_instruction_set() == "avx512_bf16"
+    assert library.best_instruction_set() == without_tiles
     with pytest.raises(KernelsUnavailable, match="AMX"):
         library.load_library.__wrapped__("amx_bf16")
     monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
     assert library.best_instruction_set() == "amx_bf16"
 
 
-def test_a_compiler_without_amx_builds_what_it_can(cache, tmp_path, monkeypatch, caplog):
+def test_a_compiler_without_amx_builds_what_it_can(
+    cache, tmp_path, monkeypatch, caplog, newest_cpu
+):
     """It says so; with one that can do nothing, what is quoted is about the best."""
-    flags = set().union(*library.INSTRUCTION_SETS.values())
+    newest_cpu("GenuineIntel")
     monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
-    monkeypatch.setattr(library, "_cpu_flags", lambda: flags)
     real = library._find_compiler()
     old = tmp_path / "old-c++"
     old.write_text(
