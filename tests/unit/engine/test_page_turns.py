@@ -1,11 +1,13 @@
-"""What layers on tiles ask the memory for: each line that comes once, from eight pages in turn."""
+"""What layers of few rows ask the memory for: each line once, from eight pages in turn."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,43 +52,53 @@ int64_t asked_for(uintptr_t from, int64_t bytes, int64_t* lines) {
 
 
 @pytest.fixture(scope="module")
-def noting(tmp_path_factory) -> ctypes.CDLL:
-    """Linear layers on tiles, by one thread, that write down what they ask for."""
-    if "amx_bf16" not in instruction_sets_with_products():
-        pytest.skip("this CPU has no bf16 products")
-    folder = tmp_path_factory.mktemp("noting")
-    native_source(folder)
-    source, built = folder / "noting.cpp", folder / "noting.so"
-    source.write_text(NOTING)
-    flags = ["-O1", "-std=c++17", "-fPIC", "-Wno-psabi", *library._machine_flags("amx_bf16")]
-    compiler = library._find_compiler()
-    subprocess.run([compiler, *flags, "-shared", str(source), "-o", str(built)], check=True)
-    return ctypes.CDLL(str(built))
+def noting(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
+    """noting(instruction_set): linear layers, by one thread, that write down what they ask for."""
+
+    @functools.cache
+    def build(instruction_set: str) -> ctypes.CDLL:
+        if instruction_set not in instruction_sets_with_products():
+            pytest.skip(f"this CPU has no {instruction_set}")
+        folder = tmp_path_factory.mktemp("noting")
+        native_source(folder)
+        source, built = folder / "noting.cpp", folder / "noting.so"
+        source.write_text(NOTING)
+        flags = ["-O1", "-std=c++17", "-fPIC", "-Wno-psabi"]
+        flags += library._machine_flags(instruction_set)
+        compiler = library._find_compiler()
+        subprocess.run([compiler, *flags, "-shared", str(source), "-o", str(built)], check=True)
+        return ctypes.CDLL(str(built))
+
+    return build
 
 
-def lines_asked_for(noting: ctypes.CDLL, layer: NativeLinear) -> list[int]:
+def lines_asked_for(library: ctypes.CDLL, layer: NativeLinear) -> list[int]:
     """Of the layer's panels since the last call, in order, counted from a block's border."""
     begin = layer.weight.panels
     into_block = begin % BLOCK // LINE
     found = (ctypes.c_int64 * 100_000)()
-    count = noting.asked_for(
+    count = library.asked_for(
         ctypes.c_uint64(begin), ctypes.c_int64(layer.num_bytes), ctypes.byref(found)
     )
     return [line + into_block for line in found[:count]]
 
 
 @pytest.mark.parametrize("bits", [16, 12])
-@pytest.mark.parametrize("rows", [1, 16, 17, 32])
-def test_each_line_once_and_eight_pages_in_turn(noting, rows, bits):
+@pytest.mark.parametrize(
+    ("instruction_set", "rows"),
+    [*(("amx_bf16", rows) for rows in (1, 16, 17, 32)), ("avx512", 1), ("avx512", 6)],
+)
+def test_each_line_once_and_eight_pages_in_turn(noting, instruction_set, rows, bits):
+    notes = noting(instruction_set)
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn((OUTPUTS, INPUTS), generator=generator).bfloat16()
     x = torch.randn((rows, INPUTS), generator=generator).bfloat16()
-    layer = NativeLinear(weight, None, kernels_for("amx_bf16"), bits)
+    layer = NativeLinear(weight, None, kernels_for(instruction_set), bits)
     expected = layer(x)
-    layer._multiply = noting.multiply
-    lines_asked_for(noting, layer)
+    layer._multiply = notes.multiply
+    lines_asked_for(notes, layer)
     assert torch.equal(layer(x), expected)
-    asked = lines_asked_for(noting, layer)
+    asked = lines_asked_for(notes, layer)
 
     first, last = layer.weight.panels, layer.weight.panels + OUTPUTS * INPUTS * bits // 8
     unasked = (BLOCK - first % BLOCK) // LINE  # of the block that the layer begins in
