@@ -42,14 +42,15 @@ _SYMBOLS = {
     LINEAR: (
         *("multiply_panel", "multiply_group", "multiply_some"),
         *("_item", "finish_panel", "finish_row", "tiled_rows", "sum_block", "LeftTiles"),
+        *("streamed_rows", "shared_rows", "LeftRows"),
         *("TiledWorker", "VectorWorker", "run_step"),
         *("baton::linear", "sum_wide", "sum_square", "brgemm", "gemm", "jit_"),
     ),
     ATTENTION: (
         *("multiply_block", "multiply_rows", "baton::multiply<"),
         *("attend", "soften", "pack_keys", "pack_values", "pack_query", "transpose_words"),
-        *("score_", "weigh_", "copy_"),
-        *("merge_splits", "finish_head", "write_token", "carve", "plan_attention"),
+        *("score_", "weigh_", "copy_", "read_wide", "FewGroups"),
+        *("merge_splits", "finish_head", "write_token", "write_split", "carve", "plan_attention"),
     ),
     BETWEEN: ("run_layer", "finish_layer", "normalize", "rotate", "gate_row", "rms_norm"),
 }

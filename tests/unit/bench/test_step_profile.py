@@ -9,7 +9,8 @@ from bench.step_profile import ATTENTION, BETWEEN, LINEAR, OTHER, PYTHON, TORCH,
 REPORT = """
 # Total Lost Samples: 0
 # Overhead;Shared Object;Symbol;IPC   [IPC Coverage]
- 40.50% ;4f2fdb.so          ;[.] baton::multiply_panel<6, 0>   ;-      -
+ 36.50% ;4f2fdb.so          ;[.] baton::multiply_panel<6, 0>   ;-      -
+ 4.00%  ;4f2fdb.so          ;[.] baton::shared_rows<true>      ;-      -
  6.00%  ;4f2fdb.so          ;[.] baton::attend_unit<baton::Bf16, baton::PairWord>;-      -
  4.00%  ;4f2fdb.so          ;[.] baton::weigh_columns<baton::Bf16, 2, 4>;-      -
  9.50%  ;4f2fdb.so          ;[.] baton::run_layer              ;-      -
