@@ -6,7 +6,7 @@
 
 namespace baton {
 
-#if defined(BATON_PAIRS) && (defined(__AMX_BF16__) || !defined(__AVX512BF16__))
+#if defined(BATON_PAIRS)
 // Within its life this thread's arithmetic takes numbers that are not normal for zeros, as dot products
 // and tiles do anyway.
 class NormalNumbers {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.attention.base import Segment
 from engine.attention.cpu_backend import KernelAttention
 from engine.kv_pool import KvPool
+from engine.layer_ops import NativeOps
 from engine.native_linear import NativeLinear
 from tests.unit.engine.attention_shapes import Shape
 from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
@@ -46,6 +47,7 @@ def test_linear_layers(rows, groups, more_inputs, outputs, bits):
     if rows % 2:
         bias = torch.randn((outputs,), generator=generator).bfloat16()
     x, add = numbers(generator, rows, inputs), numbers(generator, rows, outputs)
+    x[::3] *= 1e-38  # most are not normal then, and some of their sums
     results = []
     for name in SETS:
         layer = NativeLinear(weight, bias, kernels_for(name), bits)
@@ -101,3 +103,27 @@ def test_attention(heads, head_dim, texts, window, order):
     for ours, others in zip(*results, strict=True):
         assert torch.equal(ours, others)
     assert torch.equal(*pools)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 9), size=st.sampled_from([16, 64, 70, 768]), small=st.booleans())
+def test_what_stands_between(rows, size, small):
+    """`small`: many results are not normal, and become zero in whole vectors."""
+    generator = torch.Generator().manual_seed(size)
+    x, weight = numbers(generator, rows, size), numbers(generator, size)
+    heads, gate_up = numbers(generator, rows, 3, size), numbers(generator, rows, 2 * size)
+    angles = torch.randn((rows, size // 2), generator=generator)
+    if small:
+        weight *= 1e-38
+        heads *= 1e-38
+        gate_up *= 1e-19
+    results = []
+    for name in SETS:
+        ops = NativeOps("silu", 1e-6, kernels_for(name))
+        turned = ops.rotate(heads.clone(), None, (angles.cos(), angles.sin()))
+        results.append((ops.norm(x, weight), ops.gate(gate_up), turned))
+    for ours, others in zip(*results, strict=True):
+        if small and size % 32 == 0:
+            assert (ours == 0).sum() > (ours.numel() + 9) // 10
+        bits = [each.nan_to_num(nan=7.0).view(torch.int16) for each in (ours, others)]
+        assert torch.equal(*bits)
