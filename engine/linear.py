@@ -1,14 +1,17 @@
 """A linear layer whose weight lies as its device reads it fastest.
 
 On a CPU with bf16 products the weight is reordered once: for our own kernel where there is one
-(see native_linear.py), else into oneDNN's blocked layout. On a card it may become fp8 (see
-gpu/fp8_linear.py). Elsewhere it stays as it is and torch multiplies. Owns that choice; knows
-nothing of the model around it. Holds one copy of the weight, whichever it is.
+(see native_linear.py), else into oneDNN's blocked layout. Without bf16 products it is widened to
+fp32 piece by piece for many rows. On a card it may become fp8 (see gpu/fp8_linear.py). Elsewhere
+it stays as it is and torch multiplies. Owns that choice; knows nothing of the model around it.
+Holds one copy of the weight, whichever it is.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -49,7 +52,16 @@ def linear_layer(
         return NativeLinear(weight, bias, kernels, bits, memory)
     if kernels is None and bits == 8 and can_scale(weight):
         return Fp8Linear(weight, bias)
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not has_bf16_products():
+        return WidenedLinear(weight, bias)
     return TorchLinear(weight, bias)
+
+
+def has_bf16_products() -> bool:
+    """Whether oneDNN multiplies bf16 on this CPU: with AVX-512, on x86."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 class TorchLinear:
@@ -91,15 +103,74 @@ _packed_linear_add = torch.ops.mkldnn._linear_pointwise.binary
 
 
 def _can_reorder(weight: torch.Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    is_bf16 = weight.dtype == torch.bfloat16
+    return weight.device.type == "cpu" and is_bf16 and has_bf16_products()
 
 
 @torch.inference_mode()
 def _pack(weight: torch.Tensor) -> torch.Tensor:
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed
+
+
+class WidenedLinear:
+    """For a CPU without bf16 products. `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
+
+    torch's bf16 product takes as long per row for many rows as for one there. From a few rows on
+    pieces of the weight that stay in cache are widened to fp32, multiplied and rounded once.
+    Keeps `weight` itself.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
+        if len(x) <= _MOST_NARROW_ROWS:
+            y = linear(x, self._weight, self._bias)
+            return y if add is None else add + y
+        y = x.new_empty((len(x), len(self._weight)))
+        for outputs, sums in self._pieces(x):
+            y[:, outputs] = sums if add is None else sums.add_(add[:, outputs])
+        return y
+
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The product in fp32, of few rows as bf16 rounds it; written to `out` where given."""
+        if out is None:
+            out = x.new_empty((len(x), len(self._weight)), dtype=torch.float32)
+        if len(x) <= _MOST_NARROW_ROWS:
+            return out.copy_(self(x))
+        for outputs, sums in self._pieces(x):
+            out[:, outputs] = sums
+        return out
+
+    def _pieces(self, x: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Outputs with their sums in fp32, [N, outputs of the piece], the caller's to change."""
+        x, (num_outputs, inputs) = x.float(), self._weight.shape
+        widened = _widened(max(_NUMBERS_PER_PIECE, inputs))
+        step = len(widened) // inputs
+        for begin in range(0, num_outputs, step):
+            outputs = slice(begin, min(begin + step, num_outputs))
+            narrow = self._weight[outputs]
+            wide = widened[: narrow.numel()].view_as(narrow).copy_(narrow)
+            if self._bias is None:
+                yield outputs, x @ wide.t()
+            else:
+                yield outputs, torch.addmm(self._bias[outputs].float(), x, wide.t())
+
+
+_MOST_NARROW_ROWS = 4
+"""Up to here bf16 is read once and multiplied row by row; measured on two cores with AVX2."""
+_NUMBERS_PER_PIECE = 1 << 20
+"""4 MiB of fp32."""
+
+_scratch = threading.local()
+
+
+def _widened(numbers: int) -> torch.Tensor:
+    """Memory for so many fp32 numbers, and perhaps more: this thread's, until the next call."""
+    found: torch.Tensor | None = getattr(_scratch, "widened", None)
+    if found is None or len(found) < numbers:
+        found = _scratch.widened = torch.empty(numbers)
+    return found

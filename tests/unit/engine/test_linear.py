@@ -1,11 +1,17 @@
-"""Packed linear layers against plain products in float64."""
+"""Linear layers by oneDNN and torch against plain products in float64."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
 
-from engine.linear import TorchLinear
+from engine import linear
+from engine.linear import TorchLinear, WidenedLinear
 
 ROWS = [0, 1, 3, 8, 32, 100]
 
@@ -52,3 +58,44 @@ def test_inputs_stay_as_they_are():
     copies = [t.clone() for t in (weight, x, add)]
     TorchLinear(weight)(x, add=add)
     assert all(torch.equal(a, b) for a, b in zip((weight, x, add), copies, strict=True))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 32, 100])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (33, 7), (200, 1), (600, 3)])
+def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outputs):
+    """Pieces of 1, 2, 7 and 64 outputs; fewer inputs than a piece has numbers, and more."""
+    monkeypatch.setattr(linear, "_NUMBERS_PER_PIECE", 500)
+    monkeypatch.setattr(linear, "_scratch", threading.local())
+    weight = tensor(0, outputs, inputs)
+    bias = tensor(1, outputs) if biased else None
+    x, residual = tensor(2, rows, inputs), tensor(3, rows, outputs)
+    layer = WidenedLinear(weight, bias)
+    product = exact(x, weight, bias)
+    # few rows are torch's own bf16, rounded before the residual is added
+    most = 1e-5 if rows > 4 or not rows else 2**-8 * product.abs().max().item()
+    for add in (None, residual):
+        y = layer(x, add=add)
+        assert y.dtype == torch.bfloat16
+        expected = product + (0 if add is None else add.double())
+        torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=most)
+    wide, out = layer.in_float32(x), torch.full((rows, outputs), 7.0)
+    assert layer.in_float32(x, out) is out
+    assert torch.equal(wide, out)
+    assert wide.dtype == torch.float32
+    rounding = 1e-5 if rows > 4 else 2**-8
+    torch.testing.assert_close(wide.double(), product, rtol=rounding, atol=1e-4)
+    assert torch.equal(weight, tensor(0, outputs, inputs))
+    assert torch.equal(residual, tensor(3, rows, outputs))
+
+
+@pytest.mark.skipif(not linear.has_bf16_products(), reason="this CPU has no bf16 products anyway")
+def test_a_cpu_without_bf16_products_widens():
+    program = (
+        "import torch; from engine.linear import linear_layer; "
+        "print(*(type(linear_layer(torch.zeros((8, 8), dtype=dtype))).__name__ "
+        "for dtype in (torch.bfloat16, torch.float32)))"
+    )
+    command, older = [sys.executable, "-c", program], {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    found = subprocess.run(command, env=os.environ | older, capture_output=True, text=True)
+    assert found.stdout.split() == ["WidenedLinear", "TorchLinear"], found.stderr
