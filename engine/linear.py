@@ -116,7 +116,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 class WidenedLinear:
     """For a CPU without bf16 products. `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    torch's bf16 product takes as long per row for many rows as for one there. From a few rows on
+    torch's bf16 product there takes as long for each of many rows as for one. From a few rows on
     pieces of the weight that stay in cache are widened to fp32, multiplied and rounded once.
     Keeps `weight` itself.
     """
@@ -172,5 +172,6 @@ def _widened(numbers: int) -> torch.Tensor:
     """Memory for so many fp32 numbers, and perhaps more: this thread's, until the next call."""
     found: torch.Tensor | None = getattr(_scratch, "widened", None)
     if found is None or len(found) < numbers:
-        found = _scratch.widened = torch.empty(numbers)
+        with torch.inference_mode(False):  # else it could be written to in that mode alone
+            found = _scratch.widened = torch.empty(numbers)
     return found

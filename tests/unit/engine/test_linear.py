@@ -74,12 +74,16 @@ def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outp
     product = exact(x, weight, bias)
     # few rows are torch's own bf16, rounded before the residual is added
     most = 1e-5 if rows > 4 or not rows else 2**-8 * product.abs().max().item()
+    with torch.inference_mode():
+        assert torch.equal(layer(x), layer(x.clone()))
     for add in (None, residual):
         y = layer(x, add=add)
         assert y.dtype == torch.bfloat16
         expected = product + (0 if add is None else add.double())
         torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=most)
-    wide, out = layer.in_float32(x), torch.full((rows, outputs), 7.0)
+    with torch.inference_mode():
+        wide = layer.in_float32(x)
+    out = torch.full((rows, outputs), 7.0)
     assert layer.in_float32(x, out) is out
     assert torch.equal(wide, out)
     assert wide.dtype == torch.float32
