@@ -31,7 +31,7 @@ from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.sender import HandoffSender
 from kv_transfer.service import TransferService
 from kv_transfer.shm_transport import ShmTransport
-from kv_transfer.transfer_loop import TransferLoop
+from kv_transfer.transfer_loop import TransferLoop, WriteCommand
 from kv_transfer.transport import Notification, WriteDone
 from protocol.errors import TransferError
 from runtime.outbound import OutboundHandoffs
@@ -68,6 +68,10 @@ class FaultPoints:
             time.sleep(0.001)
         reached.unlink(missing_ok=True)
 
+    def is_any_armed(self, *points: str) -> bool:
+        """Whether a pass of one of the points may be held."""
+        return any((self._folder / f"{self._worker_id}.{point}").exists() for point in points)
+
     def strikes(self, spoil: str) -> bool:
         """Whether this is what is to be spoilt; once in all workers of the role."""
         armed = self._folder / f"{self._worker_id.partition('-')[0]}.{spoil}"
@@ -98,12 +102,11 @@ def install(points: FaultPoints) -> None:
     """Wrap what the points are named after."""
     _before(HandoffSender, "grant", lambda *_: points.reach("grant"))
     _before(TransferService, "write", lambda *_: points.reach("write"))
-    _before(TransferLoop, "write", lambda *_: points.reach("post"))
     _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
     _before(OutboundHandoffs, "_close", lambda *_: points.reach("close"))
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
-    _after(TransferLoop, "write", lambda: points.reach("posted"))
+    _reach_around_posts(points)
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)
     TransferService.__init__.__defaults__ = (WRITE_TIMEOUT_S,)
@@ -133,16 +136,20 @@ def _before(owner: type, name: str, action: Callable[..., None]) -> None:
     setattr(owner, name, wrapped)
 
 
-def _after(owner: type, name: str, action: Callable[[], None]) -> None:
-    method = getattr(owner, name)
+def _reach_around_posts(points: FaultPoints) -> None:
+    """While one of their points is armed, writes go one by one: one that is posted while another
+    waits to be polled may be notified first, and who is held then never notifies the other."""
+    write = TransferLoop.write
 
-    @wraps(method)
-    def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
-        result = method(self, *arguments, **named)
-        action()
-        return result
+    @wraps(write)
+    def write_and_reach(self: TransferLoop, command: WriteCommand) -> None:
+        while points.is_any_armed("post", "landing", "posted") and self.has_writes_under_way:
+            self.poll()
+        points.reach("post")
+        write(self, command)
+        points.reach("posted")
 
-    setattr(owner, name, wrapped)
+    TransferLoop.write = write_and_reach  # type: ignore[method-assign]
 
 
 def _spoil_writes(transport: type, points: FaultPoints) -> None:
