@@ -1,10 +1,10 @@
 """A linear layer whose weight lies as its device reads it fastest.
 
-On a CPU with bf16 products the weight is reordered once: for our own kernel where there is one
-(see native_linear.py), else into oneDNN's blocked layout. Without bf16 products it is widened to
-fp32 piece by piece for many rows. On a card it may become fp8 (see gpu/fp8_linear.py). Elsewhere
-it stays as it is and torch multiplies. Owns that choice; knows nothing of the model around it.
-Holds one copy of the weight, whichever it is.
+On a CPU the weight is reordered once: for our own kernel where there is one (see
+native_linear.py), else into oneDNN's blocked layout where it multiplies bf16. Without either it is
+widened to fp32 piece by piece for many rows. On a card it may become fp8 (see gpu/fp8_linear.py).
+Elsewhere it stays as it is and torch multiplies. Owns that choice; knows nothing of the model
+around it. Holds one copy of the weight, whichever it is.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def _weight_bits(
         return 8
     if not is_ours:
         raise ConfigError(
-            f"weights {weights} needs dtype bfloat16 and our own kernels on a CPU with AVX-512; "
+            f"weights {weights} needs dtype bfloat16 and our own kernels, on a CPU with AVX2; "
             "use auto, or on a card fp8"
         )
     return {"exact12": 12, "int8": 8, "int4": 4}[weights]

@@ -81,7 +81,9 @@ inline void rotate_head(Bf16* head, const Bf16* weight, const float* cos, const 
     }
     const Vec c = whole ? load(cos + i) : load_some(cos + i, count);
     const Vec s = whole ? load(sin + i) : load_some(sin + i, count);
-    const Vec first = a * c - b * s, second = b * c + a * s;
+    // One after the other: which product is fused with the other is the order they are written in.
+    const Vec ac = a * c, bs = b * s, bc = b * c, as = a * s;
+    const Vec first = ac - bs, second = bc + as;
     if (whole) {
       store(head + i, first);
       store(head + half + i, second);

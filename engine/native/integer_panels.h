@@ -24,9 +24,9 @@ struct Int8Panel {
   // The parts of its pairs: all odd ones, then all even ones.
   BATON_INLINE void read_parts(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
-      const __m512i pairs =
+      const Bits pairs =
           _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)(at + w * kWordBytes + 32 * j)));
-      const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16);
+      const Bits even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16);
       to[j] = (Vec)_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
       to[kPanelColumns + j] = (Vec)_mm512_cvtepi32_ps(even);
     }
@@ -34,23 +34,33 @@ struct Int8Panel {
 #endif
 };
 
+// -8 to 7 in bf16.
+#define BATON_VALUES                                                                               \
+  0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, \
+      0x4080, 0x40a0, 0x40c0, 0x40e0
+
 struct Int4Panel {
   const char* at;
   static constexpr int kWordBytes = 64;
   BATON_INLINE void read(int w, Vec* to) const {
-    alignas(64) static constexpr uint16_t kValues[32] = {  // -8 to 7 in bf16, twice
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-    const __m512i values = _mm512_load_si512(kValues);  // the index is five bits, one of them idle
-    const __m512i packed = _mm512_load_si512(at + w * kWordBytes);
-    to[0] = (Vec)_mm512_permutexvar_epi16(packed, values);
-    to[1] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 4), values);
-    to[2] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 8), values);
-    to[3] = (Vec)_mm512_permutexvar_epi16(_mm512_srli_epi16(packed, 12), values);
+    const Bits packed = _mm512_load_si512(at + w * kWordBytes);
+#if defined(BATON_HALVES)
+    static constexpr NumberTable kValues({BATON_VALUES});
+    const auto number = [](Bits codes) BATON_INLINE { return (Vec)kValues.look_up(codes); };
+#else
+    alignas(64) static constexpr uint16_t kValues[32] = {BATON_VALUES, BATON_VALUES};
+    const Bits values = _mm512_load_si512(kValues);  // the index is five bits, one of them idle
+    const auto number = [&](Bits codes) BATON_INLINE {
+      return (Vec)_mm512_permutexvar_epi16(codes, values);
+    };
+#endif
+    to[0] = number(packed);
+    to[1] = number(_mm512_srli_epi16(packed, 4));
+    to[2] = number(_mm512_srli_epi16(packed, 8));
+    to[3] = number(_mm512_srli_epi16(packed, 12));
   }
 };
+#undef BATON_VALUES
 
 }  // namespace baton
 

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include "masked.h"
+#include "transpose.h"
 #include "words.h"
 
 namespace baton {
@@ -35,7 +37,7 @@ void pack_query(const T* from, int head_dim, int padded, float* to) {
 template <class T>
 void pack_keys(const void* const* rows, Ahead ahead, int head_dim, float* to) {
   const unsigned asked = ahead.in_steps(kTileKeys);
-#if defined(__AVX512F__)
+#if defined(BATON_PAIRS)
   if (sizeof(T) == 4) {
     for (int j = 0; j < kTileColumns; ++j) {
       ahead.ask(kLanes * asked);
@@ -81,7 +83,13 @@ inline void store_weights(int32_t* to, const Vec (&weights)[kTileColumns]) {
 }
 #else
 // Each two neighbours change places.
-inline Vec swapped(Vec x) { return (Vec)_mm512_permute_ps((__m512)x, 0xb1); }
+inline Vec swapped(Vec x) {
+#if defined(BATON_HALVES)
+  return {_mm256_permute_ps(x.low, 0xb1), _mm256_permute_ps(x.high, 0xb1)};
+#else
+  return (Vec)_mm512_permute_ps((Floats)x, 0xb1);
+#endif
+}
 
 inline void pack_left(const Bf16* from, int64_t count, HalfPair* to) {
   int64_t i = 0;
@@ -107,7 +115,7 @@ template <class T>
 void pack_sixteen(const void* const* rows, int w, int words, Vec* to, int stride) {
   const int count = words - w < kLanes ? words - w : kLanes;
   const __mmask32 mask = (__mmask32)((1ull << 2 * count) - 1);
-  __m512i pairs[kLanes];
+  Bits pairs[kLanes];
   for (int i = 0; i < kLanes; ++i) pairs[i] = load_pairs(mask, (const T*)rows[i] + 2 * w);
   transpose(pairs, count, to, stride);
 }
@@ -128,21 +136,31 @@ void pack_keys(const void* const* rows, Ahead ahead, int head_dim, PairType* to)
     }
 }
 
-// The values of two keys, one pair of each dimension after the other.
-template <class T>
-void pack_pair(const T* first, const T* second, int head_dim, int padded, int32_t* to) {
+// Sixteen numbers of each, from number kFirst on, in pairs.
+template <int kFirst>
+inline Bits pairs_of(Bits even, Bits odd) {
+#if defined(BATON_HALVES)
+  const __m256i a = kFirst == 0 ? even.low : even.high, b = kFirst == 0 ? odd.low : odd.high;
+  const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+  return {_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31)};
+#else
   alignas(64) static constexpr uint16_t kLow[32] = {
       0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i low = _mm512_load_si512(kLow);
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const Bits low = _mm512_load_si512(kLow);
+  return _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(kFirst)), odd);
+#endif
+}
+
+// The values of two keys, one pair of each dimension after the other.
+template <class T>
+void pack_pair(const T* first, const T* second, int head_dim, int padded, int32_t* to) {
   for (int d = 0; d < padded; d += 32) {
     const int count = head_dim - d;
     const __mmask32 mask = count >= 32 ? 0xffffffffu : (__mmask32)((1ull << count) - 1);
-    const __m512i even = load_pairs(mask, first + d), odd = load_pairs(mask, second + d);
-    _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
-    if (d + 16 < padded)
-      _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
+    const Bits even = load_pairs(mask, first + d), odd = load_pairs(mask, second + d);
+    _mm512_storeu_si512(to + d, pairs_of<0>(even, odd));
+    if (d + 16 < padded) _mm512_storeu_si512(to + d + 16, pairs_of<16>(even, odd));
   }
 }
 

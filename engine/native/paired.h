@@ -97,7 +97,7 @@ inline void copy_seen(const Group<P>& group, int head_dim, int begin, int end, V
       for (int q = token / 2 * of_pair; q < (token / 2 + 1) * of_pair; ++q) {
         const Quad quad = group.quads.read(q);
         for (const Vec& vector : quad.vectors)
-          store_parts((Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector), to++, vectors);
+          store_parts((Vec)keep(mask, (Bits)vector), to++, vectors);
       }
     } else {
       const P* from = group.at + token * head_dim;
@@ -135,7 +135,7 @@ struct SeenValues<Split> {
       const auto sees = [&](int token) { return begin <= token && token < end; };
       const __mmask32 mask =
           (sees(2 * pair) ? 0x55555555u : 0) | (sees(2 * pair + 1) ? 0xaaaaaaaau : 0);
-      for (Vec& vector : quad.vectors) vector = (Vec)_mm512_maskz_mov_epi16(mask, (__m512i)vector);
+      for (Vec& vector : quad.vectors) vector = (Vec)keep(mask, (Bits)vector);
     }
     return [quad](int c) BATON_INLINE { return quad.vectors[kFirst + c]; };
   }
@@ -156,8 +156,12 @@ inline void for_words(const Group<P>& group, int words, const Action& action) {
 
 // Sixteen pairs of numbers, one of each pair, to every other place from `to` on.
 inline void store_every_other(const Bf16* from, Bf16* to) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#if defined(BATON_HALVES)
+  for (int i = 0; i < kLanes; ++i) to[2 * i] = from[i];
+#else
+  const Bits wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
   _mm512_mask_storeu_epi16(to, 0x55555555u, wide);
+#endif
 }
 
 inline void store_every_other(const Fp8* from, Fp8* to) {

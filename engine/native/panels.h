@@ -4,6 +4,7 @@
 
 #include "arena.h"
 #include "narrow.h"
+#include "transpose.h"
 
 #if defined(BATON_PAIRS)
 

@@ -1,7 +1,7 @@
 // Vectors of 16 floats on whatever the compiler was told to use (AVX-512, AVX2, or neither).
 //
-// GCC's and Clang's vector extensions lower a 64-byte vector to what the target has, so one source
-// serves all; intrinsics stand only where the extensions cannot say it well.
+// GCC's and Clang's vector extensions say most, and lower a 64-byte vector to what the target has;
+// intrinsics stand only where the extensions cannot say it well. With AVX2 both are those of avx2.h.
 
 #pragma once
 
@@ -10,32 +10,46 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+#define BATON_INLINE __attribute__((always_inline))
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
+#include <immintrin.h>
 #define BATON_PAIRS  // there are PairWords (words.h), and what stands on them
+#elif defined(__AVX2__) && defined(__FMA__)
+#include "avx2.h"
+#define BATON_HALVES  // of vectors
+#define BATON_PAIRS
 #endif
 
 namespace baton {
 
-#define BATON_INLINE __attribute__((always_inline))
-
 constexpr int kLanes = 16;
+
+#if defined(BATON_HALVES)
+constexpr bool kHalves = true;
+#else
+constexpr bool kHalves = false;
 
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IntVec __attribute__((vector_size(64)));
+#if defined(BATON_PAIRS)
+using Bits = __m512i;  // as intrinsics take them
+using Floats = __m512;
+#endif
+
+inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+#endif
 
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 6;  // 6 x 4 accumulators, 4 operands and a broadcast fill 32 registers
 constexpr int kMaxColumns = 4;
+#elif defined(BATON_HALVES)
+constexpr int kMaxRows = 6;  // 6 x 2 accumulators, 2 operands and a broadcast: of 16 registers
+constexpr int kMaxColumns = 1;
 #else
 constexpr int kMaxRows = 2;
 constexpr int kMaxColumns = 2;
 #endif
-
-inline Vec splat(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 template <class T>
 inline T load_as(const void* at) {
@@ -49,6 +63,26 @@ inline void store_as(void* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
+#if defined(BATON_HALVES)
+// Copies of 64 bytes would go through memory.
+template <>
+inline Vec load_as<Vec>(const void* at) {
+  return (Vec)_mm512_loadu_si512(at);
+}
+template <>
+inline IntVec load_as<IntVec>(const void* at) {
+  return _mm512_loadu_si512(at);
+}
+template <>
+inline void store_as<Vec>(void* at, Vec value) {
+  _mm512_storeu_si512(at, (IntVec)value);
+}
+template <>
+inline void store_as<IntVec>(void* at, IntVec value) {
+  _mm512_storeu_si512(at, value);
+}
+#endif
+
 inline Vec select(IntVec mask, Vec yes, Vec no) {
   return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no));
 }
@@ -56,7 +90,9 @@ inline Vec select(IntVec mask, Vec yes, Vec no) {
 // The larger of each pair; b where one is NaN.
 inline Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
-  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+  return (Vec)_mm512_max_ps((Floats)a, (Floats)b);
+#elif defined(BATON_HALVES)
+  return _mm512_max_ps(a, b);
 #else
   return select((IntVec)(a > b), a, b);
 #endif
@@ -64,7 +100,12 @@ inline Vec larger(Vec a, Vec b) {
 
 inline float sum(Vec x) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)x);
+  return _mm512_reduce_add_ps((Floats)x);
+#elif defined(BATON_HALVES)
+  const __m256 halves = x.low + x.high;
+  const __m128 quarters = _mm256_castps256_ps128(halves) + _mm256_extractf128_ps(halves, 1);
+  const __m128 pairs = quarters + _mm_movehl_ps(quarters, quarters);
+  return pairs[0] + pairs[1];
 #else
   float total = 0;
   for (int i = 0; i < kLanes; ++i) total += x[i];
@@ -74,7 +115,7 @@ inline float sum(Vec x) {
 
 inline float largest(Vec x) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)x);
+  return _mm512_reduce_max_ps((Floats)x);
 #else
   float best = x[0];
   for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
@@ -84,7 +125,10 @@ inline float largest(Vec x) {
 
 inline bool any(IntVec x) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+  return _mm512_test_epi32_mask((Bits)x, (Bits)x) != 0;
+#elif defined(BATON_HALVES)
+  const __m256i both = _mm256_or_si256(x.low, x.high);
+  return !_mm256_testz_si256(both, both);
 #else
   int32_t all = 0;
   for (int i = 0; i < kLanes; ++i) all |= x[i];
@@ -96,7 +140,7 @@ inline bool any(IntVec x) {
 // Four vectors become one: each 128-bit lane holds, of that lane of a[0] to a[3], its four numbers
 // combined.
 template <class Combine>
-BATON_INLINE inline __m512 combine_within(const __m512 (&a)[4], const Combine& combine) {
+BATON_INLINE inline Floats combine_within(const Floats (&a)[4], const Combine& combine) {
   __m512d pairs[2];
   for (int i = 0; i < 2; ++i)
     pairs[i] = _mm512_castps_pd(combine(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
@@ -107,8 +151,8 @@ BATON_INLINE inline __m512 combine_within(const __m512 (&a)[4], const Combine& c
 
 // Of four such vectors: lane 4i + j of the result is what a[i] holds of j in all of its lanes.
 template <class Combine>
-BATON_INLINE inline __m512 combine_across(const __m512 (&a)[4], const Combine& combine) {
-  __m512 halves[2];
+BATON_INLINE inline Floats combine_across(const Floats (&a)[4], const Combine& combine) {
+  Floats halves[2];
   for (int i = 0; i < 2; ++i)
     halves[i] = combine(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
@@ -120,19 +164,19 @@ BATON_INLINE inline __m512 combine_across(const __m512 (&a)[4], const Combine& c
 // The largest lane of each of the first `count` vectors; the others, up to 16, are -inf.
 inline Vec largest_of_each(const Vec (&rows)[kLanes], int count) {
 #if defined(__AVX512F__)
-  const auto largest_of = [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); };
-  __m512 fours[4];
-  for (__m512& four : fours) four = _mm512_set1_ps(-INFINITY);
+  const auto largest_of = [](Floats a, Floats b) { return _mm512_max_ps(a, b); };
+  Floats fours[4];
+  for (Floats& four : fours) four = _mm512_set1_ps(-INFINITY);
   for (int i = 0; 4 * i < count; ++i) {
-    const __m512 of[4] = {(__m512)rows[4 * i], (__m512)rows[4 * i + 1], (__m512)rows[4 * i + 2],
-                          (__m512)rows[4 * i + 3]};
+    const Floats of[4] = {(Floats)rows[4 * i], (Floats)rows[4 * i + 1], (Floats)rows[4 * i + 2],
+                          (Floats)rows[4 * i + 3]};
     fours[i] = combine_within(of, largest_of);
   }
   return (Vec)combine_across(fours, largest_of);
 #else
-  Vec each = splat(-INFINITY);
-  for (int i = 0; i < count; ++i) each[i] = largest(rows[i]);
-  return each;
+  float each[kLanes];
+  for (int i = 0; i < kLanes; ++i) each[i] = i < count ? largest(rows[i]) : -INFINITY;
+  return load_as<Vec>(each);
 #endif
 }
 
@@ -143,7 +187,7 @@ inline Vec exp2_bounded(Vec x) {
   const Vec lowest = splat(-126.0f);
 #if defined(__AVX512F__)
   x = larger(lowest, x);
-  const Vec n = (Vec)_mm512_roundscale_ps((__m512)x, 0);
+  const Vec n = (Vec)_mm512_roundscale_ps((Floats)x, 0);
 #else
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   x = larger(lowest, x);
@@ -165,7 +209,7 @@ inline Vec exp2_bounded(Vec x) {
     p = p * r + 1.0000001f;
   }
 #if defined(__AVX512F__)
-  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+  return (Vec)_mm512_scalef_ps((Floats)p, (Floats)n);
 #else
   return (Vec)((IntVec)p + (((IntVec)shifted - (IntVec)magic) << 23));
 #endif
@@ -227,17 +271,19 @@ inline Vec load(const Bf16* at) {
 #if defined(__AVX512F__)
   const __m256i half = _mm256_loadu_si256((const __m256i*)at);
   return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#elif defined(BATON_HALVES)
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at)), 16);
 #else
-  Vec wide;
+  float wide[kLanes];
   for (int i = 0; i < kLanes; ++i) wide[i] = to_float(at[i]);
-  return wide;
+  return load_as<Vec>(wide);
 #endif
 }
 
 inline Vec load(const Fp8* at) {
-  Vec wide;
+  float wide[kLanes];
   for (int i = 0; i < kLanes; ++i) wide[i] = to_float(at[i]);
-  return wide;
+  return load_as<Vec>(wide);
 }
 
 inline void store(float* at, Vec x) { store_as(at, x); }
@@ -245,7 +291,7 @@ inline void store(float* at, Vec x) { store_as(at, x); }
 inline void store(Fp8* at, Vec x) {
   const IntVec narrow = to_fp8(x);
 #if defined(__AVX512F__)
-  _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)narrow));
+  _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((Bits)narrow));
 #else
   for (int i = 0; i < kLanes; ++i) at[i].bits = (uint8_t)narrow[i];
 #endif
@@ -254,24 +300,33 @@ inline void store(Fp8* at, Vec x) {
 #if defined(BATON_PAIRS)
 // In the upper halves of words, to nearest, ties to even; NaN stays NaN, and what is not normal becomes
 // zero: as AVX-512 BF16 rounds.
-inline __m512i round_to_bf16(Vec x) {
-  const __m512i bits = (__m512i)x;
-  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
+BATON_INLINE inline Bits round_to_bf16(Vec x) {
+  const Bits bits = (Bits)x;
+  const Bits even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const Bits rounded =
       _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+  const Bits quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const Bits sign = _mm512_and_si512(bits, _mm512_set1_epi32((int)0x80000000));
+#if defined(BATON_HALVES)
+  const IntVec is_small = (bits & 0x7f800000) < 1;
+  const Bits upper =
+      (Bits)select(is_small, (Vec)sign, select(x != x, (Vec)quiet, (Vec)rounded));
+#else
+  const __mmask16 is_nan = _mm512_cmp_ps_mask((Floats)x, (Floats)x, _CMP_UNORD_Q);
   const __mmask16 is_small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32((int)0x80000000));
-  const __m512i upper = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet),
-                                              is_small, sign);
+  const Bits upper = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet),
+                                           is_small, sign);
+#endif
   return _mm512_and_si512(upper, _mm512_set1_epi32((int)0xffff0000));
 }
 
 // 32 numbers, `low` first.
-inline __m512i to_bf16(Vec low, Vec high) {
+BATON_INLINE inline Bits to_bf16(Vec low, Vec high) {
 #if defined(__AVX512BF16__)
-  return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  return (Bits)_mm512_cvtne2ps_pbh((Floats)high, (Floats)low);
+#elif defined(BATON_HALVES)
+  return {_mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(low), 16)),
+          _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(high), 16))};
 #else
   const __m256i first = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(low), 16));
   const __m256i second = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(high), 16));
@@ -282,7 +337,7 @@ inline __m512i to_bf16(Vec low, Vec high) {
 
 inline void store(Bf16* at, Vec x) {
 #if defined(__AVX512BF16__)
-  store_as(at, _mm512_cvtneps_pbh((__m512)x));
+  store_as(at, _mm512_cvtneps_pbh((Floats)x));
 #elif defined(BATON_PAIRS)
   store_as(at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(x), 16)));
 #else
@@ -293,9 +348,9 @@ inline void store(Bf16* at, Vec x) {
 // `count` < 16 values; the other lanes are 0.
 template <class T>
 inline Vec load_some(const T* at, int count) {
-  Vec x{};
+  float x[kLanes] = {};
   for (int i = 0; i < count; ++i) x[i] = to_float(at[i]);
-  return x;
+  return load_as<Vec>(x);
 }
 
 template <class T>
@@ -341,66 +396,5 @@ class Ahead {
   const char* at_ = nullptr;
   const char* row_end_ = nullptr;
 };
-
-#if defined(BATON_PAIRS)
-// The 32 numbers at `at` that the mask names, as bf16, zeros for the others: exact.
-inline __m512i load_pairs(__mmask32 mask, const Bf16* at) {
-  return _mm512_maskz_loadu_epi16(mask, at);
-}
-
-inline __m512i load_pairs(__mmask32 mask, const Fp8* at) {
-  alignas(64) static constexpr uint16_t kSmall[32] = {  // multiples of 2^-9
-      0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-  const __m512i x = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, at));
-  const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
-  const __m512i normal =
-      _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
-  const __m512i bits = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude,
-                                                     _mm512_load_si512(kSmall));
-  const __m512i number = _mm512_mask_mov_epi16(bits, is_nan, _mm512_set1_epi16(0x7fc0));
-  return _mm512_or_si512(number, _mm512_slli_epi16(_mm512_xor_si512(x, magnitude), 8));
-}
-#endif
-
-#if defined(__AVX512F__)
-// 16 vectors of 16 words of 32 bits, transposed: word w of all becomes vector w of `out`.
-inline void transpose(__m512i (&a)[16], int words, Vec* out, int out_stride) {
-  __m512i b[16];
-  for (int i = 0; i < 8; ++i) {
-    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
-    a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
-    a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
-    a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
-  }
-  // Now a[4g + w] holds, in its 128-bit lane l, word 4l + w of rows 4g to 4g + 3.
-  for (int w = 0; w < 4; ++w) {
-    const __m512i low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x88);
-    const __m512i low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x88);
-    const __m512i high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xdd);
-    const __m512i high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xdd);
-    const __m512i words_of[4] = {
-        _mm512_shuffle_i32x4(low01, low23, 0x88), _mm512_shuffle_i32x4(high01, high23, 0x88),
-        _mm512_shuffle_i32x4(low01, low23, 0xdd), _mm512_shuffle_i32x4(high01, high23, 0xdd)};
-    for (int l = 0; l < 4; ++l)
-      if (4 * l + w < words) out[(size_t)(4 * l + w) * out_stride] = (Vec)words_of[l];
-  }
-}
-
-// The same of 16 rows of up to 16 words in memory.
-inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
-                            int out_stride) {
-  const __mmask16 mask = words >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << words) - 1);
-  __m512i a[16];
-  for (int i = 0; i < 16; ++i)
-    a[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + byte_offset);
-  transpose(a, words, out, out_stride);
-}
-#endif
 
 }  // namespace baton

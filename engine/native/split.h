@@ -15,6 +15,7 @@
 #include <initializer_list>
 
 #include "attention_call.h"
+#include "masked.h"
 #include "upper_bytes.h"
 
 namespace baton {
@@ -36,9 +37,13 @@ constexpr int kLastSpan = kLastUpper;
 constexpr uint8_t kWide = 254;     // its numbers lie further apart, or it changes
 constexpr uint8_t kUnknown = 255;  // nobody has looked since it was written
 
-inline int least_byte(__m512i bytes) {
+inline int least_byte(Bits bytes) {
+#if defined(BATON_HALVES)
+  const __m256i half = _mm256_min_epu8(bytes.low, bytes.high);
+#else
   const __m256i half = _mm256_min_epu8(_mm512_castsi512_si256(bytes),
                                        _mm512_extracti64x4_epi64(bytes, 1));
+#endif
   const __m128i quarter =
       _mm_min_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   const __m128i pairs = _mm_min_epu8(quarter, _mm_srli_epi16(quarter, 8));
@@ -47,9 +52,9 @@ inline int least_byte(__m512i bytes) {
 
 // The span that holds all of these; kWide if none does.
 inline uint8_t span_of(const Uppers& upper) {
-  const __m512i magnitude = _mm512_set1_epi8(0x7f);
-  const __m512i first = _mm512_and_si512(upper.first, magnitude);
-  const __m512i second = _mm512_and_si512(upper.second, magnitude);
+  const Bits magnitude = _mm512_set1_epi8(0x7f);
+  const Bits first = _mm512_and_si512(upper.first, magnitude);
+  const Bits second = _mm512_and_si512(upper.second, magnitude);
   const int least = least_byte(_mm512_min_epu8(first, second));
   const int most =
       0x7f - least_byte(_mm512_sub_epi8(magnitude, _mm512_max_epu8(first, second)));
@@ -75,19 +80,19 @@ struct Quads {
   void write(int k, const Quad& from, __mmask64 bytes) const {
     const QuadBytes parts = bytes_of(from);
     char* at = low + k * kLowBytes;
-    _mm512_mask_storeu_epi8(at, bytes, parts.lower[0]);
-    _mm512_mask_storeu_epi8(at + 64, bytes, parts.lower[1]);
-    _mm512_mask_storeu_epi8(at + 128, bytes, parts.codes);
-    _mm512_mask_storeu_epi8(high + k * kHighBytes, bytes, parts.rests);
+    store_bytes(at, bytes, parts.lower[0]);
+    store_bytes(at + 64, bytes, parts.lower[1]);
+    store_bytes(at + 128, bytes, parts.codes);
+    store_bytes(high + k * kHighBytes, bytes, parts.rests);
   }
 
  private:
   // By the bits that lie elsewhere; notes the span if nobody has yet. Several threads may.
   __attribute__((noinline)) Quad read_wide(int k) const {
     const char* at = low + k * kLowBytes;
-    const __m512i codes = _mm512_loadu_si512(at + 128);
-    const __m512i rest = _mm512_loadu_si512(high + k * kHighBytes);
-    const __m512i four = _mm512_set1_epi8(0x78);  // where they stand in an upper byte
+    const Bits codes = _mm512_loadu_si512(at + 128);
+    const Bits rest = _mm512_loadu_si512(high + k * kHighBytes);
+    const Bits four = _mm512_set1_epi8(0x78);  // where they stand in an upper byte
     Uppers upper = upper_bytes(codes, upper_table(0));
     upper.first =
         _mm512_or_si512(upper.first, _mm512_and_si512(_mm512_slli_epi16(rest, 3), four));
@@ -147,7 +152,7 @@ inline void write_split_token(const AttentionCall& call, const Bf16* k, const Bf
   for (int q = 0; q < of_pair; ++q) {
     Quad quad;
     for (int i = 0; i < kQuadVectors; ++i, v += kLanes) {
-      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)v));
+      const Bits wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)v));
       quad.vectors[i] = (Vec)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
     }
     values.write(first + q, quad, value_bytes);

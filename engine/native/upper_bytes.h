@@ -28,7 +28,7 @@ struct UpperBytes {
 };
 inline constexpr UpperBytes kUpperBytes;
 
-BATON_INLINE inline __m512i upper_table(int first) {
+BATON_INLINE inline Bits upper_table(int first) {
   return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kUpperBytes.of[first]));
 }
 
@@ -38,19 +38,19 @@ struct Quad {
 
 // The upper bytes of a quad's first two vectors, and of the other two, in the order of their lower ones.
 struct Uppers {
-  __m512i first;
-  __m512i second;
+  Bits first;
+  Bits second;
 };
 
-BATON_INLINE inline Uppers upper_bytes(__m512i codes, __m512i table) {
-  const __m512i low = _mm512_set1_epi8(15);
+BATON_INLINE inline Uppers upper_bytes(Bits codes, Bits table) {
+  const Bits low = _mm512_set1_epi8(15);
   return {_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)),
           _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low))};
 }
 
 // `low` has the lower bytes.
 BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
-  const __m512i first = _mm512_loadu_si512(low), second = _mm512_loadu_si512(low + 64);
+  const Bits first = _mm512_loadu_si512(low), second = _mm512_loadu_si512(low + 64);
   return {{(Vec)_mm512_unpacklo_epi8(first, upper.first),
            (Vec)_mm512_unpackhi_epi8(first, upper.first),
            (Vec)_mm512_unpacklo_epi8(second, upper.second),
@@ -60,30 +60,30 @@ BATON_INLINE inline Quad with_lower(const char* low, const Uppers& upper) {
 // A quad apart: a vector of bytes has 16 by turns of each of two vectors; codes and rests of the first
 // two are lower halves of bytes.
 struct QuadBytes {
-  __m512i lower[2];
-  __m512i codes;
-  __m512i rests;
+  Bits lower[2];
+  Bits codes;
+  Bits rests;
 };
 
 inline QuadBytes bytes_of(const Quad& quad) {
-  const __m512i lower = _mm512_set1_epi16(0xff);
+  const Bits lower = _mm512_set1_epi16(0xff);
   const auto lows = [&](int i) {
-    return _mm512_packus_epi16(_mm512_and_si512((__m512i)quad.vectors[i], lower),
-                               _mm512_and_si512((__m512i)quad.vectors[i + 1], lower));
+    return _mm512_packus_epi16(_mm512_and_si512((Bits)quad.vectors[i], lower),
+                               _mm512_and_si512((Bits)quad.vectors[i + 1], lower));
   };
   const auto uppers = [&](int i) {
-    return _mm512_packus_epi16(_mm512_srli_epi16((__m512i)quad.vectors[i], 8),
-                               _mm512_srli_epi16((__m512i)quad.vectors[i + 1], 8));
+    return _mm512_packus_epi16(_mm512_srli_epi16((Bits)quad.vectors[i], 8),
+                               _mm512_srli_epi16((Bits)quad.vectors[i + 1], 8));
   };
-  const __m512i first = uppers(0), second = uppers(2);
-  const auto code = [](__m512i upper) {
-    const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(upper, 4), _mm512_set1_epi8(8));
+  const Bits first = uppers(0), second = uppers(2);
+  const auto code = [](Bits upper) {
+    const Bits sign = _mm512_and_si512(_mm512_srli_epi16(upper, 4), _mm512_set1_epi8(8));
     return _mm512_or_si512(sign, _mm512_and_si512(upper, _mm512_set1_epi8(7)));
   };
-  const auto rest = [](__m512i upper) {
+  const auto rest = [](Bits upper) {
     return _mm512_and_si512(_mm512_srli_epi16(upper, 3), _mm512_set1_epi8(15));
   };
-  const auto both = [](__m512i a, __m512i b) {
+  const auto both = [](Bits a, Bits b) {
     return _mm512_or_si512(a, _mm512_slli_epi16(b, 4));
   };
   return {{lows(0), lows(2)}, both(code(first), code(second)), both(rest(first), rest(second))};

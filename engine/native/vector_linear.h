@@ -133,14 +133,28 @@ BATON_INLINE inline void for_words(const UnpackingPanel<Panel>& panel, int words
   });
 }
 
-// R rows of x times a word of a panel. `x` is at the first row's pair, rows are `stride` apart.
-template <int R, class Right>
-BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right& right,
-                                  Vec (&acc)[R][kPanelColumns]) {
+// How many columns of a panel R rows are summed for at a time: sums stay in registers.
+template <int R>
+constexpr int kColumnsSummed = !kHalves || R == 1 ? kPanelColumns : R == 2 ? 2 : 1;
+constexpr int kRowsStreamed = kHalves ? 1 : kMaxRows;  // for all columns at a time
+
+// The parts of so many words of a panel, to be multiplied later.
+template <class Panel, class Lines>
+inline void unpack(Panel panel, int words, char* to, Lines lines) {
+  for_words(UnpackingPanel<Panel>{panel, to}, words, [&](int, const auto&) BATON_INLINE {
+    lines.ask();
+  });
+}
+
+// R rows of x times some columns of a word of a panel, from `first` on. `x` is at the first row's pair,
+// rows are `stride` apart.
+template <int R, int C, class Right>
+BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right& right, int first,
+                                  Vec (&acc)[R][C]) {
   for_passes([&](auto pass) BATON_INLINE {
-    Vec part[kPanelColumns];
-    for (int j = 0; j < kPanelColumns; ++j) part[j] = part_of<pass>(right, j);
-    for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
+    Vec part[C];
+    for (int j = 0; j < C; ++j) part[j] = part_of<pass>(right, first + j);
+    for_each<R, C>([&](auto i, auto j) BATON_INLINE {
       const Vec left = PairWord::broadcast(x[i * stride + pass]);
       acc[i][j] = PairWord::multiply_add(acc[i][j], left, part[j]);
     });
@@ -151,22 +165,34 @@ BATON_INLINE inline void add_word(const PairType* x, int64_t stride, const Right
 template <int R, class Panel, class Lines>
 inline void multiply_panel(const PairType* x, int64_t x_stride, Panel panel, int words,
                            const Sums& sums, Lines lines) {
-  Vec acc[R][kPanelColumns];
-  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-    acc[i][j] = sums.is_first ? Vec{} : load(sums.kept + i * kPanelOutputs + j * kLanes);
-  });
-  for_words(panel, words, [&](int w, const auto& right) BATON_INLINE {
-    lines.ask();
-    add_word(x + w * PairWord::kPasses, x_stride, right, acc);
-  });
-  if (sums.out == nullptr)
-    return for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-      store(sums.kept + i * kPanelOutputs + j * kLanes, acc[i][j]);
-    });
-  for_each<R, kPanelColumns / 2>([&](auto i, auto half) BATON_INLINE {
+  constexpr int C = kColumnsSummed<R>;
+  const auto write = [&](auto i, auto half, Vec low, Vec high) BATON_INLINE {
     const int64_t at = i * sums.stride + 2 * half * kLanes;
-    write_sums(acc[i][2 * half], acc[i][2 * half + 1],
-               sums.add == nullptr ? nullptr : sums.add + at, sums.out + at);
+    write_sums(low, high, sums.add == nullptr ? nullptr : sums.add + at, sums.out + at);
+  };
+  for (int first = 0; first < kPanelColumns; first += C) {
+    float* const kept = sums.kept + first * kLanes;
+    Vec acc[R][C];
+    for_each<R, C>([&](auto i, auto j) BATON_INLINE {
+      acc[i][j] = sums.is_first ? Vec{} : load(kept + i * kPanelOutputs + j * kLanes);
+    });
+    for_words(panel, words, [&](int w, const auto& right) BATON_INLINE {
+      lines.ask();
+      add_word(x + w * PairWord::kPasses, x_stride, right, first, acc);
+    });
+    if constexpr (C == kPanelColumns)
+      if (sums.out != nullptr)
+        return for_each<R, C / 2>([&](auto i, auto half) BATON_INLINE {
+          write(i, half, acc[i][2 * half], acc[i][2 * half + 1]);
+        });
+    for_each<R, C>([&](auto i, auto j) BATON_INLINE {
+      store(kept + i * kPanelOutputs + j * kLanes, acc[i][j]);
+    });
+  }
+  if (sums.out == nullptr) return;
+  for_each<R, kPanelColumns / 2>([&](auto i, auto half) BATON_INLINE {
+    const float* kept = sums.kept + i * kPanelOutputs + 2 * half * kLanes;
+    write(i, half, load(kept), load(kept + kLanes));
   });
 }
 
@@ -189,15 +215,18 @@ inline void multiply_some(int rows, const PairType* x, int64_t x_stride, Panel p
 template <int R, class Panel, class Lines>
 inline void multiply_group(const PairType* x, int64_t x_stride, Panel panel, const float* scales,
                            float* sums, Lines lines) {
-  Vec acc[R][kPanelColumns] = {};
-  for_words(panel, kGroupWords, [&](int w, const auto& right) BATON_INLINE {
-    lines.ask();
-    add_word(x + w * PairWord::kPasses, x_stride, right, acc);
-  });
-  for_each<R, kPanelColumns>([&](auto i, auto j) BATON_INLINE {
-    float* to = sums + i * kPanelOutputs + j * kLanes;
-    store(to, load(to) + acc[i][j] * load(scales + j * kLanes));
-  });
+  constexpr int C = kColumnsSummed<R>;
+  for (int first = 0; first < kPanelColumns; first += C) {
+    Vec acc[R][C] = {};
+    for_words(panel, kGroupWords, [&](int w, const auto& right) BATON_INLINE {
+      lines.ask();
+      add_word(x + w * PairWord::kPasses, x_stride, right, first, acc);
+    });
+    for_each<R, C>([&](auto i, auto j) BATON_INLINE {
+      float* to = sums + i * kPanelOutputs + (first + j) * kLanes;
+      store(to, load(to) + acc[i][j] * load(scales + (first + j) * kLanes));
+    });
+  }
 }
 
 template <class Panel, class Lines>
@@ -234,12 +263,14 @@ inline void quantized_item(const LinearCall& call, const LeftRows& left, int pan
                             left.stride(), by, scales, sums + begin * kPanelOutputs, lines);
       };
       const Streamed<Panel::kWordBytes / 64> lines(packed.at);
-      if (turns == 1)
+      if (rows <= kRowsStreamed) {
         multiply(packed, lines);
-      else if (turn == 0)
+      } else if (turn == 0 && !kHalves) {
         multiply(UnpackingPanel<Panel>{packed, unpacked}, lines);
-      else
+      } else {
+        if (turn == 0) unpack(packed, kGroupWords, unpacked, lines);
         multiply(UnpackedPanel{unpacked}, no_lines(unpacked));
+      }
     }
   }
 }
@@ -283,6 +314,27 @@ inline void streamed_rows(const LinearCall& call, const Item& item, const LeftRo
   multiply_some(item.rows, left.at(item.first_row, 0), left.stride(), panel, call.weight.inputs / 2,
                 to, Streamed<kWordBytes<kNarrow> / 64>(panel.at));
   if (to.out == nullptr) finish_rows(call, to.kept, item.first_row, item.rows, item.panel);
+}
+
+// The same by pieces that are unpacked before all groups.
+template <bool kNarrow>
+inline void unpacked_rows(const LinearCall& call, const Item& item, const LeftRows& left,
+                          float* sums) {
+  alignas(64) char parts[kWordsPerPiece * kUnpackedBytes];
+  const int words = call.weight.inputs / 2, groups = (item.rows + kMaxRows - 1) / kMaxRows;
+  for (int w = 0; w < words; w += kWordsPerPiece) {
+    const int count = words - w < kWordsPerPiece ? words - w : kWordsPerPiece;
+    const auto piece = panel_from<kNarrow>(call.weight, item.panel, w);
+    unpack(piece, count, parts, Streamed<kWordBytes<kNarrow> / 64>(piece.at));
+    for (int group = 0; group < groups; ++group) {
+      const int begin = item.rows * group / groups, end = item.rows * (group + 1) / groups;
+      const Sums to = sums_of(call, item, begin, w == 0, w + count == words, sums);
+      multiply_some(end - begin, left.at(item.first_row + begin, w), left.stride(),
+                    UnpackedPanel{parts}, count, to, no_lines(parts));
+      if (w + count == words && to.out == nullptr)
+        finish_rows(call, to.kept, item.first_row + begin, end - begin, item.panel);
+    }
+  }
 }
 
 // Several groups share a panel by pieces or blocks, and ask the memory for the next one on the way; the
@@ -342,8 +394,9 @@ template <bool kNarrow>
 inline void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
                       Unpacked& unpacked, float* sums) {
   if (kNarrow) ask_for_plan(call.weight, item.panel);
-  if (item.rows <= kMaxRows) return streamed_rows<kNarrow>(call, item, left, sums);
-  shared_rows<kNarrow>(call, item, left, unpacked, sums);
+  if (item.rows <= kRowsStreamed) return streamed_rows<kNarrow>(call, item, left, sums);
+  if constexpr (kHalves) unpacked_rows<kNarrow>(call, item, left, sums);
+  else shared_rows<kNarrow>(call, item, left, unpacked, sums);
 }
 
 // One thread's part of a call.

@@ -20,12 +20,12 @@ struct FloatWord {
 };
 
 #if defined(BATON_PAIRS)
-inline Vec even_of(Vec pairs) { return (Vec)_mm512_slli_epi32((__m512i)pairs, 16); }
+inline Vec even_of(Vec pairs) { return (Vec)_mm512_slli_epi32((Bits)pairs, 16); }
 inline Vec odd_of(Vec pairs) {
-  return (Vec)_mm512_and_si512((__m512i)pairs, _mm512_set1_epi32((int)0xffff0000));
+  return (Vec)_mm512_and_si512((Bits)pairs, _mm512_set1_epi32((int)0xffff0000));
 }
 inline Vec fused(Vec a, Vec b, Vec sum) {
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+  return (Vec)_mm512_fmadd_ps((Floats)a, (Floats)b, (Floats)sum);
 }
 
 // Two bf16 numbers per lane, whose products are summed in fp32, in one pass or in two: a left side
@@ -41,7 +41,7 @@ struct PairWord {
   static constexpr int depth(int numbers) { return (numbers + 1) / 2; }
   static Vec broadcast(Type x) { return (Vec)_mm512_set1_epi32(x); }
   static Vec multiply_add(Vec sum, Vec a, Vec b) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    return (Vec)_mm512_dpbf16_ps((Floats)sum, (__m512bh)a, (__m512bh)b);
   }
   template <int kPass>
   static Vec part(Vec pairs) {
@@ -142,7 +142,7 @@ inline void multiply(const typename Word::Type* a, int a_stride, const Vec* b, i
                            accumulate, ahead);                                            \
     break;
     BATON_ROWS(1)
-#if defined(__AVX512F__)
+#if defined(BATON_PAIRS)
     BATON_ROWS(2)
     BATON_ROWS(3)
     BATON_ROWS(4)

@@ -29,7 +29,7 @@ def usable_instruction_sets() -> list[str]:
 
 def instruction_sets_with_products() -> list[str]:
     """Those of them whose kernels have linear layers."""
-    return [name for name in usable_instruction_sets() if "avx512f" in INSTRUCTION_SETS[name]]
+    return [name for name in usable_instruction_sets() if "fma" in INSTRUCTION_SETS[name]]
 
 
 def kernels_for(instruction_set: str) -> ctypes.CDLL:

@@ -86,7 +86,10 @@ def lines_asked_for(library: ctypes.CDLL, layer: NativeLinear) -> list[int]:
 @pytest.mark.parametrize("bits", [16, 12])
 @pytest.mark.parametrize(
     ("instruction_set", "rows"),
-    [*(("amx_bf16", rows) for rows in (1, 16, 17, 32)), ("avx512", 1), ("avx512", 6)],
+    [
+        *(("amx_bf16", rows) for rows in (1, 16, 17, 32)),
+        *((name, rows) for name in ("avx512", "avx2") for rows in (1, 6)),
+    ],
 )
 def test_each_line_once_and_eight_pages_in_turn(noting, instruction_set, rows, bits):
     notes = noting(instruction_set)

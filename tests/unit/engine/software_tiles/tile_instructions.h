@@ -12,6 +12,8 @@
 
 #include "simd.h"
 
+#if defined(__AMX_BF16__)
+
 namespace baton {
 
 struct alignas(64) TileConfig {
@@ -118,3 +120,5 @@ inline void tile_multiply() {
 }
 
 }  // namespace baton
+
+#endif

@@ -1,0 +1,61 @@
+// Words of 32 bits, transposed.
+
+#pragma once
+
+#include "simd.h"
+
+#if defined(BATON_PAIRS)
+
+namespace baton {
+
+#if !defined(BATON_HALVES)
+// 16 vectors of 16 words of 32 bits, transposed: word w of all becomes vector w of `out`.
+inline void transpose(Bits (&a)[16], int words, Vec* out, int out_stride) {
+  Bits b[16];
+  for (int i = 0; i < 8; ++i) {
+    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    a[4 * i] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+    a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+  }
+  // Now a[4g + w] holds, in its 128-bit lane l, word 4l + w of rows 4g to 4g + 3.
+  for (int w = 0; w < 4; ++w) {
+    const Bits low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x88);
+    const Bits low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x88);
+    const Bits high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xdd);
+    const Bits high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xdd);
+    const Bits words_of[4] = {
+        _mm512_shuffle_i32x4(low01, low23, 0x88), _mm512_shuffle_i32x4(high01, high23, 0x88),
+        _mm512_shuffle_i32x4(low01, low23, 0xdd), _mm512_shuffle_i32x4(high01, high23, 0xdd)};
+    for (int l = 0; l < 4; ++l)
+      if (4 * l + w < words) out[(size_t)(4 * l + w) * out_stride] = (Vec)words_of[l];
+  }
+}
+#endif
+
+// The same of 16 rows of up to 16 words in memory.
+inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,
+                            int out_stride) {
+  Bits a[16];
+#if defined(BATON_HALVES)
+  for (int i = 0; i < 16; ++i) {
+    const char* from = (const char*)rows[i] + byte_offset;
+    int32_t some[16] = {};
+    if (words < 16) std::memcpy(some, from, (size_t)words * 4);
+    a[i] = _mm512_loadu_si512(words < 16 ? (const char*)some : from);
+  }
+#else
+  const __mmask16 mask = words >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << words) - 1);
+  for (int i = 0; i < 16; ++i)
+    a[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + byte_offset);
+#endif
+  transpose(a, words, out, out_stride);
+}
+
+}  // namespace baton
+
+#endif
