@@ -120,3 +120,18 @@ def test_every_bf16_number_is_stored_as_torchs_nearest(instruction_set):
         codes = stored[:, kind].transpose(1, 2)
         assert torch.equal(codes[~is_nan], expected[~is_nan])
         assert ((codes[is_nan] & 0x7F) == 0x7F).all()
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("instruction_set", USABLE)
+def test_nan_is_read_as_nan(instruction_set, order):
+    shape = Shape(head_dim=64, num_heads=2, order=order)
+    pair = RoundedPair(shape, 2, instruction_set, 1024)
+    k, v = torch.ones((2, 20, shape.num_kv_heads, shape.head_dim), dtype=torch.bfloat16)
+    v[3, :, 5] = torch.nan
+    backend = pair.backends[0]
+    backend.plan([Segment(20, 20, [1, 0])])
+    q = torch.ones((20, shape.num_heads, shape.head_dim), dtype=torch.bfloat16)
+    is_nan = backend.run(0, q, k, v).view(20, -1, shape.head_dim).isnan()
+    assert is_nan[3:, :, 5].all()
+    assert not is_nan[..., [d for d in range(shape.head_dim) if d != 5]].any()
