@@ -168,9 +168,6 @@ BATON_WIDENED(_mm512_cvtepu8_epi16, _mm256_cvtepu8_epi16)
 BATON_WIDENED(_mm512_cvtepi8_epi16, _mm256_cvtepi8_epi16)
 #undef BATON_WIDENED
 
-inline IntVec _mm512_cvtepi8_epi32(__m128i x) {
-  return {_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))};
-}
 inline Vec _mm512_cvtepi32_ps(IntVec x) {
   return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
 }

@@ -12,6 +12,7 @@ namespace baton {
 struct Int8Panel {
   const char* at;
   static constexpr int kWordBytes = 128;
+#if defined(__AVX512BF16__)
   BATON_INLINE void read(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
       const __m128i* half = (const __m128i*)(at + w * kWordBytes + 32 * j);
@@ -20,7 +21,7 @@ struct Int8Panel {
       to[j] = (Vec)to_bf16(low, high);
     }
   }
-#if !defined(__AVX512BF16__)
+#else
   // The parts of its pairs: all odd ones, then all even ones.
   BATON_INLINE void read_parts(int w, Vec* to) const {
     for (int j = 0; j < kPanelColumns; ++j) {
