@@ -42,7 +42,7 @@ _SYMBOLS = {
     LINEAR: (
         *("multiply_panel", "multiply_group", "multiply_some"),
         *("_item", "finish_panel", "finish_row", "tiled_rows", "sum_block", "LeftTiles"),
-        *("streamed_rows", "shared_rows", "LeftRows"),
+        *("streamed_rows", "shared_rows", "unpacked_rows", "LeftRows"),
         *("TiledWorker", "VectorWorker", "run_step"),
         *("baton::linear", "sum_wide", "sum_square", "brgemm", "gemm", "jit_"),
     ),

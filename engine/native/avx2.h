@@ -111,6 +111,10 @@ BATON_OF_TWO(_mm512_packus_epi16, _mm256_packus_epi16)
 BATON_OF_TWO(_mm512_shuffle_epi8, _mm256_shuffle_epi8)
 BATON_OF_TWO(_mm512_unpacklo_epi8, _mm256_unpacklo_epi8)
 BATON_OF_TWO(_mm512_unpackhi_epi8, _mm256_unpackhi_epi8)
+BATON_OF_TWO(_mm512_unpacklo_epi32, _mm256_unpacklo_epi32)
+BATON_OF_TWO(_mm512_unpackhi_epi32, _mm256_unpackhi_epi32)
+BATON_OF_TWO(_mm512_unpacklo_epi64, _mm256_unpacklo_epi64)
+BATON_OF_TWO(_mm512_unpackhi_epi64, _mm256_unpackhi_epi64)
 // Not AVX-512's: a lane's bits say whether it holds.
 BATON_OF_TWO(greater_16, _mm256_cmpgt_epi16)
 BATON_OF_TWO(equal_16, _mm256_cmpeq_epi16)
@@ -201,39 +205,5 @@ class NumberTable {
   alignas(16) uint8_t lower_[16] = {};
   alignas(16) uint8_t upper_[16] = {};
 };
-
-// -- transposed ---------------------------------------------------------------------------------
-
-// Eight vectors of eight words, transposed.
-inline void transpose_eight(const __m256i (&a)[8], __m256i (&to)[8]) {
-  __m256i b[8], c[8];
-  for (int i = 0; i < 4; ++i) {
-    b[2 * i] = _mm256_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm256_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; ++i) {
-    c[4 * i] = _mm256_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
-    c[4 * i + 1] = _mm256_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
-    c[4 * i + 2] = _mm256_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
-    c[4 * i + 3] = _mm256_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    to[i] = _mm256_permute2x128_si256(c[i], c[4 + i], 0x20);
-    to[4 + i] = _mm256_permute2x128_si256(c[i], c[4 + i], 0x31);
-  }
-}
-
-// 16 vectors of 16 words of 32 bits, transposed: word w of all becomes vector w of `out`.
-inline void transpose(IntVec (&a)[16], int words, Vec* out, int out_stride) {
-  for (int first = 0; first < words; first += 8) {
-    __m256i of[8], low[8], high[8];
-    for (int i = 0; i < 8; ++i) of[i] = first == 0 ? a[i].low : a[i].high;
-    transpose_eight(of, low);
-    for (int i = 0; i < 8; ++i) of[i] = first == 0 ? a[8 + i].low : a[8 + i].high;
-    transpose_eight(of, high);
-    for (int i = 0; i < 8 && first + i < words; ++i)
-      out[(size_t)(first + i) * out_stride] = (Vec)IntVec{low[i], high[i]};
-  }
-}
 
 }  // namespace baton

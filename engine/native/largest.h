@@ -24,10 +24,7 @@ template <class IsIt>
 int64_t first_place(const float* x, int64_t size, const IsIt& is_it) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    const IntVec hits = is_it(load(x + i));
-    int32_t any = 0;
-    for (int lane = 0; lane < kLanes; ++lane) any |= hits[lane];
-    if (any) break;
+    if (any(is_it(load(x + i)))) break;
   }
   while (i < size && !is_it(splat(x[i]))[0]) ++i;
   return i;
@@ -48,8 +45,7 @@ inline void find_largest(const LargestCall& call, int64_t row) {
     is_odd |= next != next;
     top = larger(next, top);
   }
-  int32_t any_odd = 0;
-  for (int lane = 0; lane < kLanes; ++lane) any_odd |= is_odd[lane];
+  const bool any_odd = any(is_odd);
   const float value = any_odd ? std::numeric_limits<float>::quiet_NaN() : largest(top);
   call.values[row] = value;
   call.places[row] =

@@ -51,42 +51,25 @@ BATON_INLINE inline void write_sums(Vec low, Vec high, const Bf16* add, Bf16* ou
   store_as(out, to_bf16(low, high));
 }
 
-// Of `count` sums in all, at most a panel's.
-#if defined(BATON_HALVES)
+// Of a panel's sums the first `count`, at least one and at most all.
 inline Largest largest_of(const Vec* sums, int count) {
-  float at[kPanelOutputs];
-  std::memcpy(at, sums, sizeof at);
-  Largest best{-std::numeric_limits<float>::infinity(), 0};
-  for (int i = 0; i < count && i < kPanelOutputs; ++i) {
-    if (at[i] != at[i]) return {at[i], i};
-    if (at[i] > best.value) best = {at[i], i};
+  const float least = -std::numeric_limits<float>::infinity();
+  const int columns = count < kPanelOutputs ? (count + kLanes - 1) / kLanes : kPanelColumns;
+  Vec known[kPanelColumns], top = splat(least);
+  IntVec odd{};
+  for (int j = 0; j < columns; ++j) {
+    known[j] = select(lane_numbers() < count - j * kLanes, sums[j], splat(least));
+    odd |= known[j] != known[j];
+    top = larger(known[j], top);
   }
-  return best;
+  const bool is_odd = any(odd);
+  const float value = is_odd ? std::numeric_limits<float>::quiet_NaN() : largest(top);
+  int j = 0;
+  unsigned hits = 0;
+  for (; hits == 0; ++j)
+    hits = lanes_of(is_odd ? known[j] != known[j] : known[j] == splat(value));
+  return {value, (j - 1) * kLanes + __builtin_ctz(hits)};
 }
-#else
-inline Largest largest_of(const Vec* sums, int count) {
-  __mmask16 taken[kPanelColumns], odd[kPanelColumns];
-  Floats top = (Floats)splat(-std::numeric_limits<float>::infinity());
-  bool is_odd = false;
-  for (int j = 0; j < kPanelColumns; ++j) {
-    const int left = count - j * kLanes;
-    taken[j] = left >= kLanes ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-    odd[j] = _mm512_mask_cmp_ps_mask(taken[j], (Floats)sums[j], (Floats)sums[j], _CMP_UNORD_Q);
-    top = _mm512_mask_max_ps(top, taken[j], top, (Floats)sums[j]);
-    is_odd |= odd[j] != 0;
-  }
-  const float value =
-      is_odd ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(top);
-  int place = 0;
-  for (int j = kPanelColumns - 1; j >= 0; --j) {
-    const __mmask16 equal = _mm512_mask_cmp_ps_mask(taken[j], (Floats)sums[j],
-                                                    (Floats)splat(value), _CMP_EQ_OQ);
-    const __mmask16 hits = is_odd ? odd[j] : equal;
-    if (hits != 0) place = j * kLanes + __builtin_ctz(hits);
-  }
-  return {value, place};
-}
-#endif
 
 // Sums of one row and panel: bias and `add` on top, rounded once, written, or their largest. Not
 // inlined: beside it what is usual (see `finish_rows`) was compiled so that prompts took half as long

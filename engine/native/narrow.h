@@ -20,7 +20,7 @@ constexpr int kPlainBytes = 256;
 // A panel from one of its words on.
 struct NarrowPanel {
   const char* at;
-  Bits upper;         // bytes of its exponents, by code
+  Bits upper;            // bytes of its exponents, by code
   const int32_t* plain;  // which words are, from here on, and a last one past all
   int first;             // word
 

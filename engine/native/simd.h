@@ -87,6 +87,12 @@ inline Vec select(IntVec mask, Vec yes, Vec no) {
   return (Vec)((mask & (IntVec)yes) | (~mask & (IntVec)no));
 }
 
+inline IntVec lane_numbers() {
+  alignas(64) static constexpr int32_t kNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                           8, 9, 10, 11, 12, 13, 14, 15};
+  return load_as<IntVec>(kNumbers);
+}
+
 // The larger of each pair; b where one is NaN.
 inline Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
@@ -123,18 +129,21 @@ inline float largest(Vec x) {
 #endif
 }
 
-inline bool any(IntVec x) {
+// Of lanes with all bits or none a bit each, the first one's lowest.
+inline unsigned lanes_of(IntVec x) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((Bits)x, (Bits)x) != 0;
+  return _mm512_test_epi32_mask((Bits)x, (Bits)x);
 #elif defined(BATON_HALVES)
-  const __m256i both = _mm256_or_si256(x.low, x.high);
-  return !_mm256_testz_si256(both, both);
+  return (unsigned)_mm256_movemask_ps((__m256)x.low) |
+         (unsigned)_mm256_movemask_ps((__m256)x.high) << 8;
 #else
-  int32_t all = 0;
-  for (int i = 0; i < kLanes; ++i) all |= x[i];
-  return all != 0;
+  unsigned lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= (unsigned)(x[i] & 1) << i;
+  return lanes;
 #endif
 }
+
+inline bool any(IntVec x) { return lanes_of(x) != 0; }
 
 #if defined(__AVX512F__)
 // Four vectors become one: each 128-bit lane holds, of that lane of a[0] to a[3], its four numbers

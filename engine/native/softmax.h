@@ -32,9 +32,7 @@ struct View {
 
 // Column j of a row, `other` where a key is not seen.
 inline Vec seen_only(Vec x, int j, Seen seen, float other) {
-  alignas(64) static constexpr int32_t kLane[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                        8, 9, 10, 11, 12, 13, 14, 15};
-  const IntVec key = load_as<IntVec>(kLane) + j * kLanes;
+  const IntVec key = lane_numbers() + j * kLanes;
   return select((key >= seen.begin) & (key < seen.end), x, splat(other));
 }
 

@@ -8,7 +8,18 @@
 
 namespace baton {
 
-#if !defined(BATON_HALVES)
+// Of each vector's four quarters two: from kFirst, 0 or 1, on every other one.
+template <int kFirst>
+BATON_INLINE inline Bits quarters_of(Bits a, Bits b) {
+#if defined(BATON_HALVES)
+  constexpr int kWhich = kFirst == 0 ? 0x20 : 0x31;
+  return {_mm256_permute2x128_si256(a.low, a.high, kWhich),
+          _mm256_permute2x128_si256(b.low, b.high, kWhich)};
+#else
+  return _mm512_shuffle_i32x4(a, b, kFirst == 0 ? 0x88 : 0xdd);
+#endif
+}
+
 // 16 vectors of 16 words of 32 bits, transposed: word w of all becomes vector w of `out`.
 inline void transpose(Bits (&a)[16], int words, Vec* out, int out_stride) {
   Bits b[16];
@@ -24,18 +35,15 @@ inline void transpose(Bits (&a)[16], int words, Vec* out, int out_stride) {
   }
   // Now a[4g + w] holds, in its 128-bit lane l, word 4l + w of rows 4g to 4g + 3.
   for (int w = 0; w < 4; ++w) {
-    const Bits low01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0x88);
-    const Bits low23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0x88);
-    const Bits high01 = _mm512_shuffle_i32x4(a[w], a[4 + w], 0xdd);
-    const Bits high23 = _mm512_shuffle_i32x4(a[8 + w], a[12 + w], 0xdd);
-    const Bits words_of[4] = {
-        _mm512_shuffle_i32x4(low01, low23, 0x88), _mm512_shuffle_i32x4(high01, high23, 0x88),
-        _mm512_shuffle_i32x4(low01, low23, 0xdd), _mm512_shuffle_i32x4(high01, high23, 0xdd)};
+    const Bits even01 = quarters_of<0>(a[w], a[4 + w]), odd01 = quarters_of<1>(a[w], a[4 + w]);
+    const Bits even23 = quarters_of<0>(a[8 + w], a[12 + w]);
+    const Bits odd23 = quarters_of<1>(a[8 + w], a[12 + w]);
+    const Bits words_of[4] = {quarters_of<0>(even01, even23), quarters_of<0>(odd01, odd23),
+                              quarters_of<1>(even01, even23), quarters_of<1>(odd01, odd23)};
     for (int l = 0; l < 4; ++l)
       if (4 * l + w < words) out[(size_t)(4 * l + w) * out_stride] = (Vec)words_of[l];
   }
 }
-#endif
 
 // The same of 16 rows of up to 16 words in memory.
 inline void transpose_words(const void* const* rows, size_t byte_offset, int words, Vec* out,

@@ -1,6 +1,7 @@
 // Linear layers by vectors of sixteen dot products: a panel is streamed once where its rows fit the
 // registers. Where a few more come a core keeps a piece of the panel in its first cache until they all
-// have passed over it; where many come, the panel in its second cache.
+// have passed over it; where many come, the panel in its second cache. Vectors of two halves (avx2.h) have
+// few registers: there more than one row passes over pieces that were unpacked before.
 
 #pragma once
 
@@ -316,7 +317,8 @@ inline void streamed_rows(const LinearCall& call, const Item& item, const LeftRo
   if (to.out == nullptr) finish_rows(call, to.kept, item.first_row, item.rows, item.panel);
 }
 
-// The same by pieces that are unpacked before all groups.
+// Some rows in bf16 where few registers are: a piece of the panel is unpacked, then all groups pass over
+// it.
 template <bool kNarrow>
 inline void unpacked_rows(const LinearCall& call, const Item& item, const LeftRows& left,
                           float* sums) {

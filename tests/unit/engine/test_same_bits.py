@@ -16,9 +16,9 @@ from engine.native_linear import NativeLinear
 from tests.unit.engine.attention_shapes import Shape
 from tests.unit.engine.instruction_sets import kernels_for, usable_instruction_sets
 
-SETS = ("avx512_bf16", "avx512", "avx2")
-if not set(SETS) <= set(usable_instruction_sets()):
-    pytest.skip("this CPU has no bf16 dot products", allow_module_level=True)
+SETS = [name for name in ("avx512_bf16", "avx512", "avx2") if name in usable_instruction_sets()]
+if len(SETS) < 2:
+    pytest.skip("this CPU has not two of these instruction sets", allow_module_level=True)
 
 ODD_NUMBERS = (0.0, -0.0, 1e-40, -1e-40, 2.0**-126, -(2.0**-127), 1e-20, 1e20, float("inf"))
 """Some are not normal, and count as zeros."""
