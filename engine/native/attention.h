@@ -289,4 +289,16 @@ void attend(const AttentionCall& call) {
   }
 }
 
+// Each is compiled once, in a file of its own: together they take a compiler long.
+#if defined(BATON_PAIRS)
+using Bf16Word = PairWord;
+extern template void attend_planned<Bf16, Split, Bf16Word>(const AttentionCall&);
+#else
+using Bf16Word = FloatWord;
+#endif
+extern template void attend_planned<Bf16, Bf16, Bf16Word>(const AttentionCall&);
+extern template void attend_planned<Bf16, Fp8, Bf16Word>(const AttentionCall&);
+extern template void attend_planned<float, float, FloatWord>(const AttentionCall&);
+extern template void attend_planned<float, Fp8, FloatWord>(const AttentionCall&);
+
 }  // namespace baton

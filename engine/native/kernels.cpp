@@ -14,12 +14,6 @@ namespace {
 // Waking a thread costs microseconds: a few rows are faster alone.
 constexpr int64_t kAlone = 1 << 14;  // elements
 
-#if defined(BATON_PAIRS)
-using Bf16Word = PairWord;
-#else
-using Bf16Word = FloatWord;
-#endif
-
 int threads_for(int num_threads, int64_t elements) { return elements < kAlone ? 1 : num_threads; }
 
 }  // namespace

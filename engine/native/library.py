@@ -1,14 +1,17 @@
 """The C++ kernels as a library: built with the machine's compiler at first use, then cached.
 
 Owns the choice of instruction set, the build and the cache; knows nothing of what the kernels
-compute. A build's name digests sources, compiler and flags, and a file appears in the cache by
-one atomic rename, so processes that build at once do the work twice and nothing worse. Without a
-compiler there is no library: `KernelsUnavailable` says why.
+compute. Files are compiled side by side, by one process at a time: the others wait, and take what
+it built. A build's name digests sources, compiler and flags, and a file appears in the cache by
+one atomic rename, so where nobody can wait the work is done twice and nothing worse happens.
+Without a compiler there is no library: `KernelsUnavailable` says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -16,11 +19,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "kernels.cpp"
+SOURCES = Path(__file__).parent
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
@@ -43,6 +48,7 @@ _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden
 # of threads spins beside torch's.
 _LINK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",))
 _TIMEOUT_S = 600.0  # of one compiler: others may be busy beside it
+_UNFINISHED = "build-"  # how the names of folders begin in which something is built
 
 
 class KernelsUnavailable(Exception):
@@ -160,22 +166,63 @@ def _digest(compiler: str, flags: list[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in (compiler, _run([compiler, "--version"]), *flags):
         digest.update(part.encode() + b"\0")
-    for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
-        digest.update(path.read_bytes() + b"\0")
+    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def _build(compiler: str, flags: list[str], link_flags: tuple[str, ...], path: Path) -> None:
-    """Compile and link in a folder of its own beside `path`, then move the result there."""
+    """Compile and link in a folder of its own beside `path`, then move the result there. Nothing
+    is built that another process has built meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            object_file, library = str(Path(folder, "kernels.o")), Path(folder, path.name)
-            _run([compiler, *flags, "-c", str(SOURCE), "-o", object_file])
-            _run([compiler, "-shared", *link_flags, object_file, "-o", str(library)])
-            library.replace(path)
+        with _alone_in(path.parent):
+            if path.exists():
+                return
+            _log.info("building kernels for this CPU, once, into %s", path.parent)
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as folder:
+                objects = _compile([compiler, *flags], Path(folder))
+                library = Path(folder, path.name)
+                _run([compiler, "-shared", *link_flags, *objects, "-o", str(library)])
+                library.replace(path)
     except OSError as error:
         raise KernelsUnavailable(f"cannot build the kernels in {path.parent}: {error}") from error
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds here, and remove what one left that was killed. On a file
+    system without locks several may build at once."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+            for left in folder.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(place)
+
+
+def _compile(command: list[str], folder: Path) -> list[str]:
+    """All sources to objects in `folder`."""
+    cores = range(os.cpu_count() or 1)
+
+    def compile_one(source: Path) -> str:
+        target = str(folder / f"{source.stem}.o")
+        _run([*command, "-c", str(source), "-o", target])
+        return target
+
+    with ThreadPoolExecutor(len(cores), initializer=_use, initargs=(cores,)) as threads:
+        return list(threads.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+
+
+def _use(cores: range) -> None:
+    """Let this thread, and what it starts, run on these of the machine's cores that the process
+    may have, also where it keeps to few: nobody computes before the kernels are there."""
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
 
 
 def _run(command: list[str]) -> str:

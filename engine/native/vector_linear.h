@@ -393,13 +393,19 @@ inline void shared_rows(const LinearCall& call, const Item& item, const LeftRows
 
 // In bf16, in even groups of at most six rows.
 template <bool kNarrow>
-inline void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
+void bf16_item(const LinearCall& call, const Item& item, const LeftRows& left,
                       Unpacked& unpacked, float* sums) {
   if (kNarrow) ask_for_plan(call.weight, item.panel);
   if (item.rows <= kRowsStreamed) return streamed_rows<kNarrow>(call, item, left, sums);
   if constexpr (kHalves) unpacked_rows<kNarrow>(call, item, left, sums);
   else shared_rows<kNarrow>(call, item, left, unpacked, sums);
 }
+
+#if !defined(__AMX_BF16__)
+// Compiled once, in a file of its own: it takes a compiler long.
+extern template void bf16_item<true>(const LinearCall&, const Item&, const LeftRows&, Unpacked&,
+                                     float*);
+#endif
 
 // One thread's part of a call.
 class VectorWorker {

@@ -43,18 +43,17 @@ def _load_in_software() -> ctypes.CDLL:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(
-            library, SOURCE=native_source(Path(folder)), _may_use_tiles=lambda: True
+            library, SOURCES=native_sources(Path(folder)), _may_use_tiles=lambda: True
         ),
     ):
         return library.load_library.__wrapped__(_TILES)
 
 
-def native_source(folder: Path) -> Path:
-    """kernels.cpp in a copy of the kernels' sources in `folder`, with tiles that this CPU has: its
-    own, or those in software."""
-    source = library.SOURCE.parent
-    for path in (library.SOURCE, *source.glob("*.h")):
+def native_sources(folder: Path) -> Path:
+    """`folder`, with a copy of the kernels' sources and tiles that this CPU has: its own, or those
+    in software."""
+    for path in (*library.SOURCES.glob("*.cpp"), *library.SOURCES.glob("*.h")):
         shutil.copy(path, folder)
     if best_instruction_set() != _TILES:
         shutil.copy(_SOFTWARE_TILES, folder)
-    return folder / library.SOURCE.name
+    return folder

@@ -19,6 +19,7 @@ from engine.native import library
 from engine.native.library import KernelsUnavailable
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError
+from runtime.cores import can_keep_to_cores, keep_to_cores, usable_cores
 
 
 def build() -> ctypes.CDLL:
@@ -41,19 +42,49 @@ def no_compiler(monkeypatch, tmp_path):
     library.load_library.cache_clear()
 
 
-def test_the_second_load_builds_nothing(cache):
-    build()
+def test_builds_at_once_and_later_ones_compile_once(cache, monkeypatch):
+    compiled = []
+    real = library._compile
+    monkeypatch.setattr(library, "_compile", lambda *args: compiled.append(args) or real(*args))
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(build) for _ in range(3)]:
+            done.result()
     (built,) = cache.iterdir()
     before = built.stat()
     build()
     assert list(cache.iterdir()) == [built]
     assert built.stat().st_ino == before.st_ino
+    assert len(compiled) == 1
 
 
-def test_builds_at_once_leave_one_library(cache):
-    with ThreadPoolExecutor(3) as threads:
-        for done in [threads.submit(build) for _ in range(3)]:
-            done.result()
+@pytest.mark.skipif(not can_keep_to_cores(), reason="nothing keeps to cores here")
+def test_compilers_use_the_cores_that_their_process_keeps_off(cache, tmp_path, monkeypatch):
+    """Each runs on all, all sources are compiled, and the process keeps to its own."""
+    seen, compiler = tmp_path / "seen", tmp_path / "counting-c++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *" -c "*) nproc >> {seen};; esac\n'
+        f'exec {library._find_compiler()} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    def build_on_one_core() -> list[int]:
+        keep_to_cores(usable_cores()[:1])
+        build()
+        return usable_cores()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(build_on_one_core).result() == usable_cores()[:1]
+    sources = list(library.SOURCES.glob("*.cpp"))
+    assert seen.read_text().split() == [str(len(usable_cores()))] * len(sources)
+
+
+def test_what_a_killed_build_left_is_removed(cache):
+    left = cache / "build-of-the-dead"
+    left.mkdir(parents=True)
+    (left / "kernels.o").touch()
+    build()
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 
 

@@ -17,7 +17,7 @@ from engine.native_linear import NativeLinear
 from tests.unit.engine.instruction_sets import (
     instruction_sets_with_products,
     kernels_for,
-    native_source,
+    native_sources,
 )
 
 INPUTS, OUTPUTS = 1280, 512
@@ -32,7 +32,8 @@ static std::vector<uintptr_t> asked;
 
 #include "simd.h"
 #define __builtin_prefetch(at, ...) asked.push_back((uintptr_t)(at))
-#include "linear.h"
+#include "linear.cpp"
+#include "narrow_linear.cpp"
 
 extern "C" {
 
@@ -60,7 +61,7 @@ def noting(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
         if instruction_set not in instruction_sets_with_products():
             pytest.skip(f"this CPU has no {instruction_set}")
         folder = tmp_path_factory.mktemp("noting")
-        native_source(folder)
+        native_sources(folder)
         source, built = folder / "noting.cpp", folder / "noting.so"
         source.write_text(NOTING)
         flags = ["-O1", "-std=c++17", "-fPIC", "-Wno-psabi"]

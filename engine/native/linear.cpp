@@ -1,0 +1,92 @@
+// How a linear layer's panels and rows are shared out among threads.
+
+#include <omp.h>
+
+#include "linear.h"
+#include "tiled_linear.h"
+#include "vector_linear.h"
+
+#if defined(BATON_PAIRS)
+
+namespace baton {
+
+#if defined(__AMX_BF16__)
+using LinearWorker = TiledWorker;
+#else
+using LinearWorker = VectorWorker;
+#endif
+
+// All rows in as many parts, none empty, by groups that share what is loaded of a panel.
+class Parts {
+ public:
+  Parts(int64_t rows, int64_t rows_per_part)
+      : rows_(rows), groups_(count_of(rows, LinearWorker::kRowsTogether)),
+        count_(count_of(rows, rows_per_part)) {
+    if (count_ > groups_) count_ = groups_;
+  }
+  int64_t count() const { return count_; }
+  int64_t begin_of(int64_t part) const {
+    const int64_t row = groups_ * part / count_ * LinearWorker::kRowsTogether;
+    return row < rows_ ? row : rows_;
+  }
+
+ private:
+  int64_t rows_;
+  int64_t groups_;
+  int64_t count_;
+
+  static int64_t count_of(int64_t rows, int64_t size) { return (rows + size - 1) / size; }
+};
+
+// By items: some rows of one panel.
+inline void linear_by_items(const LinearCall& call, int first, int end, LinearWorker& worker) {
+  const Parts parts(call.rows, kRowsPerItem);
+  const int64_t chunks = parts.count(), items = (end - first) * chunks;
+#pragma omp for schedule(guided)
+  for (int64_t item = 0; item < items; ++item) {
+    const int64_t chunk = item % chunks, begin = parts.begin_of(chunk);
+    worker.work(call, {first + (int)(item / chunks), begin,
+                       (int)(parts.begin_of(chunk + 1) - begin), (int)chunk, (int)chunks});
+  }
+}
+
+// By blocks of rows: each thread begins with its own, those that it wrote in the stage before, which
+// stay in its second cache while one panel after the other passes; then it helps with the others'.
+inline void linear_by_blocks(const LinearCall& call, int first, int end, int64_t rows_per_block,
+                             LinearWorker& worker) {
+  constexpr int kLine = 64 / sizeof(int32_t);
+  const Parts parts(call.rows, rows_per_block);
+  const int64_t blocks = parts.count();
+  int32_t* next = nullptr;  // panel of each block, on a cache line of its own
+#pragma omp single copyprivate(next)
+  {
+    static thread_local Arena arena;
+    arena.reserve((size_t)blocks * 64);
+    next = (int32_t*)arena.data();
+    for (int64_t block = 0; block < blocks; ++block) next[block * kLine] = first;
+  }
+  const int64_t own = blocks * omp_get_thread_num() / omp_get_num_threads();
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t block = (own + i) % blocks, begin = parts.begin_of(block);
+    const int rows = (int)(parts.begin_of(block + 1) - begin);
+    for (;;) {
+      int32_t panel;
+#pragma omp atomic capture
+      panel = next[block * kLine]++;
+      if (panel >= end) break;
+      worker.work(call, {panel, begin, rows, 0, 1});
+    }
+  }
+#pragma omp barrier
+}
+
+void linear_part(const LinearCall& call, int first, int end) {
+  LinearWorker worker(call);
+  const int64_t rows_per_block = LinearWorker::rows_per_block(call);
+  if (rows_per_block > 0) linear_by_blocks(call, first, end, rows_per_block, worker);
+  else linear_by_items(call, first, end, worker);
+}
+
+}  // namespace baton
+
+#endif
