@@ -8,6 +8,7 @@ in the environment and file that we were given. Prints nothing.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import shutil
 import signal
@@ -33,6 +34,7 @@ POLL_S = 0.05
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
+_PROGRESS = re.compile("(loading weights|building kernels).*")
 MISCONFIGURED = 2
 """Exit status of a process that was told something wrong, in settings or checkpoint."""
 
@@ -160,6 +162,7 @@ class Fleet:
             if time.monotonic() >= deadline:
                 raise ServiceError(self._why_not_ready())
             time.sleep(POLL_S)
+        self._report_progress()
 
     def _is_ready(self) -> bool:
         """Every worker is READY in the registry and connected; the router's health is good."""
@@ -185,10 +188,10 @@ class Fleet:
         return all(child.name in connected for child in ours)
 
     def _report_progress(self) -> None:
-        """The latest line about loading that each process wrote since the last time."""
+        """The latest line about what takes long that each process wrote since the last time."""
         for child in self.processes.values():
-            parts = [line.partition("loading weights") for line in child.new_lines()]
-            latest = [loading + rest for _, loading, rest in parts if loading]
+            found = [_PROGRESS.search(line) for line in child.new_lines()]
+            latest = [each.group() for each in found if each]
             if latest:
                 self._on_progress(f"{child.name}: {latest[-1]}")
 

@@ -63,7 +63,8 @@ def main(role: str, name: str, behaviour: str) -> int:
     if behaviour == "stubborn":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-    print("loading weights of nothing: 50 %", flush=True)
+    takes_long = "building kernels" if role == Role.ROUTER else "loading weights"
+    print(f"nobody: {takes_long} of nothing: 50 %", flush=True)
     if role == Role.ROUTER:
         serve(woken)
     else:
