@@ -11,12 +11,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import redis
 import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from protocol.errors import ServiceError
@@ -34,6 +35,7 @@ from runtime.registry import (
 log = logging.getLogger(__name__)
 
 Members = Mapping[str, WorkerInfo]
+T = TypeVar("T")
 _DRAIN_REQUEST_S = 60
 
 
@@ -250,11 +252,11 @@ class FleetWatcher:
     async def _follow(self) -> None:
         """Read the fleet after every announcement, and at least every `poll_s`."""
         async with self._client.pubsub(ignore_subscribe_messages=True) as announcements:
-            await announcements.subscribe(self._registry.channel)
+            await _answer(announcements.subscribe(self._registry.channel))
             while True:
-                self._take(await self._client.eval(*self._registry.read()))
+                self._take(await _answer(self._client.eval(*self._registry.read())))
                 _check_cancelled()
-                await announcements.get_message(timeout=self._poll_s)
+                await _answer(announcements.get_message(timeout=self._poll_s))
 
     def _take(self, reply: list[bytes]) -> None:
         if self._was_reported_away:
@@ -274,6 +276,17 @@ class FleetWatcher:
                 len(self._view.members),
                 error,
             )
+
+
+async def _answer(asked: Awaitable[T]) -> T:
+    """What the store says. Raises RedisError and OSError, also for a connection that was reset.
+
+    uvloop raises RuntimeError for a write to such a one, which redis-py (8.1) lets through.
+    """
+    try:
+        return await asked
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the connection is gone: {error}") from error
 
 
 def _check_cancelled() -> None:

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import signal
+import socket
+import struct
 import threading
 import time
 import uuid
@@ -84,6 +86,35 @@ async def watching(url: str, cluster: str, **options) -> AsyncIterator[tuple]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+@asynccontextmanager
+async def resettable(port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
+    """A port that leads to another one of this host, and what resets every connection to it."""
+    clients: set[asyncio.StreamWriter] = set()
+
+    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                target.write(data)
+        target.close()
+
+    async def serve(source: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        clients.add(client)
+        answers, store = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(forward(source, store), forward(answers, client))
+
+    def reset() -> None:
+        for client in clients:
+            no_linger = struct.pack("ii", 1, 0)
+            client.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, no_linger
+            )
+            client.transport.abort()
+        clients.clear()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], reset
 
 
 async def change(changes: asyncio.Queue) -> dict[str, WorkerInfo]:
@@ -313,6 +344,19 @@ async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> N
             await _until(lambda: not watcher.is_connected)
             await asyncio.to_thread(valkey.restart)
             assert await change(changes) == {}
+
+
+async def test_connections_that_are_reset_are_made_anew(valkey, cluster, leases) -> None:
+    """As whatever lies between resets them: it says nothing of an end before."""
+    lease = leases(registration("a"), lease_s=30.0)
+    async with resettable(valkey.port) as (port, reset):
+        url = valkey.url.replace(f":{valkey.port}", f":{port}")
+        async with watching(url, cluster) as (_, changes):
+            assert await change(changes) == {"a": registration("a")}
+            for state in [WorkerState.DRAINING, WorkerState.READY] * 3:
+                reset()
+                lease.update(state)
+                assert (await change(changes))["a"].state is state
 
 
 async def test_a_stopped_store_blocks_nobody(cluster) -> None:
