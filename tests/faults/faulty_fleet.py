@@ -27,6 +27,7 @@ from tests.integration.fleets import (
     PROMPT_REPORTS,
     SETTINGS,
     assert_idle,
+    logs_on_failure,
     our_processes,
     segments_of,
     wait_for,
@@ -187,7 +188,7 @@ def faulty_fleet(
         env = {**os.environ, **PROMPT_REPORTS, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
         env |= environment or {}
         children = FaultyChildren(known, frozenset(defaults | settings), env)
-        with Fleet(known, children) as fleet:
+        with Fleet(known, children) as fleet, logs_on_failure(fleet):
             faulty = FaultyFleet(fleet, Path(folder))
             try:
                 yield faulty

@@ -23,6 +23,7 @@ from tests.integration.reference import DEMO_MODEL, Reference
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.02  # between two looks over HTTP, which would else keep a core busy
 PAUSE = threading.Event()
+SHOWN_LINES = 40
 T = TypeVar("T")
 SETTINGS: dict[str, Any] = {
     "model": str(DEMO_MODEL),
@@ -60,7 +61,7 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     chosen = UpSettings(**(SETTINGS | settings))
     environ = {**os.environ, **PROMPT_REPORTS, **(environment or {})}
     children = ChildSettings(chosen, frozenset(SETTINGS | settings), environ)
-    with Fleet(chosen, children) as fleet:
+    with Fleet(chosen, children) as fleet, logs_on_failure(fleet):
         yield fleet
         assert_idle(fleet)
         segments = segments_of(fleet)
@@ -73,6 +74,18 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     assert our_processes() == before, "a process was left behind"
     left = [path for path in segments if path.exists()]
     assert not left, "shared memory was left behind"
+
+
+@contextmanager
+def logs_on_failure(fleet: Fleet) -> Iterator[None]:
+    """Prints how each process of a fleet fares, with the end of its log, when a test fails."""
+    try:
+        yield
+    except BaseException:
+        for name, child in fleet.processes.items():
+            fares = "runs" if child.is_running() else child.ending()
+            print(f"-- {name} {fares}; its log ends with\n{child.log_tail(SHOWN_LINES)}")
+        raise
 
 
 def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
