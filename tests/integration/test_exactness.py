@@ -33,7 +33,7 @@ SAMPLED: dict[int, list[str]] = {}
 
 @pytest.fixture(
     scope="module",
-    params=[(path, chunk) for path in PATHS for chunk in (16, 64, 512)],
+    params=[("nixl", 16), ("nixl", 64), ("nixl", 512), ("shm", 64), ("local", 16), ("local", 512)],
     ids=lambda param: f"{param[0]}-chunk{param[1]}",
 )
 def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:
