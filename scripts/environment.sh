@@ -17,7 +17,8 @@ prepare() {
         echo "Installing what is missing into .venv (once; a few minutes)" >&2
         .venv/bin/python -m pip install --quiet --upgrade pip
         .venv/bin/python -m pip install --quiet "${TORCH_SPEC:-torch==2.13.0}" numpy
-        .venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+        PYTHONWARNINGS="ignore:Editable installation" \
+            .venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
         echo "$wanted" >"$stamp"
     fi
 }
