@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 import struct
@@ -33,6 +34,7 @@ STORE_LEASE_S = 3.0
 and whoever lapses does not come back by itself."""
 WAIT_S = 15.0
 POLL_S = 0.005
+NUM_RESETS = 30
 PAUSE = threading.Event()
 
 
@@ -95,21 +97,19 @@ async def resettable(port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]
 
     async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while data := await source.read(65536):
+            while (data := await source.read(65536)) and not target.is_closing():
                 target.write(data)
         target.close()
 
     async def serve(source: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        ending = struct.pack("ii", 1, 0)  # whatever waits to be sent is dropped, and a reset sent
+        client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ending)
         clients.add(client)
         answers, store = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(forward(source, store), forward(answers, client))
 
     def reset() -> None:
         for client in clients:
-            no_linger = struct.pack("ii", 1, 0)
-            client.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, no_linger
-            )
             client.transport.abort()
         clients.clear()
 
@@ -346,17 +346,22 @@ async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> N
             assert await change(changes) == {}
 
 
-async def test_connections_that_are_reset_are_made_anew(valkey, cluster, leases) -> None:
-    """As whatever lies between resets them: it says nothing of an end before."""
+async def test_connections_that_are_reset_at_any_moment_are_made_anew(
+    valkey, cluster, leases
+) -> None:
+    """While they say nothing, are asked something, or are made: a reset, unlike an end, breaks
+    them for whoever writes next, too."""
     lease = leases(registration("a"), lease_s=30.0)
+    moments = random.Random(7)
     async with resettable(valkey.port) as (port, reset):
         url = valkey.url.replace(f":{valkey.port}", f":{port}")
         async with watching(url, cluster) as (_, changes):
             assert await change(changes) == {"a": registration("a")}
-            for state in [WorkerState.DRAINING, WorkerState.READY] * 3:
+            for _ in range(NUM_RESETS):
+                await asyncio.sleep(moments.uniform(0.0, 0.15))
                 reset()
-                lease.update(state)
-                assert (await change(changes))["a"].state is state
+            lease.update(WorkerState.DRAINING)
+            assert (await change(changes))["a"].state is WorkerState.DRAINING
 
 
 async def test_a_stopped_store_blocks_nobody(cluster) -> None:
