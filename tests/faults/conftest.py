@@ -6,13 +6,13 @@ import pytest
 
 from tests.faults.faulty_fleet import FaultyFleet
 from tests.integration.fleets import assert_idle
-from tests.integration.reference import Reference, make_references
+from tests.integration.reference import Reference, load_references
 
 
 @pytest.fixture(scope="session")
 def references() -> list[Reference]:
     """Prompts of many lengths, and their greedy continuations by transformers."""
-    return make_references()
+    return load_references()
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ import pytest
 
 from kv_transfer.transport import create_transport
 from tests.integration.control_bench import Bench
-from tests.integration.reference import Reference, make_references
+from tests.integration.reference import Reference, load_references
 from tests.integration.transport_workers import TransportWorker, Worker, files_of
 
 
 @pytest.fixture(scope="session")
 def references() -> list[Reference]:
     """Prompts, and their greedy continuations by transformers."""
-    return make_references()
+    return load_references()
 
 
 @pytest.fixture

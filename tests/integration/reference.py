@@ -2,20 +2,25 @@
 
 Prompts are windows of Python's help text, which the demo model knows, so its logits are peaked.
 A window whose greedy path has a near tie is passed over: there, two correct implementations may
-differ by rounding.
+differ by rounding. transformers takes half a minute for all of them, so they are kept in
+`references.json`; `python -m tests.integration.reference` makes that file, and a test compares it
+with what transformers generates.
 """
 
 from __future__ import annotations
 
+import json
 import pydoc_data.topics
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 DEMO_MODEL = Path(__file__).parents[2] / "demo_model"
+KEPT = Path(__file__).with_name("references.json")
 BLOCK = 16
 NUM_TOKENS = 24
 MIN_MARGIN = 1e-3
@@ -35,21 +40,25 @@ class Reference:
     output: tuple[int, ...]
 
 
-def make_references(seed: int = 20261121) -> list[Reference]:
-    """At least 60 of them; deterministic."""
-    from transformers import AutoModelForCausalLM
+def load_references() -> list[Reference]:
+    """At least 60 of them, from shortest to longest."""
+    kept = json.loads(KEPT.read_text())
+    return [Reference(tuple(each["prompt"]), tuple(each["output"])) for each in kept]
 
-    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+
+def make_references(seed: int = 20261121) -> list[Reference]:
+    """What the file holds; the same for the same Python, whose help is the text."""
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     tokens = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(text).ids
     rng = random.Random(seed)
+    generate = GreedyGeneration()
     references = []
     for length in LENGTHS:
         found = 0
         while found < WINDOWS_PER_LENGTH:
             start = rng.randrange(len(tokens) - length)
             prompt = tokens[start : start + length]
-            output, margin = _generate(model, prompt)
+            output, margin = generate(prompt)
             if margin >= MIN_MARGIN:
                 references.append(Reference(tuple(prompt), tuple(output)))
                 found += 1
@@ -57,20 +66,33 @@ def make_references(seed: int = 20261121) -> list[Reference]:
     return references
 
 
-@torch.inference_mode()
-def _generate(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], float]:
-    """Greedy tokens by transformers' `generate`, and the smallest lead of a chosen token."""
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    top = torch.stack(out.logits).squeeze(1).topk(2, dim=-1).values  # [steps, 2]
-    return out.sequences[0, len(prompt) :].tolist(), float((top[:, 0] - top[:, 1]).min())
+class GreedyGeneration:
+    """transformers' `generate` with the demo model in fp32."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def __call__(self, prompt: Sequence[int]) -> tuple[list[int], float]:
+        """The tokens after a prompt, and the smallest lead of a chosen one."""
+        ids = torch.tensor([prompt])
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        top = torch.stack(out.logits).squeeze(1).topk(2, dim=-1).values  # [steps, 2]
+        return out.sequences[0, len(prompt) :].tolist(), float((top[:, 0] - top[:, 1]).min())
+
+
+if __name__ == "__main__":
+    made = [json.dumps(asdict(each)) for each in make_references()]
+    KEPT.write_text("[\n" + ",\n".join(made) + "\n]\n")
