@@ -1,19 +1,50 @@
-"""For every test: hypothesis draws the same examples each time, however slow the machine is, and
-an assertion that fails in a helper shows its values, too."""
+"""For every test: hypothesis draws the same examples each time, however slow the machine is, an
+assertion that fails in a helper shows its values, and tests of `./scripts/nightly` wait for it."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.effort import NIGHTLY
+
 pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
 settings.register_profile("baton", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("baton")
+
+DEPRECATIONS = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--deprecations-are-errors",
+        action="store_true",
+        help="fail where our own code calls what another package has deprecated",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--deprecations-are-errors"):
+        pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+        packages = "|".join([*pyproject["tool"]["importlinter"]["root_packages"], "tests"])
+        for category in DEPRECATIONS:
+            config.addinivalue_line("filterwarnings", rf"error::{category}:({packages})(\..*)?")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if NIGHTLY:
+        return
+    waiting = [item for item in items if item.get_closest_marker("nightly")]
+    if waiting:
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if item not in set(waiting)]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

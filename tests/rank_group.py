@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from tests.forked import fork_context
 
 RankMain = Callable[[Connection, str, int, int], None]
 """What a rank runs, with its end of a pipe, the file where ranks meet, its rank and their number:
@@ -17,7 +18,7 @@ class RankGroup:
     """The processes; each does what comes by its pipe, and answers there."""
 
     def __init__(self, main: RankMain, store: Path, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = fork_context()
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(size):

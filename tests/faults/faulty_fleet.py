@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections import defaultdict
@@ -17,12 +16,12 @@ from typing import Any
 import httpx
 import psutil
 
-from cli.child import Child, baton_environment
-from cli.child_settings import ChildSettings
+from cli.child import Child
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from protocol.messages import Role
 from tests.faults.faulty_worker import FAULTS_DIR
+from tests.forked import ROOT, ForkedChildren
 from tests.integration.fleets import (
     PROMPT_REPORTS,
     SETTINGS,
@@ -34,22 +33,6 @@ from tests.integration.fleets import (
     workers,
 )
 from tests.integration.reference import DEMO_MODEL
-
-ROOT = Path(__file__).parents[2]
-
-
-class FaultyChildren(ChildSettings):
-    """Makes workers of `tests.faults.faulty_worker`; the router is the real one."""
-
-    def _child(
-        self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
-    ) -> Child:
-        real = super()._child(role, name, own, secrets, log_dir)
-        if role is Role.ROUTER:
-            return real
-        start = [sys.executable, "-P", "-m", "tests.faults.faulty_worker"]
-        command = start + real._command[real._command.index(role.value) :]
-        return Child(name, role, command, baton_environment(real._env), real.log_path)
 
 
 class FaultyFleet:
@@ -187,7 +170,8 @@ def faulty_fleet(
         known = UpSettings(**(defaults | settings))
         env = {**os.environ, **PROMPT_REPORTS, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
         env |= environment or {}
-        children = FaultyChildren(known, frozenset(defaults | settings), env)
+        module = "tests.faults.faulty_worker"
+        children = ForkedChildren(known, frozenset(defaults | settings), env, module=module)
         with Fleet(known, children) as fleet, logs_on_failure(fleet):
             faulty = FaultyFleet(fleet, Path(folder))
             try:

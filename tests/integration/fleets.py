@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
+from tests.forked import ForkedChildren, fork_context
 from tests.integration.reference import DEMO_MODEL, Reference
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "num_blocks": 2048,
     "torch_threads": 1,
+    "pin": False,
     "device": "cpu",
     "restart": False,
     "startup_timeout_s": 120.0,
@@ -60,7 +61,7 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
     before = our_processes()
     chosen = UpSettings(**(SETTINGS | settings))
     environ = {**os.environ, **PROMPT_REPORTS, **(environment or {})}
-    children = ChildSettings(chosen, frozenset(SETTINGS | settings), environ)
+    children = ForkedChildren(chosen, frozenset(SETTINGS | settings), environ)
     with Fleet(chosen, children) as fleet, logs_on_failure(fleet):
         yield fleet
         assert_idle(fleet)
@@ -201,7 +202,9 @@ def assert_as_expected(references: list[Reference], outputs: list[list[int]]) ->
 
 
 def our_processes() -> set[int]:
-    """Processes that this one has started, directly or not, and that run."""
+    """Processes that this one has started, directly or not, and that run; the fork server, which
+    stays, among them."""
+    fork_context()
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 

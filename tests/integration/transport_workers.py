@@ -1,4 +1,4 @@
-"""Workers that are processes of their own (spawned), driven over a pipe.
+"""Workers that are processes of their own (forked), driven over a pipe.
 
 Each polls its transport all the time, keeps what it reports, and checks a notification's data on
 arrival.
@@ -6,7 +6,6 @@ arrival.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -29,6 +28,7 @@ from kv_transfer.transfer_loop import (
 )
 from kv_transfer.transport import Notification, PoolMemory, Transport, WriteDone, create_transport
 from protocol.errors import TransferError
+from tests.forked import fork_context
 
 DEADLINE_S = 30.0
 WRITE_TIMEOUT_S = 1.0
@@ -203,7 +203,7 @@ class Worker:
 
     def __init__(self, kind: type, *args: Any) -> None:
         self.agent = ""  # once it has introduced itself
-        context = multiprocessing.get_context("spawn")
+        context = fork_context()
         self._conn, theirs = context.Pipe()
         self.process = context.Process(target=worker_main, args=(theirs, kind, *args), daemon=True)
         self.process.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from kv_transfer.shm_segments import SegmentFolder, map_pool
 from protocol.errors import ConfigError, TransferError
+from tests.forked import fork_context
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ def test_the_folder_stays_while_others_live_in_it(folder: Path) -> None:
 def test_what_a_killed_creator_left_is_swept_and_the_living_is_not(folder: Path) -> None:
     living = SegmentFolder(folder, "living")
     memory = living.create_pool(4096)
-    creator = multiprocessing.get_context("spawn").Process(
-        target=die_with_a_segment, args=(folder,)
-    )
+    creator = fork_context().Process(target=die_with_a_segment, args=(folder,))
     creator.start()
     creator.join()
     assert creator.exitcode == -9

@@ -1,0 +1,212 @@
+"""Mutation testing of the modules that decide: how many small faults do their own unit tests find?
+
+Draws mutants by a seed (cosmic-ray's operators), runs each against its module's unit tests in a
+forked process, and prints the share that fails a test, with every survivor. A mutant whose tests
+do not end in time counts as found. No file is changed: the mutant is what its process imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib.machinery
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import hypothesis
+import msgspec
+import pytest
+import torch
+import uvloop
+import zmq.asyncio
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators import boolean_replacer, break_continue, provider
+from cosmic_ray.operators.number_replacer import NumberReplacer
+
+PRELOADED = (hypothesis, msgspec, pytest, torch, uvloop, zmq.asyncio)
+"""Imported once, before mutants fork: a mutant's process imports only our own modules."""
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 120.0
+OPERATORS = [
+    NumberReplacer,
+    boolean_replacer.AddNot,
+    boolean_replacer.ReplaceAndWithOr,
+    boolean_replacer.ReplaceOrWithAnd,
+    boolean_replacer.ReplaceTrueWithFalse,
+    boolean_replacer.ReplaceFalseWithTrue,
+    break_continue.ReplaceBreakWithContinue,
+    break_continue.ReplaceContinueWithBreak,
+    provider.OperatorProvider()["ZeroIterationForLoop"],
+    *(
+        provider.OperatorProvider()[name]
+        for name in provider.OperatorProvider()
+        if name.startswith(("ReplaceComparisonOperator_", "ReplaceUnaryOperator_"))
+        or name in ("ReplaceBinaryOperator_Add_Sub", "ReplaceBinaryOperator_Sub_Add")
+        or name in ("ReplaceBinaryOperator_Mul_Div", "ReplaceBinaryOperator_FloorDiv_Mul")
+    ),
+]
+"""Those whose mutants are neither type errors nor the same program."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Modules, and the unit tests that are to find their faults."""
+
+    name: str
+    modules: Sequence[str]
+    tests: Sequence[str]
+
+
+SUBJECTS = [
+    Subject(
+        "scheduler",
+        ["engine/scheduler.py", "engine/block_manager.py"],
+        ["unit/engine/test_scheduler.py", "unit/engine/test_block_manager.py"],
+    ),
+    Subject("placement", ["router/placement.py"], ["unit/router/test_placement.py"]),
+    Subject(
+        "handoff",
+        [
+            "kv_transfer/handoff.py",
+            "kv_transfer/handoff_states.py",
+            "kv_transfer/receiver.py",
+            "kv_transfer/sender.py",
+        ],
+        [
+            "unit/kv_transfer/test_handoff_receiver.py",
+            "unit/kv_transfer/test_handoff_sender.py",
+            "unit/kv_transfer/test_handoff_pair.py",
+        ],
+    ),
+    Subject(
+        "retries",
+        ["router/retries.py", "router/attempt.py"],
+        [
+            "unit/router/test_dispatch.py",
+            "unit/router/test_dispatch_retries.py",
+            "unit/router/test_dispatch_deaths.py",
+            "unit/router/test_dispatch_ends.py",
+            "unit/router/test_dispatch_handover.py",
+        ],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module."""
+
+    subject: Subject
+    module: str
+    line: int
+    operator: type
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.operator.__name__} #{self.occurrence}"
+
+
+class MutantFinder(MetaPathFinder, Loader):
+    """Imports the mutant's module from its changed source."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._path = ROOT / mutant.module
+        self._name = mutant.module.removesuffix(".py").replace("/", ".")
+        self._source = mutate_code(self._path.read_text(), mutant.operator(), mutant.occurrence)
+        assert self._source is not None, mutant
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        """The module's own spec, loaded by this object; None for every other module."""
+        if fullname != self._name:
+            return None
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=str(self._path))
+        spec.has_location = True
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the changed source."""
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
+def main() -> int:
+    """Exit status 1 if fewer mutants are killed than `--at-least` asks for."""
+    parser = argparse.ArgumentParser(prog="./scripts/mutants", description=__doc__)
+    parser.add_argument("--mutants", type=int, default=300, help="how many are drawn (300)")
+    parser.add_argument("--seed", type=int, default=34, help="of the draw (34)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once")
+    parser.add_argument("--at-least", type=float, default=0.0, help="percentage to be killed (0)")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    drawn = draw(arguments.mutants, random.Random(arguments.seed))
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        killed = list(pool.map(is_killed, drawn))
+    for mutant, found in zip(drawn, killed, strict=True):
+        if not found:
+            print(f"survived: {mutant}")
+    for subject in SUBJECTS:
+        own = [
+            found for mutant, found in zip(drawn, killed, strict=True) if mutant.subject is subject
+        ]
+        print(f"{subject.name}: {sum(own)} of {len(own)} killed")
+    share = 100 * sum(killed) / len(killed)
+    print(f"{sum(killed)} of {len(killed)} mutants killed: {share:.1f} %")
+    return int(share < arguments.at_least)
+
+
+def draw(number: int, rng: random.Random) -> list[Mutant]:
+    """Equal numbers of each subject, as far as it has so many."""
+    pools = [list(mutants_of(subject)) for subject in SUBJECTS]
+    for pool in pools:
+        rng.shuffle(pool)
+    drawn: list[Mutant] = []
+    while len(drawn) < number and any(pools):
+        drawn += [pool.pop() for pool in pools if pool]
+    return drawn[:number]
+
+
+def mutants_of(subject: Subject) -> Iterator[Mutant]:
+    """All of them, in the order of the source."""
+    for module in subject.modules:
+        tree = get_ast((ROOT / module).read_text())
+        nodes = list(ast_nodes(tree))
+        for operator in OPERATORS:
+            places = (start for node in nodes for start, _ in operator().mutation_positions(node))
+            for occurrence, (line, _) in enumerate(places):
+                yield Mutant(subject, module, line, operator, occurrence)
+
+
+def is_killed(mutant: Mutant) -> bool:
+    """Whether a test fails, or does not end, with the mutant in place."""
+    child = os.fork()
+    if child == 0:
+        os._exit(_run_tests(mutant))
+    timer = threading.Timer(TIMEOUT_S, os.killpg, (child, signal.SIGKILL))
+    timer.start()
+    _, status = os.waitpid(child, 0)
+    timer.cancel()
+    return status != 0
+
+
+def _run_tests(mutant: Mutant) -> int:
+    os.setpgid(0, 0)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.chdir(ROOT)
+    sys.meta_path.insert(0, MutantFinder(mutant))
+    tests = [str(ROOT / "tests" / test) for test in mutant.subject.tests]
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""How much a test tries: enough for every run, or all of it in `./scripts/nightly`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from allpairspy import AllPairs
+
+NIGHTLY = os.environ.get("SUITE") == "nightly"
+T = TypeVar("T")
+
+
+def pairwise(names: str, *values: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize over `values`, one iterable for each of `names` ("a, b, c"): every pair of two
+    parameters' values occurs, but not every combination; nightly all combinations run."""
+    columns = [list(each) for each in values]
+    if NIGHTLY or len(columns) < 3:
+        rows: list[Sequence[Any]] = list(itertools.product(*columns))
+    else:
+        numbered = AllPairs([list(range(len(column))) for column in columns])
+        rows = [[column[i] for column, i in zip(columns, row, strict=True)] for row in numbered]
+    return pytest.mark.parametrize(names, [tuple(row) for row in rows])
+
+
+def some(values: Iterable[T], number: int) -> list[T]:
+    """`number` of the values, evenly spread with the first and the last; nightly all of them."""
+    every = list(values)
+    if NIGHTLY or len(every) <= number:
+        return every
+    steps = max(1, number - 1)
+    return [every[round(i * (len(every) - 1) / steps)] for i in range(number)]
+
+
+def times(everyday: int, nightly: int) -> int:
+    """How often something is repeated, or how many examples hypothesis tries."""
+    return nightly if NIGHTLY else everyday

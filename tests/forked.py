@@ -1,0 +1,158 @@
+"""Processes of Baton that start in a fraction of a second: forked from a server that has imported
+everything they need, but started no thread, no NIXL agent and no ZeroMQ context.
+
+A process started the usual way takes two seconds to import torch. The server is one for each
+pytest process and ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from cli.child import Child
+from cli.child_settings import ChildSettings
+from protocol.messages import Role
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = [
+    "cli.commands",
+    "decode_worker.main",
+    "engine.loader",
+    "prefill_worker.main",
+    "router.main",
+    "tests.faults.faulty_worker",
+    "tests.forked",
+    "tests.integration.transport_workers",
+]
+_SERVER_ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "GOMP_SPINCOUNT": "2000",  # as `baton` sets it before torch is imported
+    "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads at its import
+}
+
+
+@functools.cache
+def fork_context() -> ForkServerContext:
+    """What makes forked processes; the first call starts the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    before = {name: os.environ.get(name) for name in _SERVER_ENVIRONMENT}
+    os.environ.update(_SERVER_ENVIRONMENT)
+    try:
+        process = context.Process(target=_assert_fit_for_forks)
+        process.start()
+        process.join()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+    assert process.exitcode == 0, "the fork server has threads, or lacks a module"
+    return context
+
+
+def _assert_fit_for_forks() -> None:
+    threads = os.listdir(f"/proc/{os.getppid()}/task") if sys.platform == "linux" else ["main"]
+    assert len(threads) == 1, threads
+    assert set(PRELOADED) <= set(sys.modules), "a module was not imported"
+
+
+class ForkedChild(Child):
+    """A child whose command is `python -m MODULE ARGUMENTS`, forked instead of started."""
+
+    def start(self) -> None:
+        """Start it, or start it again after it ended."""
+        assert self._process is None or self.exit_status() is not None, "still running"
+        self.log_path.touch()
+        module = self._command.index("-m") + 1
+        process = fork_context().Process(
+            target=_run_module,
+            args=(
+                self._command[module],
+                self._command[module + 1 :],
+                self._env,
+                str(self.log_path),
+            ),
+            daemon=True,
+        )
+        process.start()
+        self._process = _ForkedPopen(process)  # type: ignore[assignment]
+        self.num_starts += 1
+
+
+class ForkedChildren(ChildSettings):
+    """Makes the children of a fleet of tests; `module` runs workers in the place of `cli.main`."""
+
+    def __init__(self, *arguments: Any, module: str | None = None) -> None:
+        super().__init__(*arguments)
+        self._module = module
+
+    def _child(
+        self, role: Role, name: str, own: dict[str, Any], secrets: dict[str, str], log_dir: Path
+    ) -> Child:
+        real = super()._child(role, name, own, secrets, log_dir)
+        command = list(real._command)
+        if self._module is not None and role is not Role.ROUTER:
+            command[command.index("-m") + 1] = self._module
+        return ForkedChild(name, role, command, real._env, real.log_path)
+
+
+class _ForkedPopen:
+    """What `Child` uses of `subprocess.Popen`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self._process.name), timeout)
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _run_module(
+    module: str, arguments: Sequence[str], env: Mapping[str, str], log_path: str
+) -> None:
+    """The life of a forked process: as `python -m module arguments`, its output to a file."""
+    os.setsid()
+    _redirect(log_path)
+    os.environ.clear()
+    os.environ.update(env)
+    parent = f"--parent-pid={os.getppid()}"
+    own = [parent if each.startswith("--parent-pid=") else each for each in arguments]
+    sys.argv = [module, *own]
+    status = importlib.import_module(module).main(own)
+    atexit._run_exitfuncs()
+    sys.exit(status)
+
+
+def _redirect(log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
