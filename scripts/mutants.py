@@ -223,7 +223,15 @@ def _run_tests(subject: Subject, mutant: Mutant | None) -> int:
     if mutant is not None:
         sys.meta_path.insert(0, MutantFinder(mutant))
     tests = [str(ROOT / "tests" / test) for test in subject.tests]
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    quietly = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
+    return int(pytest.main([*quietly, *tests]))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_openais_client_is_served_with_a_key(fleet: Fleet) -> None:
     assert answer.usage.completion_tokens == 3
 
 
-@pytest.mark.parametrize("key", [make_key(), ADMIN_KEY, "none"])
+@pytest.mark.parametrize("key", [make_key(), ADMIN_KEY, "none"], ids=["unknown", "admin", "none"])
 def test_openais_client_knows_the_refusal(fleet: Fleet, key: str) -> None:
     with client(fleet, key) as stranger, pytest.raises(openai.AuthenticationError) as caught:
         stranger.models.list()

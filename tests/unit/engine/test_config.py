@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
-WITHOUT = object()
+WITHOUT = "(left out)"
 
 
 def parse(**changes: Any):
