@@ -28,6 +28,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
+from bench.tools.paths import DEMO_MODEL
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.attention.torch_backend import TorchAttention
@@ -203,7 +204,7 @@ def report(sums: dict[Kind, Sums]) -> Table:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
-    default = Path(__file__).parents[1] / "demo_model"
+    default = DEMO_MODEL
     parser.add_argument("--model", type=Path, default=default, help="a checkpoint's folder")
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))

@@ -21,7 +21,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +29,7 @@ from rich.table import Table
 from bench.chaos_load import Load, Tally
 from bench.connection_cut import can_cut, connections_of, cut, listening_ports
 from bench.fleet import BenchFleet, small_fleet
+from bench.tools.paths import DEMO_MODEL
 
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
@@ -177,7 +177,7 @@ def is_clean(tally: Tally, left: int) -> bool:
 def main(argv: list[str]) -> int:
     """Run, print the table; 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
-    parser.add_argument("--model", default=str(Path(__file__).parents[1] / "demo_model"))
+    parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)

@@ -55,6 +55,7 @@ from bench.server_process import (
     baton_command,
     vllm_command,
 )
+from bench.tools.paths import DEMO_MODEL
 from engine.config import ModelConfig, load_model_config
 from protocol.errors import BatonError
 
@@ -144,7 +145,7 @@ def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], lis
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
-    default = str(Path(__file__).parents[1] / "demo_model")
+    default = str(DEMO_MODEL)
     parser.add_argument("--model", default=default, help="M1, M2 or a checkpoint's folder")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")

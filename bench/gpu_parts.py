@@ -27,6 +27,7 @@ from bench.gpu_checks import (
     random_model,
 )
 from bench.gpu_machine import describe_machine
+from bench.tools.paths import DEMO_MODEL
 from engine.config import ModelConfig, load_model_config, parse_model_config
 from engine.device import kv_torch_dtype
 from engine.gpu.backend import CardBackend
@@ -50,7 +51,6 @@ LLAMA_8B = {
     "dtype": "bfloat16",
     "eos_token_id": 2,
 }
-DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
 DECODE_BATCHES = (1, 8, 32, 128, 256)
 GRAPH_BATCHES = (1, 32)
 CONTEXTS = (1024, 8192)

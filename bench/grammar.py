@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.tools.paths import DEMO_MODEL
 from engine.engine import Engine
 from engine.loader import EngineConfig, LoadedEngine, load_engine
 from engine.scheduler import SchedulerConfig
@@ -37,7 +38,7 @@ GRAMMAR = """start: %json {"type": "array", "minItems": 1000, "items": {"type": 
 def main(argv: Seq[str]) -> int:
     """Measure and print; 0."""
     parser = argparse.ArgumentParser(prog="bench.grammar", description=__doc__)
-    default = Path(__file__).parents[1] / "demo_model"
+    default = DEMO_MODEL
     parser.add_argument("--model", type=Path, default=default, help="a checkpoint's folder")
     parser.add_argument("--steps", type=int, default=200, help="decode steps of each kind")
     chosen = parser.parse_args(argv)

@@ -35,6 +35,7 @@ from tokenizers import Tokenizer
 from bench.dynamo_peer import HOW_TO_GET, DynamoPeer
 from bench.http_load import LoadResult, post, run_load
 from bench.router_fleet import RouterFleet, RouterFleetConfig, Usage
+from bench.tools.paths import DEMO_MODEL
 from protocol.messages import Role
 
 PATH = "/v1/chat/completions"
@@ -282,7 +283,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
-    parser.add_argument("--model", default=str(Path(__file__).parents[1] / "demo_model"))
+    parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--apart", action="store_true", help="prefill and decode workers")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time between the mock's steps")

@@ -29,6 +29,7 @@ from rich.table import Table
 from bench.fleet import BenchFleet, small_fleet
 from bench.router_fleet import RouterFleet, RouterFleetConfig
 from bench.soak_load import SoakLoad
+from bench.tools.paths import DEMO_MODEL
 from protocol.messages import Role
 
 MAX_GROWTH = 0.02
@@ -129,7 +130,7 @@ def is_steady(load: SoakLoad, memory: Memory, left: int) -> bool:
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--model", default=str(Path(__file__).parents[1] / "demo_model"))
+    parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--minutes", type=float, default=30.0, help="of load, warm-up included")
     parser.add_argument("--warm-up", type=float, default=8.0, help="minutes that do not count")
     parser.add_argument("--seed", type=int, default=1)

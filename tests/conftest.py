@@ -7,13 +7,13 @@ import asyncio
 import gc
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import settings
 
 from tests.effort import NIGHTLY
+from tests.paths import ROOT
 
 pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
 settings.register_profile("baton", deadline=None, derandomize=True, print_blob=True)
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--deprecations-are-errors"):
-        pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+        pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
         packages = "|".join([*pyproject["tool"]["importlinter"]["root_packages"], "tests"])
         for category in DEPRECATIONS:
             config.addinivalue_line("filterwarnings", rf"error::{category}:({packages})(\..*)?")

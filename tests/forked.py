@@ -24,8 +24,8 @@ from typing import Any
 from cli.child import Child
 from cli.child_settings import ChildSettings
 from protocol.messages import Role
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PRELOADED = [
     "cli.commands",
     "decode_worker.main",

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-DEMO_MODEL = Path(__file__).parents[2] / "demo_model"
+from tests.paths import DEMO_MODEL
+
 KEPT = Path(__file__).with_name("references.json")
 BLOCK = 16
 NUM_TOKENS = 24

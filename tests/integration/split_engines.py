@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,13 +33,14 @@ from kv_transfer.transfer_loop import NotificationArrived, WriteCommand, WriteFi
 from kv_transfer.transport import PoolMemory, create_transport
 from protocol.layout import KvLayout
 from protocol.messages import PeerDescriptor
+from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0
 SECRET = b"of the fleet"
 MAX_TOKENS = 16
 BLOCK = 8
-MODEL = Path(__file__).parents[2] / "demo_model"
+MODEL = DEMO_MODEL
 
 
 @dataclass(frozen=True)

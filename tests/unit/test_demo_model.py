@@ -6,7 +6,6 @@ Other tests compare greedy tokens exactly, so this one also holds that its choic
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-FOLDER = Path(__file__).parents[2] / "demo_model"
+from tests.paths import DEMO_MODEL
+
+FOLDER = DEMO_MODEL
 MAX_FOLDER_BYTES = 8_000_000
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,13 +35,14 @@ from runtime.reporter import Reporter
 from runtime.wakeup import Wakeup
 from runtime.worker_host import WorkerHost, WorkerParts
 from tests.layouts import bare_layout
+from tests.paths import DEMO_MODEL
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
 
 TORN = -7
 """What a block holds after a write that was cut off; no token."""
-DEMO_TOKENIZER = Path(__file__).parents[2] / "demo_model" / "tokenizer.json"
+DEMO_TOKENIZER = DEMO_MODEL / "tokenizer.json"
 SECRET = "a secret of sixteen"
 TTL_S, LANDING_S, MARGIN_S, GRACE_S = 3.0, 1.0, 0.25, 20.0
 LAYOUT = bare_layout(BLOCK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from bench.accuracy import Kind, compare, held_text, pick_device, report
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
+from tests.paths import DEMO_MODEL
 
-FOLDER = Path(__file__).parents[3] / "demo_model"
+FOLDER = DEMO_MODEL
 
 
 def test_fewer_bits_move_the_odds_further():

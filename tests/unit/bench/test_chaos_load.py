@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from bench import chaos_load
 from bench.chaos import is_clean
 from bench.chaos_load import Load, Tally
 from bench.soak_load import SoakLoad
+from tests.paths import DEMO_MODEL
 from tests.unit.bench.answering_server import AnsweringServer, header
 
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 ANSWER = [5, 6, 7]
 DONE = "data: [DONE]\n\n"
 

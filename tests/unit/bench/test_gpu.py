@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,10 +41,10 @@ from engine.config import parse_model_config
 from engine.gpu.tuning import MixedStep
 from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
+from tests.paths import DEMO_MODEL, ROOT
 from tests.unit.engine import fake_flashinfer
 from tests.unit.engine.torch_pool_layers import TorchPoolLayers
 
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 CPU = torch.device("cpu")
 SMALL = gpu_parts.LLAMA_8B | {
     "hidden_size": 64,
@@ -310,7 +309,7 @@ def test_parts_run_apart_and_a_process_that_dies_is_a_row(tmp_path, monkeypatch,
 
 
 def test_every_part_has_rows_in_the_document():
-    text = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text()
+    text = (ROOT / "docs" / "gpu.md").read_text()
     assert [name for name in gpu_parts.PARTS if f"| `{name}` |" not in text] == []
 
 

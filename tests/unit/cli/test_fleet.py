@@ -21,9 +21,9 @@ from cli.http_json import get_json
 from cli.up import run_fleet
 from cli.up_settings import UpSettings
 from protocol.errors import ServiceError
+from tests.paths import ROOT
 from tests.unit.cli.fake_process import FakeChildren
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,7 @@ from cli.main import main
 from runtime.openmp import SPINS
 from runtime.setting_spec import specs_of
 from runtime.settings import SECTIONS
-
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("argv", [[], ["help"], ["--help"], ["-h"]])

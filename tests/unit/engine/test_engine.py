@@ -27,10 +27,11 @@ from engine.step_model import StepModel
 from protocol.errors import GenerationFailed
 from protocol.sampling import SamplingParams
 from tests.layouts import bare_layout
+from tests.paths import DEMO_MODEL
 from tests.sequences import sequence_of
 
 BLOCK, VOCAB = 4, 20
-DEMO_TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
+DEMO_TOKENIZER = DEMO_MODEL / "tokenizer.json"
 NO_GRAMMARS = Grammars(Path("no-such-file"), VOCAB, ())
 
 

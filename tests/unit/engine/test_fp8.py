@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from engine.linear import linear_layer
 from engine.loader import EngineConfig, load_engine
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError
-
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
+from tests.paths import DEMO_MODEL
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence as Seq
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +16,10 @@ from engine.grammar import GrammarMatcher, Grammars, TokenMask
 from engine.sequence import Sequence
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
+from tests.paths import DEMO_MODEL
 from tests.sequences import sequence_of
 
-TOKENIZER = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
+TOKENIZER = DEMO_MODEL / "tokenizer.json"
 VOCAB, END = 2048, 2047
 TOKENS = LLTokenizer(str(TOKENIZER))
 GRAMMARS = Grammars(TOKENIZER, VOCAB, (END,))

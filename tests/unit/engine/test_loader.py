@@ -15,8 +15,8 @@ from engine.model import DecoderModel
 from engine.scheduler import SchedulerConfig
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import PAIRS, SPLIT, TOKENS
+from tests.paths import DEMO_MODEL
 
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from protocol.errors import ModelLoadError
 from router.detokenizer import Detokenizer
 from router.token_bytes import TokenBytes
+from tests.paths import DEMO_MODEL
 
 SAMPLE = ["Hello wörld, 你好 😀!", "the cat sat on the mat", "\n\t  spaces   here"]
 
@@ -135,7 +134,6 @@ def test_a_decoder_of_another_kind_is_refused_by_name(decoder, named):
         TokenBytes(tokenizer)
 
 
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 STYLES = {
     "byte-level": BYTE_LEVEL,
     "sentencepiece": SENTENCEPIECE,

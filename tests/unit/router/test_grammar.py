@@ -23,8 +23,8 @@ from router.grammar import (
     text_part,
 )
 from router.tokenizer import Tokenizer
+from tests.paths import DEMO_MODEL
 
-DEMO_MODEL = Path(__file__).parents[3] / "demo_model"
 VOCABULARY = LLTokenizer(str(DEMO_MODEL / "tokenizer.json"))
 PERSON = {
     "type": "object",

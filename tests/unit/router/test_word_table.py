@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +13,9 @@ from tokenizers import Tokenizer as HfTokenizer
 
 import router.word_table as word_table
 from router.word_table import MAX_NEW_WORDS, PATTERNS, WordTable, make_word_table
+from tests.paths import DEMO_MODEL
 
-DEMO = Path(__file__).parents[3] / "demo_model" / "tokenizer.json"
+DEMO = DEMO_MODEL / "tokenizer.json"
 ADDED = ("<|im_start|>", "<|im_end|>", "<think>", "<think", "ab")
 PIECES = st.one_of(
     st.text(st.characters(max_codepoint=127), max_size=12),

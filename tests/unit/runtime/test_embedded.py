@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +16,7 @@ from redis.retry import Retry
 
 from protocol.errors import ConfigError
 from runtime.embedded import EmbeddedValkey
-
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
 
 
 def test_starts_with_a_password_and_stops() -> None:

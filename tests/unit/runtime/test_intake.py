@@ -14,11 +14,12 @@ from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill, PrefillPeer
 from protocol.sampling import MAX_GRAMMAR_CHARS, SamplingParams
 from runtime.intake import Intake
+from tests.paths import DEMO_MODEL
 
 LAYOUT = KvLayout(
     model_fingerprint="m", dtype="float32", num_layers=1, num_kv_heads=1, block_size=4, head_dim=8
 )
-GRAMMARS = Grammars(Path(__file__).parents[3] / "demo_model" / "tokenizer.json", 10, (2047,))
+GRAMMARS = Grammars(DEMO_MODEL / "tokenizer.json", 10, (2047,))
 SAMPLING = SamplingParams(max_tokens=8, seed=1)
 GENERATE = Generate(
     request_id="r",

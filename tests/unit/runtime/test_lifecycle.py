@@ -8,13 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 
 from runtime.lifecycle import StopSignal
-
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,8 +16,9 @@ from router.chat.events import joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from router.grammar import choice_grammar, json_schema_grammar, only_rule, regex_grammar
 from router.output import TextDelta
+from tests.paths import DEMO_MODEL
 
-DEMO = Path(__file__).parents[4] / "demo_model" / "tokenizer.json"
+DEMO = DEMO_MODEL / "tokenizer.json"
 CITY = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/city"}},
