@@ -32,10 +32,10 @@ from bench.tools.paths import DEMO_MODEL
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.attention.torch_backend import TorchAttention
-from engine.checkpoint import load_weights
-from engine.config import load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.weights import load_weights
 from engine.kv_pool import KvPool
-from engine.model import DecoderModel
+from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
 from protocol.layout import FP8

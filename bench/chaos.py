@@ -3,10 +3,10 @@
     python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
 
 Two routers, two prefill and two decode workers as real processes. Faults: a worker or router is
-killed, a worker stopped until it counts as dead and continued, a worker drained, the store
-killed and started anew, empty, and where that can be done (see bench.connection_cut) a connection
-to a worker or to the store is cut. One at a time; whatever ended is started anew before the next.
-Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero.
+killed, a worker stopped until it counts as dead and continued, a worker drained, the store killed
+and started anew, empty, and where that can be done (see bench.reliability.connection_cut) a
+connection to a worker or to the store is cut. One at a time; whatever ended is started anew before
+the next. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.chaos_load import Load, Tally
-from bench.connection_cut import can_cut, connections_of, cut, listening_ports
-from bench.fleet import BenchFleet, small_fleet
+from bench.reliability.chaos_load import Load, Tally
+from bench.reliability.connection_cut import can_cut, connections_of, cut, listening_ports
+from bench.tools.fleet import BenchFleet, small_fleet
 from bench.tools.paths import DEMO_MODEL
 
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]

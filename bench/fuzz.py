@@ -26,8 +26,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.fuzz_inputs import Mutator
-from bench.fuzz_parsers import Parser, parsers
+from bench.reliability.fuzz_inputs import Mutator
+from bench.reliability.fuzz_parsers import Parser, parsers
 
 MAX_GROWTH = 0.02
 NUM_PARTS = 10

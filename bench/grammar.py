@@ -22,9 +22,9 @@ from rich.table import Table
 from bench.tools.paths import DEMO_MODEL
 from engine.engine import Engine
 from engine.loader import EngineConfig, LoadedEngine, load_engine
-from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
 from protocol.sampling import SamplingParams
+from scheduling.scheduler import SchedulerConfig
+from scheduling.sequence import Sequence
 
 BATCH_SIZES = (1, 8)
 BLOCK_SIZE = 16

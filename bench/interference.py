@@ -2,12 +2,12 @@
 
     python -m bench.interference [--model M1|M2|FOLDER] [--seconds 30] [--device cuda]
 
-Streams decode steadily while long prompts arrive (see bench.stream_load), over HTTP, on fleets of
-real processes with the same cores in all: (a) one worker that computes every prompt in one step,
-(b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill and a
-decode worker with half of the cores each, kept to them as `baton up` does. With `--device cuda` all
-workers of a fleet share one card. Each fleet is measured undisturbed first. The fleets take turns.
-`--plot` needs matplotlib.
+Streams decode steadily while long prompts arrive (see bench.tools.stream_load), over HTTP, on
+fleets of real processes with the same cores in all: (a) one worker that computes every prompt in
+one step, (b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill
+and a decode worker with half of the cores each, kept to them as `baton up` does. With `--device
+cuda` all workers of a fleet share one card. Each fleet is measured undisturbed first. The fleets
+take turns. `--plot` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
-from bench.engine_plot import load_pyplot
-from bench.fleet import BenchFleet, FleetConfig
-from bench.stream_load import Phase, StreamClient, StreamLoad
-from engine.config import load_model_config
+from bench.engine.plot import load_pyplot
+from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.tools.fleet import BenchFleet, FleetConfig
+from bench.tools.stream_load import Phase, StreamClient, StreamLoad
+from engine.checkpoint.config import load_model_config
+from process.core_shares import by_neighbourhood, core_shares
+from process.cores import ranges_of, usable_cores
 from protocol.errors import BatonError
-from runtime.core_shares import by_neighbourhood, core_shares
-from runtime.cores import ranges_of, usable_cores
 
 WARM_UP_S = 3.0
 QUIET_S = 10.0

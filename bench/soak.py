@@ -26,9 +26,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.fleet import BenchFleet, small_fleet
-from bench.router_fleet import RouterFleet, RouterFleetConfig
-from bench.soak_load import SoakLoad
+from bench.reliability.soak_load import SoakLoad
+from bench.router.mock_fleet import RouterFleet, RouterFleetConfig
+from bench.tools.fleet import BenchFleet, small_fleet
 from bench.tools.paths import DEMO_MODEL
 from protocol.messages import Role
 

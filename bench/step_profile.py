@@ -30,9 +30,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkpoints import SHAPES, benchmark_checkpoint
-from bench.engine_run import BatonRun, EngineKind, load_ours
-from bench.engine_work import WORKS, Work
+from bench.engine.in_process import BatonRun, EngineKind, load_ours
+from bench.engine.workloads import WORKS, Work
+from bench.tools.checkpoints import SHAPES, benchmark_checkpoint
 from protocol.errors import BatonError
 
 LINEAR, ATTENTION, BETWEEN = "linear", "attention", "norms, rotary, gate"

@@ -15,11 +15,11 @@ from typing import Any
 from cli.child import Child, baton_command, baton_environment
 from cli.commands import COMMANDS
 from cli.up_settings import UpSettings
+from process.core_shares import by_neighbourhood, core_shares
+from process.cores import can_keep_to_cores, ranges_of, usable_cores
+from process.setting_spec import ENV_PREFIX, specs_of
+from process.settings import CONFIG_ENV
 from protocol.messages import Role
-from runtime.core_shares import by_neighbourhood, core_shares
-from runtime.cores import can_keep_to_cores, ranges_of, usable_cores
-from runtime.setting_spec import ENV_PREFIX, specs_of
-from runtime.settings import CONFIG_ENV
 
 WORKER_HOST = "127.0.0.1"
 POOLS_FRACTION = 0.6

@@ -25,8 +25,8 @@ from cli.tables import print_table
 from cli.time_table import time_table
 from cli.up import run_fleet
 from cli.up_settings import UpSettings
+from process.settings import other_settings, setting, settings_or_exit
 from protocol.errors import BatonError, ServiceError
-from runtime.settings import other_settings, setting, settings_or_exit
 
 MODEL_FOLDER = Path(cli.__file__).resolve().parent.parent / "demo_model"
 SERVED_NAME = "demo_model"

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from process.settings import setting, setting_of, settings_or_exit
+from process.store.membership import read_fleet, request_drain
 from protocol.errors import ConfigError, ServiceError
-from runtime.membership import read_fleet, request_drain
-from runtime.settings import setting, setting_of, settings_or_exit
-from runtime.worker_settings import WorkerSettings
+from worker.settings import WorkerSettings
 
 _POLL_S = 0.2
 

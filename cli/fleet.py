@@ -21,12 +21,12 @@ from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
+from process.store.embedded_valkey import EmbeddedValkey
+from process.store.membership import read_fleet
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.api_keys import make_key
-from runtime.embedded import EmbeddedValkey
-from runtime.membership import read_fleet
+from router.http.api_keys import make_key
 
 log = logging.getLogger(__name__)
 

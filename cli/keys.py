@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError
-from router.api_keys import hash_key, make_key
-from runtime.settings import setting, settings_or_exit
+from router.http.api_keys import hash_key, make_key
 
 
 @dataclass(frozen=True, kw_only=True)

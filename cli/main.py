@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
+from process.openmp import let_threads_sleep
+from process.settings import other_settings
+from process.version import baton_version
 from protocol.errors import BatonError, ConfigError, ModelLoadError
-from runtime.openmp import let_threads_sleep
-from runtime.settings import other_settings
-from runtime.version import baton_version
 
 _HELP = ("help", "-h", "--help")
 _VERSION = ("version", "-V", "--version")

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.tables import print_workers
+from process.settings import setting, setting_of, settings_or_exit
+from process.store.membership import read_fleet
 from protocol.errors import ServiceError
-from router.worker import registered
-from runtime.membership import read_fleet
-from runtime.settings import setting, setting_of, settings_or_exit
-from runtime.worker_settings import WorkerSettings
+from router.fleet.worker import registered
+from worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
 from cli.tables import print_workers
 from cli.up_settings import UpSettings
+from process.cores import ranges_of, usable_cores
+from process.model_source import model_name, resolve_model
+from process.settings import config_path_of, flags_given, settings_or_exit
 from protocol.errors import BatonError, ConfigError, ModelLoadError
-from router.worker import registered
-from runtime.cores import ranges_of, usable_cores
-from runtime.model_source import model_name, resolve_model
-from runtime.settings import config_path_of, flags_given, settings_or_exit
+from router.fleet.worker import registered
 
 WATCH_S = 0.2
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from process.settings import setting, setting_of
 from router.settings import RouterSettings
-from runtime.settings import setting, setting_of
-from runtime.worker_settings import WorkerSettings
+from worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

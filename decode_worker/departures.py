@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.sequence import Sequence
-from kv_transfer.handoff import HandoffKey
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import TransferEvent
+from process.sockets.control import Peer
 from protocol.messages import HandoffToken, PrefillDone
 from protocol.traces import PrefillTrace, WriteSpan
-from runtime.control import Peer
-from runtime.counters import Count
-from runtime.outbound import FromDecodeWorker, OutboundHandoffs
-from runtime.worker_host import WorkerHost
+from scheduling.sequence import Sequence
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.outbound import FromDecodeWorker, OutboundHandoffs
 
 
 @dataclass(eq=False)

@@ -1,9 +1,9 @@
 """The receiving side of handoffs: joins the machine that decides with those that act.
 
-`kv_transfer.receiver` decides what to grant and when a fence falls; grants, renewals and aborts go
-to the sending workers over their control links, and what has landed is announced by the transport.
-The counterpart of `runtime.outbound`. It owns no blocks: they are its owner's, who hears what has
-arrived and when nobody writes to them any more.
+`kv_transfer.handoff.receiver` decides what to grant and when a fence falls; grants, renewals and
+aborts go to the sending workers over their control links, and what has landed is announced by the
+transport. The counterpart of `worker.outbound`. It owns no blocks: they are its owner's, who hears
+what has arrived and when nobody writes to them any more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from decode_worker.peers import PrefillPeers
-from kv_transfer.handoff import HandoffKey
-from kv_transfer.receiver import (
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.receiver import (
     Complete,
     Failed,
     HandoffReceiver,
@@ -29,8 +29,8 @@ from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
 from protocol.errors import ProtocolError
 from protocol.messages import Abort, KvClosed, PrefillPeer
-from runtime.counters import Count
-from runtime.worker_host import WorkerHost
+from worker.counters import Count
+from worker.host import WorkerHost
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
 from engine.loader import pick_device
-from kv_transfer.receiver import HandoffReceiver
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
+from process.settings import settings_or_exit
 from protocol.messages import Role
-from runtime.settings import settings_or_exit
-from runtime.worker_host import WorkerHost
-from runtime.worker_process import Surroundings, run_worker
+from worker.assembly import Surroundings, run_worker
+from worker.host import WorkerHost
 
 
 def main(argv: Sequence[str]) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from process.sockets.control import Peer
 from protocol.messages import SequenceTokens, StepTokens
-from runtime.control import Peer
-from runtime.worker_host import WorkerHost
+from worker.host import WorkerHost
 
 
 class Outbox:

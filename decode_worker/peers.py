@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import zmq
 
+from process.process_watch import WatchedProcess
+from process.sockets.control import ControlLink
 from protocol.errors import ProtocolError
 from protocol.messages import ControlMessage, Message, PrefillPeer, Role
 from protocol.registration import WorkerInfo, WorkerState
-from runtime.control import ControlLink
-from runtime.process_watch import WatchedProcess
-from runtime.worker_process import Surroundings
+from worker.assembly import Surroundings
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decode_worker.task import Task
+from process.sockets.control import Peer
 from protocol.messages import NotKept, Resume, Resumed
 from protocol.traces import DecodeTrace
-from runtime.control import Peer
-from runtime.counters import Count
-from runtime.worker_host import WorkerHost
+from worker.counters import Count
+from worker.host import WorkerHost
 
 MAX_KEPT_TOKENS = 1_000_000
 """Tokens of all finished streams together, and entries of their log-probabilities."""

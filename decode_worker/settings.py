@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.settings import setting
-from runtime.worker_settings import WorkerSettings
+from process.settings import setting
+from worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

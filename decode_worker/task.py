@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.batch import Produced
-from engine.sequence import Sequence, SequenceState
-from kv_transfer.handoff import HandoffKey
+from kv_transfer.handoff.key import HandoffKey
+from process.sockets.control import Peer
 from protocol.messages import (
     FinishReason,
     HandedOver,
@@ -20,7 +19,8 @@ from protocol.messages import (
 )
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from protocol.traces import ChunkSpan, DecodeTrace
-from runtime.control import Peer
+from scheduling.batch import Produced
+from scheduling.sequence import Sequence, SequenceState
 
 
 @dataclass(eq=False)

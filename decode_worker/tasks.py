@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decode_worker.task import Task
-from engine.sequence import Sequence
-from kv_transfer.handoff import ClosedHandoffs, HandoffKey
-from runtime.control import Peer
+from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey
+from process.sockets.control import Peer
+from scheduling.sequence import Sequence
 
 _REMEMBERED = 8192
 

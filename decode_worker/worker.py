@@ -18,13 +18,12 @@ from decode_worker.peers import PrefillPeers
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
 from decode_worker.tasks import Tasks
-from engine.batch import Batch, Produced
-from engine.sequence import Sequence, SequenceState
 from engine.step_result import StepResult
-from kv_transfer.handoff import HandoffKey, key_of
-from kv_transfer.receiver import HandoffReceiver
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
+from process.sockets.control import Peer
 from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
@@ -41,9 +40,10 @@ from protocol.messages import (
 )
 from protocol.sampling import TokenLogprobs
 from protocol.traces import ChunkSpan
-from runtime.control import Peer
-from runtime.counters import Count
-from runtime.worker_host import WorkerHost
+from scheduling.batch import Batch, Produced
+from scheduling.sequence import Sequence, SequenceState
+from worker.counters import Count
+from worker.host import WorkerHost
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.batch import Batch
 from engine.device import Fence
 from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.step_model import StepCost
 from engine.step_result import StepResult, commit
 from engine.steps_ahead import StepsAhead, can_run_ahead
 from protocol.errors import GenerationFailed
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
+from scheduling.batch import Batch
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.step_model import StepCost
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine import huge_pages
+from engine.cpu import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
 from protocol.errors import ConfigError
 from protocol.layout import SPLIT, KvLayout

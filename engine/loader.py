@@ -21,9 +21,9 @@ from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, orders_for, supports
 from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
-from engine.block_manager import BlockManager
-from engine.checkpoint import Progress, load_weights
-from engine.config import ModelConfig, load_model_config
+from engine.checkpoint.config import ModelConfig, load_model_config
+from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.weights import Progress, load_weights
 from engine.device import kv_torch_dtype, torch_dtype
 from engine.engine import Engine, EngineLimits
 from engine.gpu.backend import CardBackend
@@ -31,18 +31,18 @@ from engine.gpu.fp8_linear import MIN_CAPABILITY
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.gpu.tuning import MixedStep
-from engine.grammar import Grammars
 from engine.kv_pool import KvPool, blocks_for_fraction
-from engine.model import DecoderModel, RunnableModel
-from engine.model_files import model_fingerprint
+from engine.models.decoder import DecoderModel, RunnableModel
 from engine.native.library import KernelsUnavailable, load_library
 from engine.runner import ModelRunner
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler, SchedulerConfig
-from engine.step_model import StepModel
+from engine.sampling.grammar import Grammars
+from engine.sampling.sampler import Sampler
 from engine.tensor_parallel import Follower, LeadingAttention, LeadingModel, Ranks, SummedLinear
 from protocol.errors import ConfigError
 from protocol.layout import FP8, SPLIT, TOKENS, KvLayout
+from scheduling.block_manager import BlockManager
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.step_model import StepModel
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
-from engine.batch import Batch
-from engine.choices import Choices, LateTokens, SampledToken, read_tokens
+from engine.cpu.fused_step import FusedStep, Likeliest
 from engine.device import PASSED, Fence, fence_of, to_device, wait_for
-from engine.fused_step import FusedStep, Likeliest
 from engine.gpu.graphs import DecodeGraphs
-from engine.grammar import Grammars, TokenMask
-from engine.model import RunnableModel
-from engine.prompt_logprobs import record_chunk
-from engine.sampler import InvalidLogits, Sampler, SampleRow
-from engine.sequence import Sequence
-from engine.token_history import TokenHistory, mask_of, words_ends
+from engine.models.decoder import RunnableModel
+from engine.sampling.chosen_tokens import Choices, LateTokens, SampledToken, read_tokens
+from engine.sampling.grammar import Grammars, TokenMask
+from engine.sampling.prompt_logprobs import record_chunk
+from engine.sampling.sampler import InvalidLogits, Sampler, SampleRow
+from engine.sampling.token_history import TokenHistory, mask_of, words_ends
+from scheduling.batch import Batch
+from scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.batch import Batch, Produced
-from engine.choices import SampledToken
 from engine.runner import NOT_FINITE, RowFailure
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sampling.chosen_tokens import SampledToken
 from protocol.sampling import TokenLogprobs
+from scheduling.batch import Batch, Produced
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True)

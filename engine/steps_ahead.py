@@ -16,13 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.batch import Batch
 from engine.device import PASSED, Fence
 from engine.runner import Chosen, ModelRunner
-from engine.scheduler import Scheduler
-from engine.sequence import SequenceState
-from engine.step_model import StepCost
 from engine.step_result import StepResult, commit
+from scheduling.batch import Batch
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import SequenceState
+from scheduling.step_model import StepCost
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
-from engine.config import Shard
+from engine.checkpoint.config import Shard
 from engine.device import to_device
-from engine.linear import LinearLayer
-from engine.model import DecoderModel
+from engine.layers.linear import LinearLayer
+from engine.models.decoder import DecoderModel
 
 
 @dataclass(frozen=True)

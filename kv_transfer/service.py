@@ -26,7 +26,7 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
-from kv_transfer.transport import PoolMemory, Transport
+from kv_transfer.transports.interface import PoolMemory, Transport
 from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6

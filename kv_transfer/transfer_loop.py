@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.head_slices import HeadSlices
-from kv_transfer.transport import Transport, WriteDone
+from kv_transfer.transports.interface import Transport, WriteDone
 from protocol.errors import TransferError
 
 

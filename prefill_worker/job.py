@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.batch import Produced
-from engine.sequence import Sequence
-from kv_transfer.handoff import HandoffKey
+from kv_transfer.handoff.key import HandoffKey
+from process.sockets.control import Peer
 from protocol.messages import FirstToken, HandoffToken
 from protocol.sampling import TokenLogprobs
 from protocol.traces import ChunkSpan, PrefillTrace, WriteSpan
-from runtime.control import Peer
+from scheduling.batch import Produced
+from scheduling.sequence import Sequence
 
 
 @dataclass(eq=False)

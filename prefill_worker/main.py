@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.sender import HandoffSender
 from prefill_worker.settings import PrefillSettings
 from prefill_worker.worker import PrefillWorker
+from process.settings import settings_or_exit
 from protocol.messages import Role
-from runtime.settings import settings_or_exit
-from runtime.worker_host import WorkerHost
-from runtime.worker_process import Surroundings, run_worker
+from worker.assembly import Surroundings, run_worker
+from worker.host import WorkerHost
 
 
 def main(argv: Sequence[str]) -> int:

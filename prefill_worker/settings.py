@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.worker_settings import WorkerSettings
+from worker.settings import WorkerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

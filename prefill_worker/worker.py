@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 
-from engine.batch import Batch
-from engine.sequence import Sequence, SequenceState
 from engine.step_result import StepResult
-from kv_transfer.handoff import ClosedHandoffs, HandoffKey, key_of
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, key_of
+from kv_transfer.handoff.sender import HandoffSender
 from prefill_worker.job import Job
+from process.sockets.control import Peer
 from protocol.errors import RequestError
 from protocol.messages import (
     Abort,
@@ -28,10 +27,11 @@ from protocol.messages import (
     Role,
 )
 from protocol.traces import ChunkSpan, PrefillTrace, WriteSpan
-from runtime.control import Peer
-from runtime.counters import Count
-from runtime.outbound import OutboundHandoffs
-from runtime.worker_host import WorkerHost
+from scheduling.batch import Batch
+from scheduling.sequence import Sequence, SequenceState
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.outbound import OutboundHandoffs
 
 log = logging.getLogger(__name__)
 

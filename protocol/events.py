@@ -14,7 +14,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     """Load of a worker, published at most every `stats_interval`.
 
     `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
-    hold a prefix. The step coefficients are those of `engine.step_model`. `counters` only grow.
+    hold a prefix. The step coefficients are those of `scheduling.step_model`. `counters` only grow.
     `reported_us` is the worker's wall clock, so that a reader sees how old a report is.
     """
 

@@ -11,27 +11,27 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from router.api.anthropic.errors import error_response
 from router.api.anthropic.messages import messages_router
-from router.api.chat import chat_router
-from router.api.completions import completions_router
 from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
+from router.api.models import service_router
+from router.api.openai.chat import chat_router
+from router.api.openai.completions import completions_router
 from router.api.openai_responses.responses import responses_router
-from router.api.service import service_router
+from router.api.probes import probe_router
+from router.api.sampling_defaults import load_sampling_defaults
+from router.api.timing import TraceLookup
 from router.api.tokenize import tokenize_router
-from router.api_metrics import ApiMetrics
 from router.chat.markup import find_markup
 from router.chat.parser_names import AUTO
-from router.generation import Generator, ReadinessCheck, ServedModel
-from router.grammar import GrammarChecker
-from router.http_errors import describe
-from router.probes import probe_router
-from router.request_scope import RequestScope, record_of
-from router.sampling_defaults import load_sampling_defaults
-from router.short_cuts import Application
-from router.timing import TraceLookup
-from router.tokenizer import Tokenizer
+from router.http.anthropic_errors import error_response
+from router.http.errors import describe
+from router.http.fast_path import Application
+from router.http.metrics import ApiMetrics
+from router.http.request_scope import RequestScope, record_of
+from router.requests.generation import Generator, ReadinessCheck, ServedModel
+from router.text.grammar import GrammarChecker
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,43 +22,36 @@ from typing import Any
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from process.allocator import give_back_large_blocks
+from process.clock import wall_us
+from process.garbage_collector import spare_the_collector
+from process.lifecycle import StopSignal
+from process.logs import setup_logs
+from process.metrics import process_registry
+from process.model_source import resolve_model
+from process.settings import settings_or_exit
+from process.sockets.network import Network
+from process.store.membership import FleetWatcher
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo
-from router.access import KeyCheck, access_rules, warn_of_open_doors
-from router.admin import admin_router
+from router.api.admin import admin_router
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.cache_index import CacheIndex
-from router.dispatch import Dispatcher
-from router.event_ids import ids_key
-from router.fleet import Fleet
-from router.fleet_metrics import FleetMetrics
-from router.generation import ServedModel
-from router.http_protocol import BoundedProtocols, ConnectionLimits
-from router.http_server import (
-    Doorway,
-    HttpServer,
-    TlsFiles,
-    listen,
-    url_of,
-    write_port_file,
-)
-from router.late_app import LateApp, waiting_app
-from router.link import LinkCallbacks, LinkTimes, WorkerLink
+from router.fleet.cache_index import CacheIndex
+from router.fleet.fleet import Fleet
+from router.fleet.link import LinkCallbacks, LinkTimes, WorkerLink
+from router.fleet.metrics import FleetMetrics
+from router.http.access import KeyCheck, access_rules, warn_of_open_doors
+from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.http.server import Doorway, HttpServer, TlsFiles, listen, url_of, write_port_file
+from router.requests.dispatcher import Dispatcher
+from router.requests.event_ids import ids_key
+from router.requests.generation import ServedModel
+from router.requests.trace import TraceStore
 from router.settings import RouterSettings
-from router.tokenizer import Tokenizer
-from router.trace import TraceStore
-from runtime.allocator import give_back_large_blocks
-from runtime.clock import wall_us
-from runtime.collector import spare_the_collector
-from runtime.lifecycle import StopSignal
-from runtime.logs import setup_logs
-from runtime.membership import FleetWatcher
-from runtime.metrics import process_registry
-from runtime.model_source import resolve_model
-from runtime.network import Network
-from runtime.settings import settings_or_exit
+from router.startup_app import LateApp, waiting_app
+from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from process.settings import setting, setting_of
 from protocol.errors import ConfigError
-from router.api_keys import KEY_PATTERN
 from router.chat.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
-from runtime.settings import setting, setting_of
-from runtime.worker_settings import WorkerSettings
+from router.http.api_keys import KEY_PATTERN
+from worker.settings import WorkerSettings
 
 DOORS = ("open", "api", "admin")
 

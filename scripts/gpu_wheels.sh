@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Collects what bench.gpu needs beside torch, triton, transformers and nvcc, for a machine without
+# Collects what bench.gpu.runner needs beside torch, triton, transformers and nvcc, for a machine without
 # a network: scripts/gpu_wheels.sh FOLDER. There: python -m pip install --no-index --no-deps FOLDER/*.whl
 set -euo pipefail
 folder=${1:?usage: scripts/gpu_wheels.sh FOLDER}

@@ -83,33 +83,35 @@ class Subject:
 SUBJECTS = [
     Subject(
         "scheduler",
-        ["engine/scheduler.py", "engine/block_manager.py"],
-        ["unit/engine/test_scheduler.py", "unit/engine/test_block_manager.py"],
+        ["scheduling/scheduler.py", "scheduling/block_manager.py"],
+        ["tests/unit/scheduling/test_scheduler.py", "tests/unit/scheduling/test_block_manager.py"],
     ),
-    Subject("placement", ["router/placement.py"], ["unit/router/test_placement.py"]),
+    Subject(
+        "placement", ["router/routing/policy.py"], ["tests/unit/router/routing/test_policy.py"]
+    ),
     Subject(
         "handoff",
         [
-            "kv_transfer/handoff.py",
-            "kv_transfer/handoff_states.py",
-            "kv_transfer/receiver.py",
-            "kv_transfer/sender.py",
+            "kv_transfer/handoff/key.py",
+            "kv_transfer/handoff/states.py",
+            "kv_transfer/handoff/receiver.py",
+            "kv_transfer/handoff/sender.py",
         ],
         [
-            "unit/kv_transfer/test_handoff_receiver.py",
-            "unit/kv_transfer/test_handoff_sender.py",
-            "unit/kv_transfer/test_handoff_pair.py",
+            "tests/unit/kv_transfer/handoff/test_receiver.py",
+            "tests/unit/kv_transfer/handoff/test_sender.py",
+            "tests/unit/kv_transfer/handoff/test_pair.py",
         ],
     ),
     Subject(
         "retries",
-        ["router/retries.py", "router/attempt.py"],
+        ["router/requests/retries.py", "router/requests/attempt.py"],
         [
-            "unit/router/test_dispatch.py",
-            "unit/router/test_dispatch_retries.py",
-            "unit/router/test_dispatch_deaths.py",
-            "unit/router/test_dispatch_ends.py",
-            "unit/router/test_dispatch_handover.py",
+            "tests/unit/router/requests/test_dispatcher.py",
+            "tests/unit/router/requests/test_retries.py",
+            "tests/unit/router/requests/test_deaths.py",
+            "tests/unit/router/requests/test_ends.py",
+            "tests/unit/router/requests/test_handover.py",
         ],
     ),
 ]
@@ -206,7 +208,11 @@ def fails(subject: Subject, mutant: Mutant | None) -> bool:
     """Whether a test of the subject fails, or does not end, with the mutant in place."""
     child = os.fork()
     if child == 0:
-        os._exit(_run_tests(subject, mutant))
+        status = 1
+        try:
+            status = _run_tests(subject, mutant)
+        finally:
+            os._exit(status)
     timer = threading.Timer(TIMEOUT_S, os.killpg, (child, signal.SIGKILL))
     timer.start()
     _, status = os.waitpid(child, 0)
@@ -222,7 +228,7 @@ def _run_tests(subject: Subject, mutant: Mutant | None) -> int:
     os.chdir(ROOT)
     if mutant is not None:
         sys.meta_path.insert(0, MutantFinder(mutant))
-    tests = [str(ROOT / "tests" / test) for test in subject.tests]
+    tests = [str(ROOT / test) for test in subject.tests]
     quietly = [
         "-x",
         "-q",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.sequence import Sequence
 from protocol.sampling import SamplingParams
+from scheduling.sequence import Sequence
 
 
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:

@@ -28,7 +28,7 @@ class Peer(Protocol):
 
 
 class Needs(NamedTuple):
-    """What the peer is started for; see EngineNeeds in bench/engine_work.py."""
+    """What the peer is started for; see EngineNeeds in bench/engine/workloads.py."""
 
     folder: str
     dtype: str

@@ -22,10 +22,10 @@ from engine.attention.flashinfer_backend import (
     workspace_bytes,
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
-from engine.config import ModelConfig
+from engine.checkpoint.config import ModelConfig
 from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool
-from engine.layer_ops import LayerOps
+from engine.layers.ops import LayerOps
 
 logger = logging.getLogger(__name__)
 

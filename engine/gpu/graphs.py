@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.choices import LateTokens
 from engine.device import to_device
-from engine.model import DecoderModel
+from engine.models.decoder import DecoderModel
+from engine.sampling.chosen_tokens import LateTokens
 
 logger = logging.getLogger(__name__)
 

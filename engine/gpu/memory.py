@@ -16,8 +16,8 @@ import torch
 from engine.attention.base import AttentionBackend, Segment
 from engine.gpu.graphs import GRAPH_BYTES
 from engine.kv_pool import KvPool, blocks_for_memory
-from engine.model import DecoderModel
-from engine.sampler import Sampler, SampleRow
+from engine.models.decoder import DecoderModel
+from engine.sampling.sampler import Sampler, SampleRow
 from protocol.layout import KvLayout
 from protocol.sampling import SamplingParams
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.api_metrics import ApiMetrics
+from router.api.sampling_defaults import SamplingDefaults
+from router.api.timing import TraceLookup
 from router.chat.markup import ChatMarkup
-from router.generation import Generator, ServedModel
-from router.grammar import GrammarChecker
-from router.sampling_defaults import SamplingDefaults
-from router.timing import TraceLookup
-from router.tokenizer import Tokenizer
+from router.http.metrics import ApiMetrics
+from router.requests.generation import Generator, ServedModel
+from router.text.grammar import GrammarChecker
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def no_traces(request_id: str) -> None:
 class ApiContext:
     """The parts behind the API. Nothing here changes after start.
 
-    `ids_key` is the key of streams' event ids, see `router.event_ids`.
+    `ids_key` is the key of streams' event ids, see `router.requests.event_ids`.
     """
 
     generator: Generator

@@ -14,11 +14,11 @@ from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_leng
 from router.api.request_fields import GenerationFields
 from router.chat.conversation import Conversation, ToolMode
 from router.chat.message_parser import MessageParser
-from router.chat_template import RESERVED_NAMES, ChatTemplate
-from router.choices import Choice
-from router.event_ids import StreamIdentity
-from router.grammar import only_rule
-from router.tokenizer import Tokenizer
+from router.requests.choices import Choice
+from router.requests.event_ids import StreamIdentity
+from router.text.chat_template import RESERVED_NAMES, ChatTemplate
+from router.text.grammar import only_rule
+from router.text.tokenizer import Tokenizer
 
 _THINKING = "enable_thinking"
 MAX_INLINE_MESSAGES = 8

@@ -17,13 +17,13 @@ from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from router.access import Door
+from process.version import baton_version
 from router.api.anthropic.answer import AnthropicError
-from router.api.anthropic.errors import is_anthropics
 from router.api.operations import OPERATIONS, Operation
-from router.event_ids import HEADER as RESUMING_HEADER
-from router.timing import TIMING_HEADER
-from runtime.version import baton_version
+from router.api.timing import TIMING_HEADER
+from router.http.access import Door
+from router.http.anthropic_errors import is_anthropics
+from router.requests.event_ids import HEADER as RESUMING_HEADER
 
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"

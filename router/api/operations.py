@@ -10,21 +10,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from router.access import Door
 from router.api.anthropic.answer import (
     AnthropicEvent,
     AnthropicMessage,
     TokenCount,
 )
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
-from router.api.chat_request import ChatRequest
-from router.api.completion_request import CompletionRequest
+from router.api.models import NOT_GENERATION
+from router.api.openai.answers import ChatChunk, ChatCompletion, Completion, Model, ModelList
+from router.api.openai.chat_request import ChatRequest
+from router.api.openai.completion_request import CompletionRequest
 from router.api.openai_responses.answer import Response, ResponseEvent
 from router.api.openai_responses.request import ResponsesRequest
-from router.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
-from router.api.service import NOT_GENERATION
+from router.api.probes import ServiceStatus, ServiceVersion
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
-from router.probes import ServiceStatus, ServiceVersion
+from router.http.access import Door
 
 _BODY_ERRORS = (400, 404, 413, 415)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 500, 503)

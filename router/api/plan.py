@@ -19,10 +19,10 @@ from router.api.sampling import (
     output_limit,
     stop_rules,
 )
-from router.choices import Choice
-from router.event_ids import HEADER, StreamIdentity, check_positions
-from router.generation import GenerationRequest
-from router.output import OutputText, StopRules
+from router.requests.choices import Choice
+from router.requests.event_ids import HEADER, StreamIdentity, check_positions
+from router.requests.generation import GenerationRequest
+from router.requests.output_text import OutputText, StopRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,22 @@ from fastapi import Request
 from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
-from router.api.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
-from router.api.best_of import best_of_each_prompt
 from router.api.context import ApiContext
+from router.api.openai.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
+from router.api.openai.answers import CachedTokens, Usage
+from router.api.openai.best_of import best_of_each_prompt
 from router.api.request_fields import GenerationFields
-from router.api.responses import CachedTokens, Usage
-from router.api_metrics import CLIENT_GONE_STATUS
-from router.choices import Choice, TextSink, run_choices
-from router.disconnect import ClientGone, connection_of, while_connected
-from router.event_ids import Bookmark, EventCount, StreamIdentity
-from router.http_errors import describe
-from router.output import OutputToken, TextDelta
-from router.request_scope import RequestRecord, record_of
-from router.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
-from router.timing import TIMING_HEADER
-from router.tokenizer import Tokenizer
-from router.whole_answer import WholeAnswer
+from router.api.timing import TIMING_HEADER
+from router.http.disconnect import ClientGone, connection_of, while_connected
+from router.http.errors import describe
+from router.http.json_response import WholeAnswer
+from router.http.metrics import CLIENT_GONE_STATUS
+from router.http.request_scope import RequestRecord, record_of
+from router.http.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
+from router.requests.choices import Choice, TextSink, run_choices
+from router.requests.event_ids import Bookmark, EventCount, StreamIdentity
+from router.requests.output_text import OutputToken, TextDelta
+from router.text.tokenizer import Tokenizer
 
 _TIMING = TIMING_HEADER.encode()
 

@@ -18,12 +18,12 @@ from starlette.requests import ClientDisconnect
 
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
-from router.api.structured import ResponseFormat, StructuredOutputs
+from router.api.structured_outputs import ResponseFormat, StructuredOutputs
 from router.api.unknown_nulls import without_unknown_nulls
-from router.disconnect import ClientGone, connection_of
-from router.event_ids import body_digest
-from router.http_errors import invalid_request
-from router.request_scope import record_of
+from router.http.disconnect import ClientGone, connection_of
+from router.http.errors import invalid_request
+from router.http.request_scope import record_of
+from router.requests.event_ids import body_digest
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16

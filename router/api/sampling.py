@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from protocol.errors import InvalidRequest, PromptTooLong
 from protocol.sampling import SamplingParams
 from router.api.request_fields import GenerationFields
-from router.output import StopRules
-from router.sampling_defaults import SamplingDefaults
+from router.api.sampling_defaults import SamplingDefaults
+from router.requests.output_text import StopRules
 
 _SEED_BITS = 63
 

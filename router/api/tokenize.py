@@ -11,9 +11,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from protocol.errors import InvalidRequest
-from router.api.chat_request import NO_TEMPLATES, ChatMessage
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation
+from router.api.openai.chat_request import NO_TEMPLATES, ChatMessage
 from router.api.plan import check_model
 from router.api.request_fields import RequestBody, only, read_fields
 from router.api.sampling import check_token_ids

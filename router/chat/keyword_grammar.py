@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from protocol.errors import InvalidRequest
-from router.grammar import json_schema_part, text_part
+from router.text.grammar import json_schema_part, text_part
 
 KEY = r"[\w.$-]{1,128}"
 """Names of arguments, as a regular expression."""

@@ -18,7 +18,7 @@ from router.chat.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
 from router.chat.tool_grammar import CallForm, ToolGrammar
 from router.chat.tool_parser import CallIds, ToolParser
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

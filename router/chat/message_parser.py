@@ -18,7 +18,7 @@ from router.chat.events import (
 )
 from router.chat.reasoning import ReasoningParser
 from router.chat.tool_parser import ToolParser
-from router.output import TextDelta
+from router.requests.output_text import TextDelta
 
 
 class MessageParser:

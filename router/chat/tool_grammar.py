@@ -15,7 +15,7 @@ from protocol.errors import InvalidRequest
 from router.chat.conversation import Conversation, Tool, ToolMode
 from router.chat.keyword_grammar import keyword_call
 from router.chat.reasoning import ReasoningMarkers
-from router.grammar import json_schema_part, text_part
+from router.text.grammar import json_schema_part, text_part
 
 _ANY_TEXT = "/(?s:.*)/"
 

@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from cli.commands import COMMANDS
-from engine.batch import Batch
 from engine.engine import Engine
 from engine.runner import ModelRunner
 from engine.step_result import StepResult
-from kv_transfer.nixl_transport import NixlTransport
-from kv_transfer.receiver import HandoffReceiver
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.service import TransferService
-from kv_transfer.shm_transport import ShmTransport
 from kv_transfer.transfer_loop import TransferLoop, WriteCommand
-from kv_transfer.transport import Notification, WriteDone
+from kv_transfer.transports.interface import Notification, WriteDone
+from kv_transfer.transports.nixl import NixlTransport
+from kv_transfer.transports.shm import ShmTransport
 from protocol.errors import TransferError
-from runtime.outbound import OutboundHandoffs
+from scheduling.batch import Batch
+from worker.outbound import OutboundHandoffs
 
 POISON = [13, 14, 13, 14, 15]
 DEADLY = [15, 14, 13, 14, 13]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 
+from process.store.membership import read_fleet
 from protocol.messages import Role
-from runtime.membership import read_fleet
 from tests.faults.faulty_fleet import Stream, faulty_fleet
 from tests.integration.fleets import wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference

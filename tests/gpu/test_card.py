@@ -14,22 +14,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.checkpoints import random_weights
-from bench.gpu_checks import random_model
+from bench.gpu.checks import random_model
+from bench.tools.checkpoints import random_weights
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
-from engine.config import ModelConfig, parse_model_config
+from engine.checkpoint.config import ModelConfig, parse_model_config
+from engine.checkpoint.json_keys import JsonKeys
 from engine.device import bind_thread
 from engine.engine import Engine
 from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_linear import MIN_CAPABILITY, Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
-from engine.json_keys import JsonKeys
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
-from engine.sampler import Sampler, SampleRow
-from engine.scheduler import SchedulerConfig
+from engine.sampling.sampler import Sampler, SampleRow
 from protocol.sampling import SamplingParams
+from scheduling.scheduler import SchedulerConfig
 from tests.sequences import greedy, sequence_of
 
 pytestmark = [

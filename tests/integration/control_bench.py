@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from process.sockets.control import ControlLink, ControlServer, HelloPolicy, Peer
+from process.sockets.network import Network
+from process.sockets.options import tcp_endpoint
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, Message, Role
-from runtime.control import ControlLink, ControlServer, HelloPolicy, Peer
-from runtime.network import Network
-from runtime.sockets import tcp_endpoint
 
 ANY_PORT = tcp_endpoint("127.0.0.1", 0)
 WAIT_S = 10.0

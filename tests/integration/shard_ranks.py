@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 
 from engine.kv_pool import KvPool, block_digest
-from kv_transfer.handoff import HandoffKey
-from kv_transfer.head_slices import shared_heads
-from kv_transfer.receiver import (
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.receiver import (
     Complete,
     Failed,
     HandoffReceiver,
@@ -32,17 +31,18 @@ from kv_transfer.receiver import (
     SendRenew,
     Unfence,
 )
-from kv_transfer.sender import Close, HandoffSender, PostWrite, Release
+from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release
+from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
+from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
+from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
+from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService
-from kv_transfer.shard_peer import admit_shard, describe_shard
-from kv_transfer.sharded_receiver import ShardedReceiver, VerifyLane
-from kv_transfer.sharded_sender import ForLane, ShardedSender
 from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, WriteCommand, WriteFinished
-from kv_transfer.transport import PoolMemory, create_transport
+from kv_transfer.transports.interface import PoolMemory, create_transport
+from process.process_watch import WatchedProcess
 from protocol import wire
 from protocol.layout import KvLayout
 from protocol.messages import Abort, KvClosed, KvGrant, KvRenew, PeerDescriptor
-from runtime.process_watch import WatchedProcess
 
 DEADLINE_S = 60.0
 LANDING_S = 0.2

@@ -19,20 +19,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.batch import Batch
-from engine.config import Shard
+from engine.checkpoint.config import Shard
 from engine.engine import Engine
 from engine.loader import EngineConfig, load_engine, load_follower
-from engine.scheduler import SchedulerConfig
-from engine.sequence import Sequence
 from engine.tensor_parallel import Follower, Ranks
+from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
 from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService
-from kv_transfer.shard_peer import admit_shard, describe_shard
 from kv_transfer.transfer_loop import NotificationArrived, WriteCommand, WriteFinished
-from kv_transfer.transport import PoolMemory, create_transport
+from kv_transfer.transports.interface import PoolMemory, create_transport
 from protocol.layout import KvLayout
 from protocol.messages import PeerDescriptor
+from scheduling.batch import Batch
+from scheduling.scheduler import SchedulerConfig
+from scheduling.sequence import Sequence
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import zmq
 
+from process.sockets.control import ControlLink
+from process.sockets.events import EventPublisher
+from process.sockets.options import tcp_endpoint
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
 from protocol.events import CacheEvents
@@ -17,9 +20,6 @@ from protocol.messages import (
     Ping,
     Role,
 )
-from runtime.control import ControlLink
-from runtime.events import EventPublisher
-from runtime.sockets import tcp_endpoint
 from tests.integration.control_bench import (
     ANY_PORT,
     HELLO,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket as tcp
 
+from process.sockets.control import ControlLink, ControlServer, HelloPolicy
 from protocol.errors import ConfigError
 from protocol.messages import Message
-from runtime.control import ControlLink, ControlServer, HelloPolicy
 from tests.integration.control_bench import (
     HELLO,
     POLICY,

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 
+from process.sockets.control import NO_HELLO, ControlLink
 from protocol import wire
 from protocol.events import CacheEvents
 from protocol.messages import CacheDumpRequest, Hello, HelloAccepted, Ping, Pong
-from runtime.control import NO_HELLO, ControlLink
 from tests.integration.control_bench import (
     ANY_PORT,
     HELLO,

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from cli.fleet import Fleet
+from process.sockets.network import Network
 from protocol import wire
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -26,7 +27,6 @@ from protocol.messages import (
 )
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
-from runtime.network import Network
 from tests.integration.fleets import complete, counters, running_fleet, wait_for
 from tests.integration.reference import NUM_TOKENS, Reference
 

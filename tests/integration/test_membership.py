@@ -20,12 +20,12 @@ import msgspec
 import pytest
 import redis
 
+from process.store.embedded_valkey import EmbeddedValkey
+from process.store.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
+from process.store.registry import Registry
 from protocol import wire
 from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
-from runtime.embedded import EmbeddedValkey
-from runtime.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
-from runtime.registry import Registry
 from tests.registration import registration
 
 LEASE_S = 0.9
@@ -185,7 +185,7 @@ def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> 
                 lease.register_anew(f"life-{lease.lapses + 1}")
 
     handler = Hasty()
-    log = logging.getLogger("runtime.membership")
+    log = logging.getLogger("process.store.membership")
     log.addHandler(handler)
     try:
         with redis.Redis.from_url(valkey.url) as client:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
+from process.sockets.authenticator import DOMAIN
+from process.sockets.network import ClusterKeys, Network
 from protocol.errors import ConfigError
-from runtime.gatekeeper import DOMAIN
-from runtime.network import ClusterKeys, Network
 from tests.integration.fleets import wait_for
 
 SECRET = "the secret of a test's cluster"

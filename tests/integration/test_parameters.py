@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from cli.fleet import Fleet
-from router.api.chat_request import ChatRequest
-from router.api.completion_request import CompletionRequest
+from router.api.openai.chat_request import ChatRequest
+from router.api.openai.completion_request import CompletionRequest
 from tests.integration import generation_parameters, prompt_parameters, tool_parameters
 from tests.integration.fleets import running_fleet
 from tests.integration.parameter_api import CHAT, COMPLETIONS, Api

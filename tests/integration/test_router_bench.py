@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from bench.http_load import LoadResult, post, run_load
-from bench.router import MAX_CONTEXT, PATH
-from bench.router_fleet import RouterFleet, RouterFleetConfig
+from bench.router.costs import MAX_CONTEXT, PATH
+from bench.router.mock_fleet import RouterFleet, RouterFleetConfig
+from bench.tools.http_load import LoadResult, post, run_load
 from protocol.messages import Role
 from tests.integration.reference import DEMO_MODEL
 

@@ -15,7 +15,7 @@ from cli.fleet import Fleet
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.status import main as status
 from cli.up_settings import UpSettings
-from router.api_keys import hash_key, make_key
+from router.http.api_keys import hash_key, make_key
 from tests.integration.reference import DEMO_MODEL
 
 API_KEY, ADMIN_KEY = make_key(), make_key()

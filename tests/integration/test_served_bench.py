@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.engine_work import EngineNeeds, Work
-from bench.served_run import ServedRun
-from bench.server_process import Server, baton_command
+from bench.engine.served import ServedRun
+from bench.engine.server_process import Server, baton_command
+from bench.engine.workloads import EngineNeeds, Work
 from tests.integration.fleets import our_processes
 from tests.integration.reference import DEMO_MODEL
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from runtime.cores import can_keep_to_cores, usable_cores
+from process.cores import can_keep_to_cores, usable_cores
 from tests.integration.reference import DEMO_MODEL
 
 ROOT = DEMO_MODEL.parent

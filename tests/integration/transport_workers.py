@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from kv_transfer.service import TransferService
-from kv_transfer.shm_segments import default_folder
 from kv_transfer.transfer_loop import (
     NotificationArrived,
     PeerAdded,
@@ -26,7 +25,14 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
-from kv_transfer.transport import Notification, PoolMemory, Transport, WriteDone, create_transport
+from kv_transfer.transports.interface import (
+    Notification,
+    PoolMemory,
+    Transport,
+    WriteDone,
+    create_transport,
+)
+from kv_transfer.transports.shm_segments import default_folder
 from protocol.errors import TransferError
 from tests.forked import fork_context
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.batch import Batch
-from engine.choices import SampledToken
 from engine.device import PASSED, Fence
-from engine.prompt_record import PromptRecord, PromptRows
 from engine.runner import NOT_FINITE, RowFailure
-from engine.sequence import Sequence
+from engine.sampling.chosen_tokens import SampledToken
 from protocol.sampling import PromptLogprobs
+from scheduling.batch import Batch
+from scheduling.prompt_record import PromptRecord, PromptRows
+from scheduling.sequence import Sequence
 
 BLOCK = 4
 VOCAB = 50

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
+from process.sockets.control import Peer
 from protocol.messages import Message, PrefillPeer
-from runtime.control import Peer
 
 
 class FakeServer:

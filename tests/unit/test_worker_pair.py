@@ -15,6 +15,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -23,7 +24,6 @@ from protocol.messages import (
     PrefillPeer,
     StepTokens,
 )
-from runtime.control import Peer
 from tests.unit.fake_model import VOCAB, continuation
 from tests.unit.fake_peers import Write
 from tests.unit.worker_harness import (

@@ -16,29 +16,29 @@ import torch
 
 from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
-from engine.block_manager import BlockManager
 from engine.engine import Engine, EngineLimits
-from engine.grammar import Grammars
-from engine.scheduler import Scheduler, SchedulerConfig
-from engine.step_model import StepModel
+from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
-from kv_transfer.receiver import HandoffReceiver
-from kv_transfer.sender import HandoffSender
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
+from process.sockets.control import Peer
+from process.wakeup import Wakeup
 from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
 from protocol.registration import WorkerState
-from runtime.control import Peer
-from runtime.counters import Count
-from runtime.intake import Intake
-from runtime.reporter import Reporter
-from runtime.wakeup import Wakeup
-from runtime.worker_host import WorkerHost, WorkerParts
+from scheduling.block_manager import BlockManager
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.step_model import StepModel
 from tests.layouts import bare_layout
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
+from worker.counters import Count
+from worker.host import WorkerHost, WorkerParts
+from worker.intake import Intake
+from worker.reporter import Reporter
 
 TORN = -7
 """What a block holds after a write that was cut off; no token."""

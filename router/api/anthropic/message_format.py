@@ -28,7 +28,7 @@ from router.api.anthropic.answer import (
     ThinkingPiece,
     ToolUseBlock,
 )
-from router.api.responses import Usage
+from router.api.openai.answers import Usage
 from router.chat.events import (
     ContentText,
     MessageDelta,
@@ -40,9 +40,9 @@ from router.chat.events import (
     joined_calls,
 )
 from router.chat.message_parser import MessageParser
-from router.choices import Choice
-from router.output import TextDelta
-from router.sse import named_event
+from router.http.sse import named_event
+from router.requests.choices import Choice
+from router.requests.output_text import TextDelta
 
 
 class MessageFormat:

@@ -11,19 +11,19 @@ from starlette.responses import Response
 from protocol.errors import InvalidRequest
 from router.api.anthropic.answer import Ping, TokenCount
 from router.api.anthropic.conversation import conversation_of
-from router.api.anthropic.errors import anthropic_error
 from router.api.anthropic.message_format import MessageFormat
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation, plan_conversation, takes_effort
-from router.api.identity import identify
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
+from router.api.stream_identity import identify
 from router.chat.conversation import Conversation
-from router.grammar import json_schema_grammar
-from router.request_scope import new_id, record_of
-from router.sse import StreamStyle, as_it_is, named_event
+from router.http.anthropic_errors import anthropic_error
+from router.http.request_scope import new_id, record_of
+from router.http.sse import StreamStyle, as_it_is, named_event
+from router.text.grammar import json_schema_grammar
 
 VERSION_HEADER = "anthropic-version"
 FIRST_VERSION = "2023-06-01"

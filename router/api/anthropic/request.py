@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from router.api.anthropic.errors import ThreadsUnsupported
 from router.api.request_fields import (
     GenerationFields,
     RequestBody,
@@ -20,6 +19,7 @@ from router.api.request_fields import (
     only,
 )
 from router.api.tool_fields import MAX_TOOLS, ToolName
+from router.http.anthropic_errors import ThreadsUnsupported
 
 MAX_STOP_SEQUENCES = 16
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from router.api.responses import ChatTokenLogprob
+from router.api.openai.answers import ChatTokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.chat_request import Effort
+from router.api.openai.chat_request import Effort
 from router.api.request_fields import (
     GenerationFields,
     LogprobsCount,
@@ -21,7 +21,7 @@ from router.api.request_fields import (
     Unsupported,
     only,
 )
-from router.api.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from router.api.structured_outputs import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from router.api.tool_fields import MAX_TOOLS, ToolName
 
 MAX_METADATA = 16

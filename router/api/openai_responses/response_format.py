@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.api.logprobs import TokenNames, chat_logprobs
+from router.api.openai.answers import ChatTokenLogprob, Usage
+from router.api.openai.logprobs import TokenNames, chat_logprobs
 from router.api.openai_responses import answer as api
-from router.api.responses import ChatTokenLogprob, Usage
 from router.chat.content_tokens import ContentTokens
 from router.chat.events import (
     ContentText,
@@ -21,11 +21,11 @@ from router.chat.events import (
     ToolCallBegin,
 )
 from router.chat.message_parser import MessageParser
-from router.choices import Choice
-from router.http_errors import HttpError
-from router.output import TextDelta
-from router.sse import named_event
-from router.tokenizer import Tokenizer
+from router.http.errors import HttpError
+from router.http.sse import named_event
+from router.requests.choices import Choice
+from router.requests.output_text import TextDelta
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from protocol.errors import PromptTooLong
 from router.api.context import ApiContext
 from router.api.conversation_plan import plan_conversation
-from router.api.identity import identify
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.conversation import conversation_of
 from router.api.openai_responses.request import ResponsesRequest
@@ -17,9 +16,10 @@ from router.api.openai_responses.truncation import truncated
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_fields
-from router.api.structured import wanted_grammar
-from router.request_scope import new_id, record_of
-from router.sse import StreamStyle, as_it_is
+from router.api.stream_identity import identify
+from router.api.structured_outputs import wanted_grammar
+from router.http.request_scope import new_id, record_of
+from router.http.sse import StreamStyle, as_it_is
 
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
 

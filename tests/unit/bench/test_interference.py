@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bench.interference import Contestant, Result, quantile, ratios, report
-from bench.stream_load import Phase, StreamClient, StreamLoad
+from bench.tools.stream_load import Phase, StreamClient, StreamLoad
 from protocol.errors import BatonError
-from tests.unit.bench.answering_server import AnsweringServer
+from tests.unit.bench.engine.answering_server import AnsweringServer
 
 LOAD = StreamLoad(
     model="m",

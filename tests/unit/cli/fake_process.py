@@ -18,10 +18,10 @@ from pathlib import Path
 
 from cli.child import Child, baton_environment
 from cli.child_settings import ChildSettings, Secrets
+from process.lifecycle import StopSignal
+from process.store.membership import WorkerLease, read_fleet
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
-from runtime.lifecycle import StopSignal
-from runtime.membership import WorkerLease, read_fleet
 
 CLUSTER = "default"
 

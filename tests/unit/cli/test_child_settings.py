@@ -12,9 +12,9 @@ from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.commands import COMMANDS
 from cli.up_settings import UpSettings
+from process.cores import cores_in
+from process.settings import load_settings
 from protocol.messages import Role
-from runtime.cores import cores_in
-from runtime.settings import load_settings
 
 SHARED = Secrets(
     redis_url="redis://:word@127.0.0.1:1",

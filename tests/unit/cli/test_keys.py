@@ -7,7 +7,7 @@ import io
 import pytest
 
 from cli.keys import main
-from router.api_keys import KeyRing
+from router.http.api_keys import KeyRing
 
 
 def test_a_new_key_comes_with_its_hash(capsys: pytest.CaptureFixture[str]) -> None:

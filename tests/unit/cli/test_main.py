@@ -10,9 +10,9 @@ import pytest
 
 from cli.commands import COMMANDS, settings_classes
 from cli.main import main
-from runtime.openmp import SPINS
-from runtime.setting_spec import specs_of
-from runtime.settings import SECTIONS
+from process.openmp import SPINS
+from process.setting_spec import specs_of
+from process.settings import SECTIONS
 from tests.paths import ROOT
 
 

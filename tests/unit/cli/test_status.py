@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cli.status import main
-from runtime.embedded import EmbeddedValkey
+from process.store.embedded_valkey import EmbeddedValkey
 
 WORKER = {
     "worker_id": "decode-1",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.up_settings import UpSettings
+from process.settings import load_settings
 from protocol.errors import ConfigError
-from runtime.settings import load_settings
 
 
 def load(path: Path) -> UpSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from process.sockets.control import Peer
 from protocol.messages import (
     Generate,
     HandedOver,
@@ -15,7 +16,6 @@ from protocol.messages import (
     Role,
     StepTokens,
 )
-from runtime.control import Peer
 from tests.sequences import greedy
 from tests.unit.fake_model import continuation
 from tests.unit.fake_peers import Write

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from llguidance import LLMatcher
 
-from engine.grammar import GrammarMatcher, Grammars
-from kv_transfer.handoff import HandoffKey
+from engine.sampling.grammar import GrammarMatcher, Grammars
+from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol.events import WorkerStats
 from protocol.messages import (
@@ -29,10 +29,10 @@ from protocol.messages import (
 from protocol.registration import WorkerState
 from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
-from runtime.counters import Count
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, continuation, ranks_told
 from tests.unit.worker_harness import DEMO_TOKENIZER, LANDING_S, ROUTER, Clock, DecodeBench
+from worker.counters import Count
 
 PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
 PROMPT = list(range(10))

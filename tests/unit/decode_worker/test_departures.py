@@ -19,10 +19,10 @@ from protocol.messages import (
     PrefillDone,
     PrefillPeer,
 )
-from runtime.counters import Count
 from tests.unit.decode_worker.handover_pair import LEAVE, PROMPT, Handover
 from tests.unit.fake_model import continuation
 from tests.unit.worker_harness import GRACE_S, LANDING_S, ROUTER, TTL_S, Lapsed
+from worker.counters import Count
 
 NEXT = ("r", 2)
 

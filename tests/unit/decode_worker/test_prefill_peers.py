@@ -15,6 +15,9 @@ import pytest
 import zmq
 
 from decode_worker.peers import PrefillPeers
+from process.sockets.control import ControlServer, HelloPolicy, Peer
+from process.sockets.network import Network
+from process.sockets.options import tcp_endpoint
 from protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -25,12 +28,9 @@ from protocol.messages import (
     Role,
 )
 from protocol.registration import WorkerInfo, WorkerState
-from runtime.control import ControlServer, HelloPolicy, Peer
-from runtime.network import Network
-from runtime.sockets import tcp_endpoint
-from runtime.worker_process import Surroundings
 from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
+from worker.assembly import Surroundings
 
 SILENCE_S = 10.0
 WAIT_S = 10.0

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from decode_worker import resumption
+from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -20,11 +21,10 @@ from protocol.messages import (
     Role,
     StepTokens,
 )
-from runtime.control import Peer
-from runtime.counters import Count
 from tests.sequences import greedy
 from tests.unit.fake_model import continuation
 from tests.unit.worker_harness import GRACE_S, ROUTER, Clock, DecodeBench, Lapsed
+from worker.counters import Count
 
 OTHER = Peer(b"other", "other", Role.ROUTER)
 PROMPT = list(range(10))

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 
 from engine.attention.base import Segment
-from engine.batch import Batch
-from engine.block_manager import BlockManager
-from engine.choices import SampledToken
 from engine.engine import Engine, EngineLimits
-from engine.grammar import Grammars
 from engine.runner import Chosen, ModelRunner, RowFailure
-from engine.sampler import Sampler
-from engine.scheduler import Scheduler, SchedulerConfig
-from engine.sequence import Sequence, SequenceState
-from engine.step_model import StepModel
+from engine.sampling.chosen_tokens import SampledToken
+from engine.sampling.grammar import Grammars
+from engine.sampling.sampler import Sampler
 from engine.step_result import StepResult
 from protocol.sampling import SamplingParams
+from scheduling.batch import Batch
+from scheduling.block_manager import BlockManager
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.sequence import Sequence, SequenceState
+from scheduling.step_model import StepModel
 from tests.layouts import bare_layout
 from tests.sequences import sequence_of
 

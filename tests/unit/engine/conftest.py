@@ -19,12 +19,12 @@ import transformers
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
 from engine.attention.cpu_backend import KernelAttention
 from engine.attention.torch_backend import TorchAttention
-from engine.checkpoint import load_weights
-from engine.config import load_model_config
+from engine.checkpoint.config import load_model_config
+from engine.checkpoint.weights import load_weights
 from engine.kv_pool import KvPool
-from engine.model import DecoderModel
+from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
-from tests.unit.engine.instruction_sets import instruction_sets_with_products, kernels_for
+from tests.unit.engine.native.instruction_sets import instruction_sets_with_products, kernels_for
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 97

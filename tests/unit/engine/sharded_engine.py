@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.config import Shard
+from engine.checkpoint.config import Shard
 from engine.engine import Engine
 from engine.loader import EngineConfig, load_engine, load_follower
-from engine.scheduler import SchedulerConfig
 from engine.tensor_parallel import Ranks
+from scheduling.scheduler import SchedulerConfig
 from tests.sequences import greedy, sequence_of
 
 DEADLINE_S = 120.0

@@ -11,10 +11,10 @@ import torch
 
 from engine import loader
 from engine.loader import EngineConfig, load_engine, pick_device
-from engine.model import DecoderModel
-from engine.scheduler import SchedulerConfig
+from engine.models.decoder import DecoderModel
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import PAIRS, SPLIT, TOKENS
+from scheduling.scheduler import SchedulerConfig
 from tests.paths import DEMO_MODEL
 
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.base import Segment
-from engine.config import load_model_config
+from engine.checkpoint.config import load_model_config
 from engine.loader import load_engine
 from engine.tensor_parallel import Step
 from protocol.errors import ConfigError

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.head_slices import HeadSlices
-from kv_transfer.transport import Notification, PoolMemory, WriteDone
+from kv_transfer.transports.interface import Notification, PoolMemory, WriteDone
 from protocol.errors import TransferError
 
 

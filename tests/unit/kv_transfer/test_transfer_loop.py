@@ -13,7 +13,7 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
-from kv_transfer.transport import Notification
+from kv_transfer.transports.interface import Notification
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from process.sockets.control import Peer
 from protocol.messages import KvGrant, Prefill
-from runtime.control import Peer
 from tests.sequences import greedy
 from tests.unit.worker_harness import ROUTER, DecodeBench, PrefillBench, finish
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kv_transfer.transfer_loop import PeerFailed
+from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
     AttemptFailed,
@@ -17,8 +18,6 @@ from protocol.messages import (
     PrefillDone,
     Role,
 )
-from runtime.control import Peer
-from runtime.counters import Count
 from tests.unit.prefill_worker.prefill_harness import (
     PREFILL,
     answered,
@@ -29,6 +28,7 @@ from tests.unit.prefill_worker.prefill_harness import (
     types,
 )
 from tests.unit.worker_harness import ROUTER, DecodeBench, PrefillBench
+from worker.counters import Count
 
 
 def test_the_next_grant_adds_a_peer_again_that_the_transport_dropped(

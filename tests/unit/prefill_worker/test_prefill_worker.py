@@ -8,7 +8,6 @@ import pytest
 from engine.runner import RowFailure
 from protocol.messages import Abort, AttemptFailed, FirstToken, HandoffToken, KvClosed, PrefillDone
 from protocol.registration import WorkerState
-from runtime.counters import Count
 from tests.sequences import greedy
 from tests.unit import fake_model
 from tests.unit.fake_model import continuation, ranks_told
@@ -22,6 +21,7 @@ from tests.unit.prefill_worker.prefill_harness import (
     types,
 )
 from tests.unit.worker_harness import ROUTER, DecodeBench, Lapsed, PrefillBench
+from worker.counters import Count
 
 
 def test_blocks_leave_before_the_prompt_is_through(p: PrefillBench, d: DecodeBench) -> None:

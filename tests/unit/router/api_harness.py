@@ -22,10 +22,10 @@ from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
-from router.http_protocol import BoundedProtocols, ConnectionLimits
-from router.tokenizer import Tokenizer
-from router.trace import RequestTrace
+from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.requests.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
+from router.requests.trace import RequestTrace
+from router.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 MAX_CONTEXT = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_clients import write_tools_checkpoint
 from tests.unit.router.api_harness import LiveApi, write_checkpoint
 from tests.unit.router.router_harness import Harness

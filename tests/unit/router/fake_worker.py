@@ -10,6 +10,7 @@ from typing import TypeVar
 import zmq
 import zmq.asyncio
 
+from process.sockets.network import Network
 from protocol.messages import (
     PROTOCOL_VERSION,
     CacheDump,
@@ -29,7 +30,6 @@ from protocol.messages import (
 from protocol.registration import WorkerInfo, WorkerState
 from protocol.traces import PrefillTrace
 from protocol.wire import decode_control, encode
-from runtime.network import Network
 
 T = TypeVar("T", bound=Message)
 WAIT_S = 20.0

@@ -10,19 +10,19 @@ from collections.abc import Callable
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
+from process.sockets.network import Network
 from protocol.events import WorkerStats
 from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
 from protocol.registration import WorkerInfo
 from protocol.sampling import PromptLogprobs, SamplingParams
-from router.cache_index import CacheIndex
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.fleet_metrics import FleetMetrics
-from router.generation import GenerationRequest, TokenDelta
-from router.link import LinkTimes, WorkerLink
+from router.fleet.cache_index import CacheIndex
+from router.fleet.fleet import Fleet
+from router.fleet.link import LinkTimes, WorkerLink
+from router.fleet.metrics import FleetMetrics
+from router.requests.dispatcher import Dispatcher
+from router.requests.generation import GenerationRequest, TokenDelta
+from router.requests.trace import TraceStore
 from router.settings import RouterSettings
-from router.trace import TraceStore
-from runtime.network import Network
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from protocol.messages import FinishReason
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.generation import ServedModel, TokenDelta
-from router.http_protocol import BoundedProtocols, ConnectionLimits
-from router.http_server import Doorway, HttpServer, listen
-from router.tokenizer import Tokenizer
+from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.http.server import Doorway, HttpServer, listen
+from router.requests.generation import ServedModel, TokenDelta
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MODEL, ScriptedGenerator
 
 WAIT_S = 30.0

@@ -18,11 +18,11 @@ import httpx
 import pytest
 import zmq.asyncio
 
+from process.sockets.network import Network
+from process.store.embedded_valkey import EmbeddedValkey
+from process.store.membership import WorkerLease
 from protocol.messages import Abort, FinishReason, Generate, Role
 from router.main import main
-from runtime.embedded import EmbeddedValkey
-from runtime.membership import WorkerLease
-from runtime.network import Network
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 END = b"\n\n"

@@ -18,7 +18,7 @@ from router.chat.markup import (
     find_markup,
 )
 from router.chat.parser_names import REASONING_PARSERS, TOOL_PARSERS
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 HERMES = "{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>"
 MISTRAL = "{% for t in tools %}[AVAILABLE_TOOLS]{% endfor %}"

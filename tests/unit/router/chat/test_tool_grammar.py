@@ -14,8 +14,8 @@ from protocol.messages import FinishReason
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.chat.events import joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.grammar import choice_grammar, json_schema_grammar, only_rule, regex_grammar
-from router.output import TextDelta
+from router.requests.output_text import TextDelta
+from router.text.grammar import choice_grammar, json_schema_grammar, only_rule, regex_grammar
 from tests.paths import DEMO_MODEL
 
 DEMO = DEMO_MODEL / "tokenizer.json"

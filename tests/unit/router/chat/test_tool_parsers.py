@@ -12,7 +12,7 @@ from protocol.messages import FinishReason
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.chat.events import ContentText, JoinedCall, MessageDelta, ReasoningText, joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.output import TextDelta
+from router.requests.output_text import TextDelta
 
 TOOLS = (Tool("get_weather"), Tool("add"))
 ASKED = Conversation((Message("user", "?"),), TOOLS)

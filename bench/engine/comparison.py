@@ -1,0 +1,318 @@
+"""Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
+
+    python -m bench.engine --model M1|M2|FOLDER [--peers llama.cpp,vllm,transformers,openvino]
+        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--only "decode 8"]
+        [--sweep | --served]
+
+Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
+`--sweep` decode at batch 8 as the context grows to 8,192. Each figure is the median of the repeats,
+with their spread, taken in turn (ours, theirs, the machine's limits, ours, ...), so that a machine
+whose speed drifts treats all alike; a ratio is the median of the turns' ratios. M1 and M2 are made
+on first use (see bench.tools.checkpoints). Installs nothing: a peer that is not there is named,
+with how to get it; each runs in a process of its own (see bench.engine.peer_process). `--attention
+kernel,torch` compares our own backends. `--served` compares servers as their users run them, over
+HTTP: `baton up` with one decode worker, and `vllm serve` (see bench.engine.served).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import platform
+import random
+import signal
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.engine.in_process import BatonRun, Bookkeeping, EngineKind, PeerRun, load_ours
+from bench.engine.limits import MachineLimits, StepNeeds, step_needs
+from bench.engine.peer_process import PEERS, PeerProcess, interpreters, is_installed
+from bench.engine.plot import plot_side_by_side, plot_sweep
+from bench.engine.served import STREAM_TOKENS, ServedRun
+from bench.engine.server_process import VLLM_BLOCK_SIZE, Server, baton_command, vllm_command
+from bench.engine.workloads import (
+    DECODE_STEPS,
+    PREFILL_LENGTHS,
+    SWEEP,
+    SWEEP_BATCH,
+    WORKS,
+    EngineNeeds,
+    Run,
+    Work,
+    longest,
+)
+from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
+from bench.tools.paths import DEMO_MODEL
+from engine.checkpoint.config import ModelConfig, load_model_config
+from protocol.errors import BatonError
+
+Figures = dict[Work, dict[str, list[float]]]
+
+
+def measure(
+    works: list[Work], runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None
+) -> Figures:
+    """All works in turn, each by every contestant in turn, tokens/s, and the limits after each: so
+    that a machine whose speed drifts does so for all of them."""
+    figures: Figures = {work: {name: [] for name in runs} for work in works}
+    for turn in range(repeat + 1):
+        for work in works:
+            for name, run in runs.items():
+                # Seeds of its own: a prompt that began like another would be found in the cache
+                figure = run(work, random.Random(f"{work.label}, {turn}"))
+                if turn > 0:  # the first turn warms up
+                    figures[work][name].append(figure)
+            if limits is not None:
+                limits.measure()
+    return figures
+
+
+def report(
+    figures: Figures, needs: StepNeeds, limits: MachineLimits | None, bookkeeping: Bookkeeping
+) -> Table:
+    """Medians with the least and the most; our ratio to each other, the median of the turns': what
+    slows down a turn slows down both; our share of the limit."""
+    first, *others = next(iter(figures.values()))
+    columns = [f"{name} tokens/s" for name in (first, *others)] + [f"over {n}" for n in others]
+    table = Table("work", *columns, "share of limit", "bookkeeping")
+    for work, by_name in figures.items():
+        medians = {name: statistics.median(values) for name, values in by_name.items()}
+        cells = [
+            f"{medians[name]:,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+            for name, values in by_name.items()
+        ]
+        ratios = (_ratio(by_name[first], by_name[name]) for name in others)
+        cells += [f"{ratio:.2f}x" for ratio in ratios]
+        cells.append("" if limits is None else _share(work, medians[first], needs, limits))
+        kept = bookkeeping.get(work)
+        cells.append(f"{statistics.median(kept):.1%}" if kept else "")
+        table.add_row(work.label, *cells)
+    return table
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLimits) -> str:
+    """Prefill of the arithmetic limit; decode of the bandwidth."""
+    if work.kind == "prefill":
+        flops = needs.prefill_flops(work.length) * tokens_per_s / work.length
+        return f"{flops / limits.flops_per_s:.0%} of FLOP/s"
+    streamed = needs.decode_bytes(work.batch, work.length) * tokens_per_s / work.batch
+    return f"{streamed / limits.bytes_per_s:.0%} of bytes/s"
+
+
+def chosen(works: list[Work], only: list[str] | None) -> list[Work]:
+    """Those whose labels begin with one of `only`, whole words; all where it is None. Raises
+    BatonError if there is none."""
+    found = [
+        work
+        for work in works
+        if only is None or any(f"{work.label} ".startswith(f"{begin} ") for begin in only)
+    ]
+    if not found:
+        labels = ", ".join(f'"{work.label}"' for work in works)
+        raise BatonError(f"--only leaves nothing to measure; there are {labels}")
+    return found
+
+
+def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Of the peers named, comma-separated: those that are there, and what to say of the others."""
+    there, missing = [], []
+    for name in filter(None, names.split(",")):
+        if name not in PEERS:
+            raise BatonError(f"peer {name!r} is not known; known are {', '.join(PEERS)}")
+        if is_installed(PEERS[name], pythons[name]):
+            there.append(name)
+        else:
+            missing.append(f"{name} is not installed: {PEERS[name].how}")
+    return there, missing
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
+    default = str(DEMO_MODEL)
+    parser.add_argument("--model", default=default, help="M1, M2 or a checkpoint's folder")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
+    parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
+    parser.add_argument(
+        "--weights", default="auto", help="auto, exact16, exact12, int8, int4, or several"
+    )
+    parser.add_argument("--kv-dtype", default="auto", help="auto, fp8, or several")
+    parser.add_argument("--kv-order", default="auto", help="auto, pairs, tokens, or several")
+    parser.add_argument("--block-size", default="16", help="tokens of a block, or several sizes")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's choice)")
+    parser.add_argument("--repeat", type=int, default=3, help="counted repeats (default: 3)")
+    parser.add_argument(
+        "--only", action="append", metavar="WORK", help='works that begin so: prefill, "decode 8"'
+    )
+    parser.add_argument(
+        "--peers", help="comma-separated; '' for none; default: transformers, served: vllm"
+    )
+    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
+    parser.add_argument("--plot", type=Path, help="write a picture here")
+    parser.add_argument("--sweep", action="store_true", help="decode as the context grows")
+    parser.add_argument("--served", action="store_true", help="servers, over HTTP")
+    return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What all contestants are measured on; `dtype` is what they compute in."""
+
+    folder: Path
+    config: ModelConfig
+    dtype: str
+    works: list[Work]
+
+    def needs(self, steps: int) -> EngineNeeds:
+        """Of an engine that takes `steps` decode steps after each prompt."""
+        return EngineNeeds(
+            folder=self.folder,
+            dtype=self.dtype,
+            threads=torch.get_num_threads(),
+            max_context=longest(self.works, steps),
+            max_sequences=max(work.batch for work in self.works),
+            num_tokens=max(work.num_tokens(VLLM_BLOCK_SIZE, steps) for work in self.works),
+            kv_bytes_per_token=step_needs(self.config).kv_bytes_per_token,
+            step_tokens=max(PREFILL_LENGTHS),
+        )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who is measured, ours first, and in which versions."""
+
+    runs: Mapping[str, Run]
+    versions: list[str]
+    bookkeeping: Bookkeeping
+
+
+def _told(options: argparse.Namespace) -> EngineKind:
+    """The flags that choose engines, each of which may name several."""
+    return EngineKind(*(getattr(options, name) for name in EngineKind._fields))
+
+
+def _in_process(
+    options: argparse.Namespace,
+    subject: Subject,
+    peers: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> Contest:
+    """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
+    folder, works = subject.folder, subject.works
+    kinds = itertools.product(*(names.split(",") for names in _told(options)))
+    ours = {
+        f"baton ({', '.join(kind)})": BatonRun(load_ours(folder, options, kind, works))
+        for kind in itertools.starmap(EngineKind, kinds)
+    }
+    runs: dict[str, Run] = {name: run.measure for name, run in ours.items()}
+    versions = [f"torch {torch.__version__}"]
+    needs = subject.needs(DECODE_STEPS)
+    for name, python in peers.items():
+        process = stack.enter_context(PeerProcess(name, python, needs))
+        versions.append(process.version)
+        runs[name] = PeerRun(process).measure
+    return Contest(runs, versions, next(iter(ours.values())).bookkeeping)
+
+
+def _served(
+    options: argparse.Namespace,
+    subject: Subject,
+    peers: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> Contest:
+    """Our server and the peer's, both asleep."""
+    if options.model in SHAPES:
+        add_tokenizer(subject.folder)
+    needs = subject.needs(STREAM_TOKENS)
+    commands = [baton_command(needs)]
+    commands += [vllm_command(needs, python) for python in peers.values()]
+    servers = [stack.enter_context(Server(command, needs)) for command in commands]
+    runs: dict[str, Run] = {
+        server.name: ServedRun(server, subject.config.vocab_size).measure for server in servers
+    }
+    return Contest(runs, [server.version for server in servers], {})
+
+
+def _compare(options: argparse.Namespace, console: Console) -> None:
+    pythons = interpreters(options.peer_python)
+    names, missing = installed_peers(_wanted(options), pythons)
+    peers = {name: pythons[name] for name in names}
+    for line in missing:
+        console.print(line, soft_wrap=True, markup=False)
+    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
+    config = load_model_config(folder)
+    dtype = config.dtype if options.dtype == "auto" else options.dtype
+    works = chosen(SWEEP if options.sweep else WORKS, options.only)
+    subject = Subject(folder, config, dtype, works)
+    limits = MachineLimits() if (options.device, dtype) == ("cpu", "bfloat16") else None
+    start = _served if options.served else _in_process
+    with contextlib.ExitStack() as stack:
+        contest = start(options, subject, peers, stack)
+        figures = measure(subject.works, contest.runs, options.repeat, limits)
+    console.print(
+        f"{options.model}, {dtype}, {options.device}, {torch.get_num_threads()} threads, "
+        f"{platform.machine()}{', over HTTP' if options.served else ''}; "
+        f"{'; '.join(contest.versions)}",
+        soft_wrap=True,
+    )
+    needs = step_needs(config)
+    console.print(report(figures, needs, limits, contest.bookkeeping))
+    if limits is not None:
+        console.print(
+            f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
+            f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product; "
+            "shares count weights in the checkpoint's bits"
+        )
+    if options.plot is not None:
+        _plot(options, figures, needs, limits)
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    """The peers to look for. Raises BatonError for what servers are not measured with."""
+    if not options.served:
+        return "transformers" if options.peers is None else options.peers
+    if (options.sweep, options.device, _told(options)) != (False, "cpu", EngineKind()):
+        raise BatonError("--served takes none of the flags that choose engines, and no --sweep")
+    if options.peers not in (None, "", "vllm"):
+        raise BatonError("the only peer of --served is vllm")
+    return "vllm" if options.peers is None else options.peers
+
+
+def _plot(
+    options: argparse.Namespace, figures: Figures, needs: StepNeeds, limits: MachineLimits | None
+) -> None:
+    by_label = {work.label: by_name for work, by_name in figures.items()}
+    if not options.sweep:
+        plot_side_by_side(options.model, by_label, options.plot)
+    elif limits is None:
+        raise BatonError("--plot of a sweep needs the machine's limits: bfloat16 on a CPU")
+    else:
+        sizes = [needs.decode_bytes(work.batch, work.length) for work in figures]
+        title = f"{options.model}: decode at batch {SWEEP_BATCH} as the context grows"
+        plot_sweep(title, by_label, SWEEP_BATCH, sizes, limits.bytes_per_s, options.plot)
+
+
+def main() -> int:
+    """The command line. Told to end, it first ends whom it has put to sleep."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    options = _parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        _compare(options, Console(width=max(Console().width, 120)))
+    except BatonError as error:
+        print(f"bench.engine: {error}", file=sys.stderr)
+        return 2
+    return 0

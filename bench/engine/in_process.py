@@ -1,0 +1,155 @@
+"""The engine benchmark's works by an engine without a server: ours in this process, or a peer's in
+its own.
+
+Ours is fed directly: scheduler, runner and sampler, no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.engine.peer_process import PeerProcess
+from bench.engine.workloads import BATCH_SIZES, DECODE_STEPS, PREFILL_LENGTHS, Work, longest
+from engine.engine import Engine
+from engine.loader import EngineConfig, LoadedEngine, load_engine
+from protocol.errors import BatonError
+from protocol.sampling import SamplingParams
+from scheduling.scheduler import SchedulerConfig
+from scheduling.sequence import Sequence
+
+Bookkeeping = dict[Work, list[float]]
+"""Share of a decode step's time that was not computing."""
+
+
+class EngineKind(NamedTuple):
+    """What is chosen about an engine, by the names and in the words of workers' settings."""
+
+    attention: str = "auto"
+    weights: str = "auto"
+    kv_dtype: str = "auto"
+    kv_order: str = "auto"
+    block_size: str = "16"
+
+
+class BatonRun:
+    """Our engine, fed directly: scheduler, runner and sampler, no network."""
+
+    def __init__(self, loaded: LoadedEngine) -> None:
+        self._engine: Engine = loaded.engine
+        self._vocab = loaded.config.vocab_size
+        self._count = 0
+        self.bookkeeping: Bookkeeping = {}
+        self.timed: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered around what is timed."""
+
+    def measure(self, work: Work, rng: random.Random) -> float:
+        """Tokens per second."""
+        if work.kind == "prefill":
+            self._add(work.length, 1, rng)
+            with self.timed():
+                started = time.perf_counter()
+                self._drain()
+                return work.length / (time.perf_counter() - started)
+        for _ in range(work.batch):
+            self._add(work.length, DECODE_STEPS + 2 + prompt_steps(work), rng)
+        while True:
+            batch = self._engine.plan()
+            if not batch.chunks:
+                break
+            self._engine.run(batch)
+        self._engine.run(batch)
+        if self._engine.scheduler.num_running < work.batch:
+            raise BatonError(f"not all of {work.label} run at once")
+        computing = 0.0
+        with self.timed():
+            started = time.perf_counter()
+            for _ in range(DECODE_STEPS):
+                result = self._engine.run(self._engine.plan())
+                computing += result.ended - result.started
+            elapsed = time.perf_counter() - started
+        self.bookkeeping.setdefault(work, []).append(1 - computing / elapsed)
+        self._drain()
+        return work.batch * DECODE_STEPS / elapsed
+
+    def _add(self, num_tokens: int, max_tokens: int, rng: random.Random) -> None:
+        self._count += 1
+        self._engine.scheduler.add(
+            Sequence(
+                request_id=str(self._count),
+                attempt=0,
+                tokens=[rng.randrange(self._vocab) for _ in range(num_tokens)],
+                num_prompt=num_tokens,
+                sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+                root_hash=b"bench",
+                block_size=self._engine.layout.block_size,
+                arrival=0.0,
+                deadline=float("inf"),
+            )
+        )
+
+    def _drain(self) -> None:
+        while self._engine.scheduler.has_work:
+            self._engine.run(self._engine.plan())
+
+
+def prompt_steps(work: Work) -> int:
+    """Steps in which the prompts of a batch are computed, while those that are done decode."""
+    return -(-work.batch * work.length // max(PREFILL_LENGTHS))
+
+
+class PeerRun:
+    """The same work by a peer."""
+
+    def __init__(self, process: PeerProcess) -> None:
+        self._process = process
+
+    def measure(self, work: Work, rng: random.Random) -> float:
+        """Tokens per second."""
+        seed = str(rng.random())
+        if work.kind == "prefill":
+            return work.length / self._process.seconds(1, work.length, 0, seed)
+        seconds = self._process.seconds(work.batch, work.length, DECODE_STEPS, seed)
+        return work.batch * DECODE_STEPS / seconds
+
+
+def load_ours(
+    folder: Path, options: argparse.Namespace, kind: EngineKind, works: list[Work]
+) -> LoadedEngine:
+    """An engine whose chunks take a whole prompt and whose pool holds the largest work.
+
+    Raises BatonError where it cannot be.
+    """
+    chunk, size = max(PREFILL_LENGTHS), kind.block_size
+    if not size.isdecimal() or not 1 <= int(size) <= chunk:
+        raise BatonError(f"--block-size takes numbers from 1 to {chunk}, not {size!r}")
+    block_size = int(size)
+    scheduler = SchedulerConfig(
+        block_size=block_size,
+        max_batch_size=max(BATCH_SIZES),
+        chunk_min_tokens=chunk,
+        chunk_max_tokens=chunk,
+        itl_target_s=float("inf"),
+    )
+    steps = DECODE_STEPS + max(map(prompt_steps, works))
+    blocks = max(work.num_tokens(block_size, steps) for work in works) // block_size + 1
+    config = EngineConfig(
+        folder,
+        scheduler,
+        options.dtype,
+        options.device,
+        blocks,
+        attention=kind.attention,
+        weights=kind.weights,
+        kv_dtype=kind.kv_dtype,
+        kv_order=kind.kv_order,
+    )
+    loaded = load_engine(config, time.perf_counter)
+    if loaded.engine.limits.max_context < longest(works, steps):
+        raise BatonError(f"the model's context must hold {longest(works, steps)} tokens")
+    return loaded

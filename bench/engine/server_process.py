@@ -1,0 +1,205 @@
+"""A server of one checkpoint in processes of its own, by the command line that its users have.
+
+Owns the processes: `baton up` with all of its fleet, or a peer's server. They stand still (SIGSTOP,
+each of them) except within `awake`, so that they take nothing from whoever is measured meanwhile. A
+server serves when it answers a request for one token. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from bench.engine.workloads import EngineNeeds
+from bench.tools.processes import Processes, free_port
+from process.cores import usable_cores
+from process.version import baton_version
+from protocol.errors import BatonError
+
+HOST = "127.0.0.1"
+BLOCK_SIZE = 16
+VLLM_BLOCK_SIZE = 128
+"""On a CPU, unless it is told otherwise."""
+_START_S = 600.0
+_AWAKE_S = 60.0
+_STILL_S = 10.0
+_POLL_S = 0.1
+_PROMPTS_FIRST_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How to start a server; its port is added."""
+
+    name: str
+    version: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def baton_command(needs: EngineNeeds) -> ServerCommand:
+    """One decode worker that prefills for itself, with a router before it."""
+    flags = (
+        f"--model={needs.folder}",
+        f"--served-model-name={needs.folder.name}",
+        "--prefill=0",
+        "--decode=1",
+        "--device=cpu",
+        f"--dtype={needs.dtype}",
+        f"--torch-threads={needs.threads}",
+        f"--block-size={BLOCK_SIZE}",
+        f"--num-blocks={needs.num_tokens // BLOCK_SIZE + 1}",
+        f"--max-batch-size={needs.max_sequences}",
+        f"--chunk-max-tokens={needs.step_tokens}",
+        f"--itl-target-ms={_PROMPTS_FIRST_MS}",
+        f"--host={HOST}",
+    )
+    command = (sys.executable, "-m", "cli.main", "up", *flags)
+    # Who sleeps for minutes is not to be taken for dead by who wakes first.
+    patience = dict.fromkeys(("BATON_LEASE_S", "BATON_PEER_SILENCE_S"), "86400")
+    return ServerCommand("baton", f"Baton {baton_version()}", command, patience)
+
+
+def vllm_command(needs: EngineNeeds, python: str) -> ServerCommand:
+    """`vllm serve` of the interpreter's environment, without prefix caching.
+
+    Raises BatonError if that interpreter has no vLLM.
+    """
+    flags = (
+        str(needs.folder),
+        f"--dtype={needs.dtype}",
+        f"--served-model-name={needs.folder.name}",
+        f"--max-model-len={needs.max_context}",
+        f"--max-num-seqs={needs.max_sequences}",
+        f"--max-num-batched-tokens={needs.step_tokens}",
+        "--no-enable-prefix-caching",
+        f"--host={HOST}",
+    )
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, usable_cores()[: needs.threads])),
+        "VLLM_CPU_KVCACHE_SPACE": str(needs.kv_gib),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    version = f"vLLM {_package_version(python, 'vllm')}"
+    command = (python, "-m", "vllm.entrypoints.cli.main", "serve", *flags)
+    return ServerCommand("vllm", version, command, environment)
+
+
+class Server:
+    """Started as a context manager; asleep then.
+
+    `model` is the name that requests have to give. Raises BatonError with the end of its log if it
+    does not serve in time, or ends.
+    """
+
+    def __init__(self, command: ServerCommand, needs: EngineNeeds) -> None:
+        self.name = command.name
+        self.version = command.version
+        self.model = needs.folder.name
+        self.port = free_port()
+        self._command = [*command.command, f"--port={self.port}"]
+        self._environment = command.environment
+        self._processes = Processes(f"{command.name}-server")
+
+    def __enter__(self) -> Server:
+        self._processes.start(self.name, self._command, self._environment)
+        try:
+            self._wait_serving(_START_S)
+            self._stand_still()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Within it the server runs, and serves."""
+        self._signal(signal.SIGCONT)
+        try:
+            self._wait_serving(_AWAKE_S)
+            yield
+        finally:
+            self._stand_still()
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run, the one that was started first."""
+        try:
+            leader = psutil.Process(self._processes.pids[self.name])
+            return [leader, *leader.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _wait_serving(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            said = self._processes.log_tails
+            if not self._processes.is_running(self.name):
+                raise BatonError(f"{self.name} ended: {said()}")
+            if time.monotonic() > deadline:
+                raise BatonError(f"{self.name} did not serve in {timeout_s:g} s: {said()}")
+            time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        body = {"model": self.model, "prompt": [3, 4, 5], "max_tokens": 1}
+        request = urllib.request.Request(
+            f"http://{HOST}:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10):
+                return True
+        except OSError:
+            return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue  # it has ended meanwhile
+
+    def _stand_still(self) -> None:
+        """Returns when all processes do: one that computes takes the signal a moment later."""
+        self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _STILL_S
+        while not all(map(_is_still, self.processes())):
+            if time.monotonic() > deadline:
+                raise BatonError(f"{self.name} did not stand still in {_STILL_S:g} s")
+            time.sleep(_POLL_S / 10)
+
+    def _end(self) -> None:
+        processes = self.processes()
+        self._signal(signal.SIGCONT)
+        self._processes.close()
+        _, alive = psutil.wait_procs(processes, timeout=5)
+        for process in alive:
+            process.kill()
+
+
+def _is_still(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _package_version(python: str, package: str) -> str:
+    probe = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([python, "-c", probe], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise BatonError(f"{python} has no {package}")
+    return done.stdout.strip()

@@ -1,0 +1,1 @@
+"""Builds, checks and measurements of the engine on a CUDA card."""

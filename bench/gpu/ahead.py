@@ -1,0 +1,148 @@
+"""What the host costs a decode step on a card, with and without one step ahead.
+
+Whole steps of the engine: planning, launching, sampling, committing. The profiler's trace of some
+of them says for how long the card had nothing to do; it is kept, to be looked at (in Perfetto).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row
+from engine.device import wait_for
+from engine.engine import Engine, EngineLimits
+from engine.runner import ModelRunner
+from engine.sampling.grammar import Grammars
+from engine.sampling.sampler import Sampler
+from protocol.sampling import SamplingParams
+from scheduling.block_manager import BlockManager
+from scheduling.scheduler import Scheduler, SchedulerConfig
+from scheduling.sequence import Sequence, SequenceState
+from scheduling.step_model import StepModel
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "top-p": {"temperature": 0.8, "top_p": 0.95},
+}
+_ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of a trace's events
+_WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """Sequences that decode together, how much context each has, and steps to measure."""
+
+    batch: int = 32
+    context: int = 1024
+    num_steps: int = 50
+    num_traced: int = 10
+
+
+def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iterator[Row]:
+    """Time of a step either way, and on a card the share of it for which the card is idle.
+
+    Traces go to `folder`.
+    """
+    for sampling in SAMPLING:
+        what = f"batch {load.batch} at {load.context}, {sampling}"
+        step_s = {}
+        for ahead in (False, True):
+            how = "one ahead" if ahead else "one by one"
+            engine = _engine(passes, load)
+            engine.one_step_ahead = ahead
+            _begin(engine, load, sampling)
+            step_s[ahead] = _step_s(engine, load, card.device)
+            note = f"{1e3 * step_s[ahead]:.3f} ms a step"
+            if card.device.type == "cuda":
+                file = folder / f"trace-{sampling}-{how.replace(' ', '-')}.json"
+                idle = _traced_idle(engine, load, card.device, file)
+                goal = "< 5" if ahead else ""
+                yield Row("ahead", f"{what}: card idle, {how}", 100 * idle, "% of step", goal, note)
+            _end(engine)
+        yield Row("ahead", f"{what}: step, over one by one", step_s[True] / step_s[False], "x")
+
+
+def idle_share(events: Iterable[dict[str, Any]]) -> float:
+    """Share of the time from the first to the last event on the card in which it does nothing;
+    `events` are those of a trace, times in microseconds. ValueError if there is none."""
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_CARD)
+    if not spans:
+        raise ValueError("the trace has no event on a card")
+    first, until = spans[0][0], spans[0][0]
+    busy = 0.0
+    for start, end in spans:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return 1 - busy / (until - first)
+
+
+def _engine(passes: Passes, load: Decodes) -> Engine:
+    model, pool = passes.model, passes.pool
+    vocab_size = model.config.vocab_size
+    grammars = Grammars(Path("none"), vocab_size, ())
+    runner = ModelRunner(model, passes.attention, Sampler(vocab_size), grammars, passes.graphs)
+    config = SchedulerConfig(
+        BLOCK_SIZE,
+        max_batch_size=load.batch,
+        chunk_min_tokens=load.context,
+        chunk_max_tokens=load.context,
+    )
+    scheduler = Scheduler(config, BlockManager(pool.num_blocks), StepModel())
+    limits = EngineLimits(vocab_size, 2 * load.context)
+    return Engine(scheduler, runner, pool.layout, limits, time.monotonic)
+
+
+def _begin(engine: Engine, load: Decodes, sampling: str) -> None:
+    """Prefill everything, and go on until steps only decode."""
+    num_tokens = 2 * _WARM_UP_STEPS + load.batch + load.num_steps + load.num_traced
+    for number in range(load.batch):
+        sequence = Sequence(
+            request_id=f"bench-{number}",
+            attempt=0,
+            tokens=[number + 10] * load.context,
+            num_prompt=load.context,
+            sampling=SamplingParams(max_tokens=2 * num_tokens, seed=number, **SAMPLING[sampling]),
+            root_hash=b"bench",
+            block_size=BLOCK_SIZE,
+            arrival=time.monotonic(),
+            deadline=float("inf"),
+        )
+        engine.scheduler.add(sequence)
+    while any(s.state is not SequenceState.RUNNING for s in engine.scheduler.sequences):
+        engine.run(engine.plan())
+    _run(engine, _WARM_UP_STEPS)
+
+
+def _step_s(engine: Engine, load: Decodes, device: torch.device) -> float:
+    started = time.perf_counter()
+    _run(engine, load.num_steps)
+    seconds = time.perf_counter() - started
+    wait_for(device)
+    return seconds / load.num_steps
+
+
+def _traced_idle(engine: Engine, load: Decodes, device: torch.device, file: Path) -> float:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        _run(engine, load.num_traced)
+        wait_for(device)
+    profiler.export_chrome_trace(str(file))
+    return idle_share(json.loads(file.read_text())["traceEvents"])
+
+
+def _run(engine: Engine, num_steps: int) -> None:
+    for _ in range(num_steps):
+        engine.run(engine.plan())
+
+
+def _end(engine: Engine) -> None:
+    for sequence in engine.scheduler.sequences:
+        engine.scheduler.finish(sequence)
+    engine.run(engine.plan())

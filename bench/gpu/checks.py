@@ -1,0 +1,206 @@
+"""What bench.gpu measures of single steps, and what its checks have in common.
+
+A check takes a `Card`, the limits measured in the same run. Shapes and sizes are parameters, so
+that every check also runs small, on a CPU, where its figures mean nothing but its code is tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bench.engine.limits import step_needs
+from engine.attention.base import AttentionBackend, Segment
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.weights import LayerWeights, Weights
+from engine.device import wait_for
+from engine.gpu.graphs import DecodeGraphs
+from engine.kv_pool import KvPool
+from engine.layers.ops import LayerOps
+from engine.models.decoder import DecoderModel
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what was measured where, its value and what it has to reach, if anything."""
+
+    part: str
+    name: str
+    value: float
+    unit: str
+    goal: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device and its limits in this run."""
+
+    device: torch.device
+    copy_bytes_per_s: float  # read and written
+    flops_per_s: float  # of a large bf16 product
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A model with a pool full of random KV, and its attention."""
+
+    model: DecoderModel
+    pool: KvPool
+    attention: AttentionBackend
+    decode: Callable[[list[int], list[int], list[Segment]], torch.Tensor]
+    graphs: DecodeGraphs | None = None  # what `decode` replays
+
+
+def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 8192) -> Card:
+    """The rate of a copy on the device and of a square bf16 product of random numbers."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = seconds(lambda: target.copy_(source), device)
+    a, b = (torch.randn((width, width), device=device).bfloat16() for _ in range(2))
+    product_s = seconds(lambda: torch.mm(a, b), device)
+    return Card(device, 2 * num_bytes / copy_s, 2 * width**3 / product_s)
+
+
+def attention_of(device: str) -> str:
+    """The setting that a card's figures are taken by: with `auto`, a card without FlashInfer would
+    be measured with torch's attention."""
+    return "kernel" if device.startswith("cuda") else "auto"
+
+
+def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
+    """Bytes of weights and KV that decode reads per second, as a share of the copy bandwidth."""
+    segments, positions = decodes_of(passes, batch, context)
+    step_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+    needs = step_needs(passes.model.config)
+    share = needs.decode_bytes(batch, context) / step_s / card.copy_bytes_per_s
+    goal = ">= 85" if (batch, context) in ((1, 1024), (1, 8192), (128, 8192)) else ""
+    note = f"{1e3 * step_s:.2f} ms a step, {batch / step_s:.0f} tokens/s"
+    return Row("decode", f"batch {batch} at {context}", 100 * share, "% of copy", goal, note)
+
+
+def check_graphs(card: Card, passes: Passes, batch: int, context: int) -> Row:
+    """Time of a decode step launched kernel by kernel over that of its graph."""
+    segments, positions = decodes_of(passes, batch, context)
+    tokens = torch.ones(batch, dtype=torch.int64, device=card.device)
+    at = torch.tensor(positions, device=card.device)
+
+    def eager() -> None:
+        passes.attention.plan(segments)
+        passes.model.forward(tokens, at, passes.attention)
+
+    graph_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+    eager_s = seconds(eager, card.device)
+    note = f"{1e3 * eager_s:.2f} against {1e3 * graph_s:.2f} ms a step"
+    return Row(
+        "decode",
+        f"batch {batch} at {context}: eager over graphs",
+        eager_s / graph_s,
+        "x",
+        note=note,
+    )
+
+
+def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
+    """Arithmetic of one chunk per second, as a share of a large product's."""
+    num_blocks = -(-chunk // BLOCK_SIZE)
+    segment = Segment(chunk, chunk, range(num_blocks))
+    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
+    positions = torch.arange(chunk, device=card.device)
+    last = torch.tensor([chunk - 1], device=card.device)
+
+    def step() -> None:
+        passes.attention.plan([segment])
+        passes.model.forward(tokens, positions, passes.attention, last)
+
+    step_s = seconds(step, card.device)
+    share = step_needs(passes.model.config).prefill_flops(chunk) / step_s / card.flops_per_s
+    goal = ">= 70" if chunk >= 2048 else ""
+    note = f"{chunk / step_s:.0f} tokens/s"
+    return Row("prefill", f"chunk of {chunk}", 100 * share, "% of product", goal, note)
+
+
+def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1024) -> Row:
+    """Host time of planning and launching a decode step, beside the step: what one step ahead
+    hides (part `ahead`). Scheduling and sampling come on top."""
+    segments, positions = decodes_of(passes, batch, context)
+    decode = passes.decode
+    step_s = seconds(lambda: decode([1] * batch, positions, segments), card.device)
+    spans = []
+    for _ in range(10):
+        wait_for(card.device)
+        started = time.perf_counter()
+        decode([1] * batch, positions, segments)
+        spans.append(time.perf_counter() - started)
+    share = 100 * sorted(spans)[len(spans) // 2] / step_s
+    return Row("overhead", f"batch {batch} at {context}", share, "% of step", "< 5")
+
+
+def random_model(
+    config: ModelConfig, device: torch.device, ops: LayerOps | None = None, weight_bits: int = 16
+) -> DecoderModel:
+    """A model of this shape with random bf16 weights, made on the device; of 8 bits: fp8."""
+    hidden, head = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * head, config.num_kv_heads * head
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn((rows, columns), device=device, dtype=torch.bfloat16).mul_(0.02)
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, device=device, dtype=torch.bfloat16)
+
+    def layer() -> LayerWeights:
+        return LayerWeights(
+            input_norm=ones(hidden),
+            qkv=normal(q + 2 * kv, hidden),
+            qkv_bias=None,
+            q_norm=ones(head) if config.qk_norm else None,
+            k_norm=ones(head) if config.qk_norm else None,
+            o=normal(hidden, q),
+            o_bias=None,
+            post_norm=ones(hidden),
+            gate_up=normal(2 * config.intermediate_size, hidden),
+            gate_up_bias=None,
+            down=normal(hidden, config.intermediate_size),
+            down_bias=None,
+        )
+
+    layers = [layer() for _ in range(config.num_layers)]
+    embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
+    weights = Weights(embed, layers, ones(hidden), head_weight)
+    return DecoderModel(config, weights, weight_bits=weight_bits, ops=ops)
+
+
+def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
+    """Mean of `times` runs one after the other, after two that do not count."""
+    for _ in range(2):
+        work()
+    _wait_for_all(device)
+    started = time.perf_counter()
+    for _ in range(times):
+        work()
+    _wait_for_all(device)
+    return (time.perf_counter() - started) / times
+
+
+def _wait_for_all(device: torch.device) -> None:
+    """Until a card has done what it was given on any stream."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def decodes_of(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:
+    """`batch` sequences of `context` tokens, the last of them to be computed.
+
+    What a pool is too small for is read from its first blocks again: they are many times larger
+    than any cache of the card.
+    """
+    each = -(-context // BLOCK_SIZE)
+    blocks = [i % passes.pool.num_blocks for i in range(batch * each)]
+    tables = [blocks[i * each : (i + 1) * each] for i in range(batch)]
+    return [Segment(1, context, table) for table in tables], [context - 1] * batch

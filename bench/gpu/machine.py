@@ -1,0 +1,60 @@
+"""The machine that rows come from: card, driver, and the versions of what computes."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch.utils.cpp_extension import CUDA_HOME
+
+from bench.gpu.checks import Row
+
+_PACKAGES = ("flashinfer-python", "apache-tvm-ffi", "triton", "transformers", "nixl-cu13")
+_QUERY_S = 20.0
+
+
+def describe_machine(device: torch.device) -> Iterator[Row]:
+    """What is there, and by name what is missing, without which some parts fail."""
+    properties = torch.cuda.get_device_properties(device)
+    capability = f"{properties.major}.{properties.minor}"
+    note = (
+        f"{properties.name}, compute capability {capability}, "
+        f"{properties.multi_processor_count} multiprocessors, driver {_driver()}"
+    )
+    yield Row("limits", "card", properties.total_memory / 2**30, "GiB", note=note)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"CUDA": str(torch.version.cuda)} | {name: _version(name) for name in _PACKAGES}
+    missing = [name for name, found in versions.items() if found == "missing"]
+    note = ", ".join(f"{name} {found}" for name, found in versions.items())
+    yield Row("limits", "packages that are missing", len(missing), "", "= 0", note)
+    tools = {name: _tool(name) for name in ("nvcc", "ninja")}
+    note = ", ".join(f"{name} {found}" for name, found in tools.items())
+    absent = sum(found == "missing" for found in tools.values())
+    yield Row("limits", "tools that are missing", absent, "", "= 0", note)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _tool(name: str) -> str:
+    """Where it is, as FlashInfer finds it: on the path, or with CUDA."""
+    folders = [f"{CUDA_HOME}/bin"] if CUDA_HOME else []
+    return shutil.which(name) or shutil.which(name, path=":".join(folders)) or "missing"
+
+
+def _driver() -> str:
+    """As nvidia-smi says it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"
+    return said.stdout.split("\n")[0].strip()

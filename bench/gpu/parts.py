@@ -1,0 +1,282 @@
+"""The parts of bench.gpu, in their order, with the shapes and sizes that are measured.
+
+Each makes what its checks need and passes their rows on. What only one part needs is imported by
+it: where that is missing, the others run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bench.gpu.checks import (
+    BLOCK_SIZE,
+    Card,
+    Passes,
+    Row,
+    check_decode,
+    check_graphs,
+    check_overhead,
+    check_prefill,
+    measure_card,
+    random_model,
+)
+from bench.gpu.machine import describe_machine
+from bench.tools.checkpoints import add_tokenizer, benchmark_checkpoint
+from bench.tools.paths import DEMO_MODEL
+from engine.checkpoint.config import ModelConfig, load_model_config, parse_model_config
+from engine.checkpoint.json_keys import JsonKeys
+from engine.device import kv_torch_dtype
+from engine.gpu.backend import CardBackend
+from engine.gpu.graphs import CudaCapture, DecodeGraphs
+from engine.kv_pool import KvPool
+from protocol.layout import FP8
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+DECODE_BATCHES = (1, 8, 32, 128, 256)
+GRAPH_BATCHES = (1, 32)
+CONTEXTS = (1024, 8192)
+CHUNKS = (512, 2048, 8192)
+_POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens
+_MIXED_BLOCKS = 20_000  # more than any of its steps reads
+_BF16 = "bfloat16"
+
+Part = Callable[[torch.device], Iterator[Row]]
+
+
+def limits(device: torch.device) -> Iterator[Row]:
+    """What the machine has, and the card's own limits."""
+    yield from describe_machine(device)
+    card = measure_card(device)
+    yield Row("limits", "copy", card.copy_bytes_per_s / 1e12, "TB/s", note="read and written")
+    yield Row("limits", "bf16 product", card.flops_per_s / 1e12, "TFLOP/s")
+
+
+def build(device: torch.device) -> Iterator[Row]:
+    """The kernels of the 8B shape, built by first steps."""
+    yield _built(device, "8B", _llama(num_layers=1), _BF16)
+
+
+def build_small(device: torch.device) -> Iterator[Row]:
+    """Those of M1 and M3, which M2 shares."""
+    for name in ("M1", "M3"):
+        yield _built(device, name, load_model_config(benchmark_checkpoint(name)), _BF16)
+
+
+def build_fp8(device: torch.device) -> Iterator[Row]:
+    """Those for KV in fp8, of heads of 128 and of 64."""
+    yield _built(device, "8B, KV in fp8", _llama(num_layers=1), FP8)
+    yield _built(device, "M1, KV in fp8", load_model_config(benchmark_checkpoint("M1")), FP8)
+
+
+def exactness(device: torch.device) -> Iterator[Row]:
+    """Tokens of small checkpoints."""
+    from bench.gpu.exactness import check_exactness
+
+    for name in ("M1", "M3"):
+        yield from check_exactness(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
+
+
+def logits(device: torch.device) -> Iterator[Row]:
+    """Logits of small checkpoints."""
+    from bench.gpu.models import check_logits
+
+    for name in ("M1", "M3"):
+        yield from check_logits(Card(device, 1.0, 1.0), benchmark_checkpoint(name), name)
+
+
+def mixed(device: torch.device) -> Iterator[Row]:
+    """Attention of decodes beside a chunk, by one call and by two; of chunks, by fa3 and by fa2."""
+    from bench.gpu.mixed import MIXED_STEPS, check_kernels, check_mixed
+
+    config = _llama(num_layers=4)
+    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
+    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, _BF16), _MIXED_BLOCKS, device)
+    _fill(pool)
+    attention, layers = backend.attention(pool), backend.layers(pool)
+    yield from check_mixed(attention, layers, MIXED_STEPS)
+    if backend.choice.prefill == "fa3":
+        other = backend.attention(pool, replace(backend.choice, prefill="fa2"))
+        yield from check_kernels(attention, other, layers)
+
+
+def decode(device: torch.device) -> Iterator[Row]:
+    """Decode of the 8B shape, and its host's overhead."""
+    card = measure_card(device)
+    config = _llama()
+    num_blocks = _POOL_BYTES // config.kv_layout("bench", BLOCK_SIZE, _BF16).block_bytes
+    torch.cuda.empty_cache()
+    passes = _passes(config, device, num_blocks, list(DECODE_BATCHES))
+    for context in CONTEXTS:
+        for batch in DECODE_BATCHES:
+            yield check_decode(card, passes, batch, context)
+    yield check_overhead(card, passes)
+    for batch in GRAPH_BATCHES:
+        yield check_graphs(card, passes, batch, CONTEXTS[0])
+
+
+def ahead(device: torch.device) -> Iterator[Row]:
+    """Decode steps of the 8B shape by the engine, one by one and one ahead; leaves traces here."""
+    from bench.gpu.ahead import Decodes, check_ahead
+
+    load = Decodes()
+    num_blocks = 2 * load.batch * load.context // BLOCK_SIZE
+    passes = _passes(_llama(), device, num_blocks, [load.batch])
+    yield from check_ahead(Card(device, 1.0, 1.0), passes, load, Path())
+
+
+def prefill(device: torch.device) -> Iterator[Row]:
+    """Prefill of the 8B shape."""
+    card = measure_card(device)
+    torch.cuda.empty_cache()
+    passes = _passes(_llama(), device, max(CHUNKS) // BLOCK_SIZE, [1])
+    for chunk in CHUNKS:
+        yield check_prefill(card, passes, chunk)
+
+
+def overlap(device: torch.device) -> Iterator[Row]:
+    """A chunk's blocks are copied while the next chunk is computed."""
+    from bench.gpu.overlap import check_overlap
+
+    passes = _passes(_llama(), device, 2 * max(CHUNKS) // BLOCK_SIZE, [1])
+    for chunk in CHUNKS:
+        yield from check_overlap(Card(device, 1.0, 1.0), passes, chunk)
+
+
+def fp8(device: torch.device) -> Iterator[Row]:
+    """What weights and KV in fp8 cost and gain."""
+    from bench.gpu.precision import check_accuracy, check_error, check_gain
+
+    yield from check_accuracy(DEMO_MODEL)
+    card = Card(device, 1.0, 1.0)
+    for name in ("M1", "M3"):
+        yield from check_error(card, benchmark_checkpoint(name), name)
+    plain, narrow = (
+        _passes(_llama(), device, 3 * max(CHUNKS) // BLOCK_SIZE, [1, 32], bits, kv_dtype)
+        for bits, kv_dtype in ((16, _BF16), (8, FP8))
+    )
+    yield from check_gain(card, plain, narrow)
+
+
+def memory(device: torch.device) -> Iterator[Row]:
+    """What an engine takes of the fraction of the card that it was given."""
+    from bench.gpu.memory import check_memory
+
+    yield from check_memory(Card(device, 1.0, 1.0), benchmark_checkpoint("M2"), 0.45)
+
+
+def peer(device: torch.device) -> Iterator[Row]:
+    """Throughput beside transformers'."""
+    from bench.gpu.models import Load, check_throughput
+
+    card = Card(device, 1.0, 1.0)
+    yield from check_throughput(card, benchmark_checkpoint("M2"), "M2", Load())
+
+
+def split(device: torch.device) -> Iterator[Row]:
+    """Prefill and decode as two processes on this card."""
+    from bench.gpu.split import SplitLoad, check_split
+
+    card = measure_card(device)
+    torch.cuda.empty_cache()
+    yield from check_split(card, _served("M3"), SplitLoad())
+
+
+def interference(device: torch.device) -> Iterator[Row]:
+    """What long prompts do to streams: whole, chunked, apart."""
+    from bench.gpu.fleets import FleetLoad, check_interference
+
+    yield from check_interference(str(device), _served("M2"), FleetLoad())
+
+
+def share(device: torch.device) -> Iterator[Row]:
+    """What MPS and parts of the multiprocessors do for decode beside prefill."""
+    from bench.gpu.fleets import FleetLoad, check_share
+
+    yield from check_share(str(device), _served("M2"), FleetLoad())
+
+
+PARTS: dict[str, Part] = {
+    "limits": limits,
+    "build": build,
+    "build-small": build_small,
+    "exactness": exactness,
+    "logits": logits,
+    "mixed": mixed,
+    "decode": decode,
+    "ahead": ahead,
+    "prefill": prefill,
+    "overlap": overlap,
+    "build-fp8": build_fp8,
+    "fp8": fp8,
+    "memory": memory,
+    "peer": peer,
+    "split": split,
+    "interference": interference,
+    "share": share,
+}
+
+
+def _llama(num_layers: int = 32) -> ModelConfig:
+    keys = LLAMA_8B | {"num_hidden_layers": num_layers}
+    return parse_model_config(JsonKeys(keys, "bench.gpu"))
+
+
+def _served(name: str) -> Path:
+    folder = benchmark_checkpoint(name)
+    add_tokenizer(folder)
+    return folder
+
+
+def _built(device: torch.device, name: str, config: ModelConfig, kv_dtype: str) -> Row:
+    """A first chunk and a first decode of this shape: what they need is built on the way."""
+    started = time.monotonic()
+    passes = _passes(config, device, 64, [1], kv_dtype=kv_dtype)
+    check_prefill(Card(device, 1.0, 1.0), passes, 64)
+    return Row("build", f"{name}: kernels, and a first step", time.monotonic() - started, "s")
+
+
+def _passes(
+    config: ModelConfig,
+    device: torch.device,
+    num_blocks: int,
+    sizes: list[int],
+    bits: int = 16,
+    kv_dtype: str = _BF16,
+) -> Passes:
+    """The shape with FlashInfer and graphs; FlashInferUnavailable where it cannot be had."""
+    backend = CardBackend(config, device, torch.bfloat16, kv_torch_dtype(kv_dtype), max(sizes))
+    model = random_model(config, device, backend.ops(), bits)
+    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, kv_dtype), num_blocks, device)
+    _fill(pool)
+    most_blocks = max(sizes) * max(CONTEXTS) // BLOCK_SIZE
+    make_attention = backend.fixed_decodes(pool, max(sizes), most_blocks)
+    graphs = DecodeGraphs(model, make_attention, sizes, CudaCapture())
+    return Passes(model, pool, backend.attention(pool), graphs.logits, graphs)
+
+
+def _fill(pool: KvPool) -> None:
+    """Random numbers, also where torch has none of the pool's dtype."""
+    if pool.tensor.dtype.itemsize > 1:
+        pool.tensor.normal_()
+        return
+    for block in pool.tensor:
+        block.copy_(torch.randn(block.shape, device=pool.device))

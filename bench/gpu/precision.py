@@ -1,0 +1,90 @@
+"""What fp8 costs in accuracy and gains in time on a card, each beside bf16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.accuracy import Kind, compare, held_text
+from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row, decodes_of, seconds
+from bench.gpu.models import LogitsError
+from engine.attention.base import Segment
+from protocol.layout import FP8
+
+_NUM_TOKENS = 8192
+KINDS = (("weights", 8, "bfloat16"), ("KV", 16, FP8), ("weights and KV", 8, FP8))
+"""What is in fp8, bits of weights, and the KV pool's dtype."""
+
+
+def check_accuracy(
+    folder: Path, num_tokens: int = _NUM_TOKENS, weights: str = "fp8"
+) -> Iterator[Row]:
+    """What a trained model's odds become with rounded weights, over a text it has not seen."""
+    plain, rounded = Kind(), Kind(weights)
+    sums = compare(folder, [plain, rounded], held_text(), num_tokens)
+    first, other = sums[plain], sums[rounded]
+    note = f"{other.tokens} tokens of documentation, the bundled model"
+    ratio = math.exp((other.loss - first.loss) / other.tokens)
+    yield Row("fp8", f"weights {weights}: perplexity over bf16's", ratio, "x", note=note)
+    divergence = other.divergence / other.tokens
+    yield Row("fp8", f"weights {weights}: divergence from bf16's odds", divergence, "nats")
+    agreeing = 100 * other.agreeing / other.tokens
+    yield Row("fp8", f"weights {weights}: same best token", agreeing, "%")
+
+
+def check_error(
+    card: Card,
+    folder: Path,
+    name: str,
+    length: int = 400,
+    kinds: Sequence[tuple[str, int, str]] = KINDS,
+) -> Iterator[Row]:
+    """How far logits are from fp32, as a multiple of how far ours in bf16 are."""
+    error = LogitsError(card, folder, length)
+    plain = error.ours()
+    for label, bits, kv_dtype in kinds:
+        rounded = error.ours(bits, kv_dtype)
+        note = f"rms {rounded:.4g} against {plain:.4g}"
+        yield Row("fp8", f"{name}: {label}: error over bf16's", rounded / plain, "x", note=note)
+
+
+def check_gain(
+    card: Card,
+    plain: Passes,
+    narrow: Passes,
+    decodes: Sequence[tuple[int, int]] = ((1, 1024), (32, 8192)),
+    chunk: int = 2048,
+) -> Iterator[Row]:
+    """Time of a step in bf16 over that of one with weights and KV in fp8; `decodes` are batches
+    and contexts."""
+    for batch, context in decodes:
+        step_s = [_decode_s(card, passes, batch, context) for passes in (plain, narrow)]
+        yield _gain(f"batch {batch} at {context}", *step_s)
+    chunk_s = [_chunk_s(card, passes, chunk) for passes in (plain, narrow)]
+    yield _gain(f"chunk of {chunk}", *chunk_s)
+
+
+def _gain(what: str, plain_s: float, narrow_s: float) -> Row:
+    note = f"{1e3 * plain_s:.2f} against {1e3 * narrow_s:.2f} ms"
+    return Row("fp8", f"{what}: bf16's time over fp8's", plain_s / narrow_s, "x", note=note)
+
+
+def _decode_s(card: Card, passes: Passes, batch: int, context: int) -> float:
+    segments, positions = decodes_of(passes, batch, context)
+    return seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+
+
+def _chunk_s(card: Card, passes: Passes, chunk: int) -> float:
+    segment = Segment(chunk, chunk, range(-(-chunk // BLOCK_SIZE)))
+    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
+    positions = torch.arange(chunk, device=card.device)
+    last = torch.tensor([chunk - 1], device=card.device)
+
+    def step() -> None:
+        passes.attention.plan([segment])
+        passes.model.forward(tokens, positions, passes.attention, last)
+
+    return seconds(step, card.device)

@@ -1,0 +1,1 @@
+"""Loads, faults and inputs of the chaos, soak and fuzzing benchmarks."""

@@ -1,0 +1,246 @@
+"""The parsers of remote input, as the fuzzing bench calls them.
+
+Each takes bytes as they come from elsewhere, runs the code that a process runs on them, and answers
+or raises one of its declared errors. Any other exception is a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from bench.reliability.fuzz_inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
+from bench.reliability.fuzz_seeds import BODIES, HEADS, example, variants
+from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.receiver import HandoffReceiver
+from process.store.registry import FleetView
+from protocol import events, messages, registration, wire
+from protocol.errors import ProtocolError, RequestError
+from router.api.anthropic.request import MessagesRequest
+from router.api.openai.chat_request import ChatRequest
+from router.api.openai.completion_request import CompletionRequest
+from router.api.openai_responses.request import ResponsesRequest
+from router.api.request_fields import RequestBody, read_fields
+from router.api.tokenize import DetokenizeRequest, TokenizeRequest
+from router.http.connection import BoundedProtocol, BoundedProtocols, ConnectionLimits
+from router.http.disconnect import ClientConnection, offer_connection
+from router.http.metrics import ApiMetrics
+from router.http.request_scope import RequestScope
+
+_SECRET = b"fuzz"
+_SCHEMAS: dict[str, type[RequestBody]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+@dataclass(frozen=True)
+class Parser:
+    """One parser: valid inputs, how they are written, and which errors it may raise."""
+
+    name: str
+    seeds: Sequence[bytes]
+    codec: Codec
+    parse: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+
+
+def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
+    """Every parser of remote input, but for native code that lies behind authentication.
+
+    HTTP connections live on `loop`, which the caller closes.
+    """
+    return [
+        *(_body_parser(path, schema) for path, schema in _SCHEMAS.items()),
+        _frames("control frames", messages.ControlMessage, wire.decode_control),
+        _frames("event frames", events.EventMessage, wire.decode_event),
+        _notifications(),
+        _metadata(),
+        _registrations(),
+        _heads(loop),
+    ]
+
+
+class _BodyConnection:
+    """What reading a body asks of a client's connection: every other one comes in one piece."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def try_body(self, scope: Scope) -> bytes | None:
+        """See ClientConnection."""
+        return self._body if len(self._body) % 2 else None
+
+
+def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
+    """Within the router's own frame of a request, up to the answer that a client would get."""
+    raised: list[Exception] = []
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await read_fields(Request(scope, receive), schema, max_body_bytes=1 << 20)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    app = RequestScope(read, ApiMetrics(CollectorRegistry()))
+
+    async def answer(message: Message) -> None:
+        """Nobody reads it."""
+
+    def parse(body: bytes) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        raised.clear()
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        offer_connection(scope, cast(ClientConnection, _BodyConnection(body)))
+        try:
+            app(scope, receive, answer).send(None)
+        except StopIteration:
+            if raised:
+                raise raised.pop() from None
+            return
+        raise AssertionError("reading a body that is all here waits for something")
+
+    return Parser(f"body of {path}", BODIES[path], JSON, parse, (RequestError, HTTPException))
+
+
+def _frames(name: str, union: Any, decode: Callable[[bytes], object]) -> Parser:
+    seeds = [msgspec.msgpack.encode(each) for each in variants(union)]
+    return Parser(name, seeds, MESSAGE_PACK, decode, (ProtocolError,))
+
+
+def _notifications() -> Parser:
+    """What a transport delivers, up to the receiver that is told of blocks."""
+    seeds = [
+        msgspec.msgpack.encode(
+            messages.KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=2)
+        )
+        for first in (3, 5)
+    ]
+
+    def parse(payload: bytes) -> None:
+        written = wire.decode_notification(payload)
+        receiver = HandoffReceiver("agent", ttl_s=3.0, landing_s=2.0)
+        receiver.offer(HandoffKey("r", 1), "peer", 3, (7, 8, 9, 10), now=0.0)
+        receiver.written(written)
+
+    return Parser("transfer notifications", seeds, MESSAGE_PACK, parse, (ProtocolError,))
+
+
+def _metadata() -> Parser:
+    """A peer's descriptor with its digest, up to where the transport would take it."""
+    descriptor = bytes(range(200))
+    digest = authenticate_descriptor(_SECRET, "agent", descriptor, 64)
+    valid = messages.PeerDescriptor(
+        transport="nixl", agent="agent", descriptor=descriptor, digest=digest, num_blocks=64
+    )
+
+    def parse(frame: bytes) -> None:
+        found = wire.decode_control(frame)
+        if not isinstance(found, messages.PeerDescriptor):
+            raise ProtocolError("another message")
+        verify_descriptor(_SECRET, found.agent, found.descriptor, found.num_blocks, found.digest)
+
+    seeds = [msgspec.msgpack.encode(valid)]
+    return Parser("KV metadata", seeds, MESSAGE_PACK, parse, (ProtocolError,))
+
+
+def _registrations() -> Parser:
+    """A worker's value in the store, among good ones."""
+    seeds = [msgspec.json.encode(example(registration.WorkerInfo))]
+    view = FleetView(settle_s=0.0)
+
+    def parse(value: bytes) -> None:
+        before = view.undecodable
+        view.take([b"epoch", b"text", value], now=0.0)
+        if view.undecodable > before:
+            raise ProtocolError("counted and ignored")
+
+    return Parser("Redis registrations", seeds, JSON, parse, (ProtocolError,))
+
+
+class _Connection(asyncio.Transport):
+    """A client's connection whose answers are only looked at."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.status = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.status = self.status or bytes(data[9:12])
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def _heads(loop: asyncio.AbstractEventLoop) -> Parser:
+    """Whole requests on a connection of the router's own protocol, before an empty application."""
+    failures: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    config = Config(_empty_app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    factory = BoundedProtocols(ConnectionLimits(), CollectorRegistry()).factory()
+    state = ServerState()
+
+    async def converse(data: bytes) -> bytes:
+        connection = _Connection()
+        protocol: BoundedProtocol = factory(config=config, server_state=state, app_state={})
+        protocol.connection_made(connection)
+        protocol.data_received(data)
+        protocol.connection_lost(None)
+        if state.tasks:
+            await asyncio.wait(list(state.tasks))
+        return connection.status
+
+    def parse(data: bytes) -> None:
+        status = loop.run_until_complete(converse(data))
+        if failures:
+            raise AssertionError(f"unhandled: {failures.pop()}")
+        if status.startswith(b"4"):
+            raise ProtocolError(status.decode())
+        if status.startswith(b"5"):
+            raise AssertionError(f"answered {status!r}")
+
+    return Parser("HTTP heads", HEADS, BYTES_ONLY, parse, (ProtocolError,))
+
+
+async def _empty_app(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,95 @@
+"""The fleet of the router's benchmark: mock workers behind real routers.
+
+Knows what they cost, and nothing of requests.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from bench.router.mock_worker import MockSettings
+from bench.tools.fleet import BenchFleet, FleetConfig
+from protocol.messages import Role
+
+
+@dataclass(frozen=True)
+class RouterFleetConfig:
+    """What runs: `roles` are those of the mock workers, each in a process of its own."""
+
+    model: Path
+    roles: tuple[Role, ...]
+    token_ids: list[int]
+    max_context: int
+    num_routers: int = 1
+    step_ms: float = 0.0
+    router_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a server's processes have used: CPU seconds, and resident bytes now."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+class RouterFleet(BenchFleet):
+    """A fleet whose workers compute nothing."""
+
+    name = "baton"
+
+    def __init__(self, config: RouterFleetConfig) -> None:
+        super().__init__(
+            FleetConfig(
+                str(config.model),
+                num_routers=config.num_routers,
+                num_prefill=config.roles.count(Role.PREFILL),
+                num_decode=config.roles.count(Role.DECODE),
+                router_flags=("--max-inflight=4096", *config.router_flags),
+            )
+        )
+        self._mock = config
+
+    @property
+    def model_name(self) -> str:
+        """As requests name it."""
+        return self._mock.model.name
+
+    @property
+    def targets(self) -> list[tuple[str, int]]:
+        """The routers' addresses."""
+        return [("127.0.0.1", self.port(router)) for router in self.names("router")]
+
+    def usage(self) -> Usage:
+        """Of all routers together, their children included."""
+        return usage_of([self.pids[router] for router in self.names("router")])
+
+    def _worker_command(self, role: str, name: str) -> list[str]:
+        settings = MockSettings(
+            worker_id=name,
+            redis_url=self.valkey.url,
+            cluster_secret=self.secret,
+            model=self.model_name,
+            token_ids=self._mock.token_ids,
+            max_context=self._mock.max_context,
+            step_ms=self._mock.step_ms,
+            parent_pid=os.getpid(),
+        )
+        return ["bench.router.mock_worker", role, msgspec.json.encode(settings).decode()]
+
+
+def usage_of(pids: list[int]) -> Usage:
+    """What processes and their children use together."""
+    cpu_s, rss_bytes = 0.0, 0
+    for pid in pids:
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            times = each.cpu_times()
+            cpu_s += times.user + times.system
+            rss_bytes += each.memory_info().rss
+    return Usage(cpu_s, rss_bytes)

@@ -1,0 +1,199 @@
+"""A fleet of real processes for a benchmark: routers and workers by the `baton` command, a Valkey.
+
+Owns them. Processes have names (`decode-2`), by which they can be killed and started anew. Knows
+nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from bench.tools.processes import Processes
+from process.store.embedded_valkey import EmbeddedValkey
+from protocol.errors import BatonError
+
+_POLL_S = 0.05
+_START_S = 120.0
+_LEFT_POLL_S = 0.2
+_UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """How large the fleet is, what it serves, and the flags of each kind of process; `role_flags`
+    are those of prefill or of decode workers alone."""
+
+    model: str
+    num_routers: int = 1
+    num_prefill: int = 1
+    num_decode: int = 1
+    worker_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def small_fleet(model: str, num_blocks: int) -> FleetConfig:
+    """Two processes of each role, workers in fp32 on a core each, with small chunks."""
+    flags = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--chunk-max-tokens=128")
+    return FleetConfig(model, 2, 2, 2, worker_flags=(*flags, f"--num-blocks={num_blocks}"))
+
+
+class BenchFleet:
+    """Routers, prefill and decode workers by name; a context manager. Raises BatonError from
+    `__enter__` and `wait_ready` if they do not come up."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.valkey = EmbeddedValkey()
+        self.secret = secrets.token_urlsafe(32)
+        self._config = config
+        self._processes = Processes("bench")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes in their present lives."""
+        return self._processes.pids
+
+    def names(self, role: str) -> list[str]:
+        """All processes of a role, alive or not."""
+        return [name for name in self.pids if name.startswith(role)]
+
+    def url(self, router: str) -> str:
+        """Where a router listens in its present life."""
+        return f"http://127.0.0.1:{self.port(router)}"
+
+    def port(self, router: str) -> int:
+        """On which a router listens in its present life. Raises OSError, ValueError before."""
+        return int(self._port_file(router).read_text())
+
+    def __enter__(self) -> Self:
+        config = self._config
+        counts = {
+            "prefill": config.num_prefill,
+            "decode": config.num_decode,
+            "router": config.num_routers,
+        }
+        try:
+            self.valkey.start()
+            for role, count in counts.items():
+                for number in range(1, count + 1):
+                    self.start(f"{role}-{number}")
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self, name: str) -> None:
+        """Start a process, or start it anew."""
+        role = name.partition("-")[0]
+        if role == "router":
+            self._port_file(name).unlink(missing_ok=True)
+            command = self._router_command(name)
+        else:
+            command = self._worker_command(role, name)
+        environment = {"BATON_REDIS_URL": self.valkey.url, "BATON_CLUSTER_SECRET": self.secret}
+        self._processes.start(name, [sys.executable, "-m", *command], environment)
+
+    def _router_command(self, name: str) -> list[str]:
+        return [
+            "cli.main",
+            "router",
+            f"--model={self._config.model}",
+            "--port=0",
+            f"--port-file={self._port_file(name)}",
+            f"--parent-pid={os.getpid()}",
+            *self._config.router_flags,
+        ]
+
+    def _worker_command(self, role: str, name: str) -> list[str]:
+        return [
+            "cli.main",
+            role,
+            f"--model={self._config.model}",
+            f"--worker-id={name}",
+            f"--parent-pid={os.getpid()}",
+            *self._config.worker_flags,
+            *self._config.role_flags.get(role, ()),
+        ]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal if it runs."""
+        self._processes.signal(name, number)
+
+    def wait_end(self, name: str, timeout_s: float) -> int:
+        """Its exit status, once it has ended. Raises TimeoutExpired."""
+        return self._processes.wait_end(name, timeout_s)
+
+    def workers(self, router: str) -> dict[str, dict[str, Any]]:
+        """`GET /fleet` of a router, by worker id; nothing if it does not answer."""
+        try:
+            with urllib.request.urlopen(f"{self.url(router)}/fleet", timeout=5) as answer:
+                return {each["worker_id"]: each for each in json.load(answer)}
+        except (OSError, ValueError):
+            return {}
+
+    def is_ready(self) -> bool:
+        """Whether every router serves, and uses the present life of every worker."""
+        pids = self.pids
+        workers = self.names("prefill") + self.names("decode")
+        return all(
+            shown.get(name, {}).get("pid") == pids[name]
+            and shown[name]["connected"]
+            and shown[name]["state"] == "ready"
+            for shown in map(self.workers, self.names("router"))
+            for name in workers
+        ) and all(map(self._serves, self.names("router")))
+
+    def _serves(self, router: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url(router)}/health", timeout=5):
+                return True
+        except (OSError, ValueError):
+            return False
+
+    def wait_ready(self) -> None:
+        """Until `is_ready`. Raises BatonError with the logs, at once if a process has ended."""
+        deadline = time.monotonic() + _START_S
+        while not self.is_ready():
+            is_whole = all(map(self._processes.is_running, self.pids))
+            if not is_whole or time.monotonic() > deadline:
+                raise BatonError(f"the fleet is not whole:\n{self._processes.log_tails()}")
+            time.sleep(_POLL_S)
+
+    def left_over(self, patience_s: float = 20.0) -> int:
+        """What is still under way on workers when nothing should be; 0 once nothing is.
+
+        Only what workers report after the call counts; -1 if they report nothing.
+        """
+        called_us = time.time_ns() // 1000
+        deadline = time.monotonic() + patience_s
+        while True:
+            shown = self.workers(self.names("router")[0]).values()
+            left = sum(worker[gauge] for worker in shown for gauge in _UNDER_WAY)
+            is_told = bool(shown) and all(each["reported_us"] > called_us for each in shown)
+            if (is_told and not left) or time.monotonic() > deadline:
+                return left if is_told else -1
+            time.sleep(_LEFT_POLL_S)
+
+    def stop(self) -> None:
+        """End everything in order."""
+        for role in ("router", "prefill", "decode"):
+            self._processes.end(self.names(role))
+        self._processes.close()
+        self.valkey.stop()
+
+    def _port_file(self, router: str) -> Path:
+        return self._processes.folder / f"{router}.port"

@@ -1,0 +1,1 @@
+"""Reading a checkpoint: its configuration, its files, its weights."""

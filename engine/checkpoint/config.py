@@ -1,0 +1,261 @@
+"""What a checkpoint's config.json and generation_config.json say, checked; imports no torch.
+
+Owns the list of supported architectures and how they differ, so that the model can be one
+decoder that follows `ModelConfig`. Knows nothing of weights or devices. Anything that is not
+supported is refused here, by name, before a weight is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
+from engine.checkpoint.rope_config import RopeConfig, parse_rope
+from protocol.errors import ConfigError, ModelLoadError
+from protocol.layout import DTYPE_BYTES, KvLayout
+
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How an architecture differs from the others: defaults as transformers has them."""
+
+    configurable_biases: bool  # honours attention_bias (Llama also mlp_bias)
+    qkv_bias: bool = False  # always has biases on q, k, v (and none on o)
+    qk_norm: bool = False
+    multi_head_default: bool = False  # no num_key_value_heads means one per query head
+    head_dim_required: bool = False
+    windows: str = "none"  # "none", "uniform" (Mistral) or "layers" (Qwen)
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(configurable_biases=True, multi_head_default=True),
+    "MistralForCausalLM": _Family(configurable_biases=False, windows="uniform"),
+    "Qwen2ForCausalLM": _Family(configurable_biases=False, qkv_bias=True, windows="layers"),
+    "Qwen3ForCausalLM": _Family(
+        configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
+    ),
+}
+SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer.
+
+    `sliding_windows[i]` is layer i's window in tokens, the token itself included, or None where
+    the layer sees everything before it. `dtype` is what the checkpoint was saved in.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    hidden_act: str
+    rope: RopeConfig
+    dtype: str
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
+    eos_token_ids: tuple[int, ...]
+
+    def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
+        """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
+        return KvLayout(
+            model_fingerprint=model_fingerprint,
+            dtype=dtype,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.head_dim,
+        )
+
+    def sharded(self, tp_size: int) -> ModelConfig:
+        """What one of `tp_size` ranks computes of each layer. Raises ConfigError."""
+        for name, size in (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("intermediate_size", self.intermediate_size),
+        ):
+            if size % tp_size:
+                raise ConfigError(f"{name} {size} cannot be split over {tp_size} ranks")
+        return replace(
+            self,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads // tp_size,
+            intermediate_size=self.intermediate_size // tp_size,
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of a model a rank has: `rank` of `size` equal ones."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The sampling that a checkpoint recommends; None where it says nothing."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """The checked configuration of the checkpoint in `folder`.
+
+    End-of-text ids are generation_config.json's where it states any, else config.json's, which
+    is the order in which transformers' `generate` looks. Raises ModelLoadError.
+    """
+    path = folder / "config.json"
+    return parse_model_config(
+        JsonKeys(read_json_object(path), str(path)), load_generation_config(folder).eos_token_ids
+    )
+
+
+def load_generation_config(folder: Path) -> GenerationConfig:
+    """What generation_config.json in `folder` says; all defaults where there is no such file.
+
+    Raises ModelLoadError naming a malformed key.
+    """
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return GenerationConfig()
+    keys = JsonKeys(read_json_object(path), str(path))
+    return GenerationConfig(
+        eos_token_ids=keys.token_ids("eos_token_id"),
+        do_sample=keys.flag("do_sample", False) if "do_sample" in keys else None,
+        temperature=keys.number("temperature", None, above=-1e-9),
+        top_k=keys.integer("top_k", None, minimum=0),
+        top_p=keys.number("top_p", None),
+        min_p=keys.number("min_p", None, above=-1e-9),
+        repetition_penalty=keys.number("repetition_penalty", None),
+    )
+
+
+def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
+    """The checked configuration that the keys of a config.json describe; ModelLoadError if none."""
+    architecture, family = _family(keys)
+    if "quantization_config" in keys:
+        raise ModelLoadError(
+            f"{keys.where}: quantized weights ('quantization_config') are not supported; "
+            f"supported are {', '.join(DTYPE_BYTES)}"
+        )
+    num_layers = keys.integer("num_hidden_layers")
+    num_heads, num_kv_heads, head_dim = _heads(keys, family)
+    max_positions = keys.integer("max_position_embeddings")
+    attention_bias = family.configurable_biases and keys.flag("attention_bias", False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
+        intermediate_size=keys.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_positions,
+        rms_norm_eps=keys.number("rms_norm_eps"),
+        hidden_act=_hidden_act(keys),
+        rope=parse_rope(keys, max_positions),
+        dtype=_dtype(keys),
+        tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+        qkv_bias=family.qkv_bias or attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and keys.flag("mlp_bias", False),
+        qk_norm=family.qk_norm,
+        sliding_windows=_sliding_windows(keys, family, num_layers),
+        eos_token_ids=generation_eos or keys.token_ids("eos_token_id"),
+    )
+
+
+def _family(keys: JsonKeys) -> tuple[str, _Family]:
+    names = keys.raw("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise keys.wrong("architectures", "a list of one architecture")
+    family = _FAMILIES.get(names[0])
+    if family is None:
+        raise ModelLoadError(
+            f"{keys.where}: the architecture {names[0]!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    return names[0], family
+
+
+def _heads(keys: JsonKeys, family: _Family) -> tuple[int, int, int]:
+    """`(num_heads, num_kv_heads, head_dim)`."""
+    num_heads = keys.integer("num_attention_heads")
+    num_kv_heads = keys.integer(
+        "num_key_value_heads", num_heads if family.multi_head_default else REQUIRED
+    )
+    if num_heads % num_kv_heads:
+        raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    hidden_size = keys.integer("hidden_size")
+    if "head_dim" not in keys and not family.head_dim_required and hidden_size % num_heads:
+        raise keys.wrong("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
+    head_dim = keys.integer(
+        "head_dim", REQUIRED if family.head_dim_required else hidden_size // num_heads, minimum=2
+    )
+    if head_dim % 2:
+        raise keys.wrong("head_dim", "even")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _hidden_act(keys: JsonKeys) -> str:
+    name: str = keys.text("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise keys.wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
+    return name
+
+
+def _dtype(keys: JsonKeys) -> str:
+    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`; float32 where neither is there."""
+    key = "dtype" if "dtype" in keys else "torch_dtype"
+    name: str = keys.text(key, "float32")
+    name = name.removeprefix("torch.")
+    if name not in DTYPE_BYTES:
+        raise keys.wrong(key, f"one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+def _sliding_windows(keys: JsonKeys, family: _Family, num_layers: int) -> tuple[int | None, ...]:
+    if family.windows == "uniform":
+        # An absent key means 4096 to transformers' Mistral; null means no window.
+        window = keys.integer("sliding_window", None if "sliding_window" in keys.values else 4096)
+        return (window,) * num_layers
+    if family.windows == "none":
+        return (None,) * num_layers
+    window = None
+    if keys.flag("use_sliding_window", False):
+        window = keys.integer("sliding_window", 4096)
+    if "layer_types" not in keys:
+        first = keys.integer("max_window_layers", 28, minimum=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    layer_types = keys.raw("layer_types")
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise keys.wrong("layer_types", f"a list of num_hidden_layers ({num_layers}) names")
+    for name in layer_types:
+        if name not in (_FULL, _SLIDING):
+            raise keys.wrong("layer_types", f"made of {_FULL!r} and {_SLIDING!r}")
+    if _SLIDING in layer_types and window is None:
+        raise keys.wrong("layer_types", f"all {_FULL!r} while 'use_sliding_window' is not set")
+    return tuple(window if name == _SLIDING else None for name in layer_types)

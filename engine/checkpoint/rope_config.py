@@ -1,0 +1,109 @@
+"""Which rotary embedding a checkpoint asks for, read from its config.json; imports no torch.
+
+Takes both spellings in use: transformers 5 (`rope_parameters`, theta inside) and transformers 4
+(`rope_theta` beside `rope_scaling`, whose kind is `rope_type` or `type`). The arithmetic is in
+`engine.layers.rope`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.checkpoint.json_keys import JsonKeys
+from protocol.errors import ModelLoadError
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """A rotary embedding. Fields beyond `theta` matter to the kinds named beside them.
+
+    `max_position_embeddings` is the model's; `original_max_position_embeddings` the context that
+    it was trained with before it was stretched (equal where the checkpoint does not say).
+    """
+
+    kind: str
+    theta: float
+    max_position_embeddings: int
+    original_max_position_embeddings: int  # llama3, yarn
+    factor: float = 1.0  # linear, dynamic, llama3, yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn; None: derived from factor, mscale
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn
+
+
+def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
+    """The rotary embedding that the keys of a config.json describe.
+
+    Raises ModelLoadError for a kind that is not in `ROPE_KINDS`, a missing or a malformed key.
+    """
+    table = _rope_table(config)
+    kind = table.text("rope_type", None) or table.text("type", "default")
+    if kind not in ROPE_KINDS:
+        raise ModelLoadError(
+            f"{table.where}: rope type {kind!r} is not supported; "
+            f"supported are {', '.join(ROPE_KINDS)}"
+        )
+    _refuse_partial_rotation(config, table)
+    theta = table.number("rope_theta", None) or config.number("rope_theta", DEFAULT_THETA)
+    original = config.integer("original_max_position_embeddings", None) or table.integer(
+        "original_max_position_embeddings", max_position_embeddings
+    )
+    rope = {
+        "kind": kind,
+        "theta": theta,
+        "max_position_embeddings": max_position_embeddings,
+        "original_max_position_embeddings": original,
+    }
+    if kind in ("linear", "dynamic", "llama3"):
+        rope["factor"] = table.number("factor")
+    if kind == "llama3":
+        rope |= _llama3_fields(table)
+    if kind == "yarn":
+        rope |= _yarn_fields(table, max_position_embeddings / original)
+    return RopeConfig(**rope)
+
+
+def _rope_table(config: JsonKeys) -> JsonKeys:
+    # transformers 5 lets an old `rope_scaling` win over `rope_parameters` where both are present
+    table = config.table("rope_scaling") or config.table("rope_parameters")
+    if table is None:
+        return JsonKeys({}, config.where)
+    if table.values and all(isinstance(value, dict) for value in table.values.values()):
+        raise ModelLoadError(
+            f"{table.where}: a rotary embedding per layer type is not supported; "
+            "supported is one for all layers"
+        )
+    return table
+
+
+def _refuse_partial_rotation(config: JsonKeys, table: JsonKeys) -> None:
+    for keys in (config, table):
+        if keys.number("partial_rotary_factor", 1.0) != 1.0:
+            raise keys.wrong("partial_rotary_factor", "1 (heads are rotated whole)")
+
+
+def _llama3_fields(table: JsonKeys) -> dict[str, float]:
+    low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
+    if high <= low:
+        raise table.wrong("high_freq_factor", f"greater than low_freq_factor ({low:g})")
+    return {"low_freq_factor": low, "high_freq_factor": high}
+
+
+def _yarn_fields(table: JsonKeys, length_ratio: float) -> dict[str, float | bool | None]:
+    return {
+        "factor": table.number("factor", length_ratio),
+        "attention_factor": table.number("attention_factor", None),
+        "beta_fast": table.number("beta_fast", 32.0),
+        "beta_slow": table.number("beta_slow", 1.0),
+        "mscale": table.number("mscale", None, above=-1.0) or None,
+        "mscale_all_dim": table.number("mscale_all_dim", None, above=-1.0) or None,
+        "truncate": table.flag("truncate", True),
+    }

@@ -1,0 +1,187 @@
+"""All layers of a bf16 model on a CPU in one call of our kernels.
+
+Between the products of a step nothing is allocated and no Python runs: at small batches that is
+worth a fifth of the step. Computes what the loop in model.py does, stage by stage. Owns the
+memory that the stages pass on; `native/forward.h` computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.cpu_backend import KernelAttention
+from engine.cpu.huge_pages import HugePages
+from engine.cpu.native_linear import NativeLinear, Weight
+
+
+class _Layer(ctypes.Structure):
+    """Mirrors LayerWeights in native/forward.h."""
+
+    _fields_ = (
+        *((name, Weight) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_norm", "qk_norm")),
+        ("attention", ctypes.c_int64),
+    )
+
+
+class Forward(ctypes.Structure):
+    """Mirrors ForwardCall in native/forward.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "attention", "last", "wanted")),
+        *((name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "heads", "gate_up", "gated")),
+        *((name, ctypes.c_void_p) for name in ("positions", "cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("tokens", "num_wanted")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "layer_bytes")),
+        ("num_threads", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """One layer's packed products and norms' weights; `qk_norm` as in model.py."""
+
+    qkv: NativeLinear
+    o: NativeLinear
+    gate_up: NativeLinear
+    down: NativeLinear
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    qk_norm: torch.Tensor | None
+
+
+class FusedLayers:
+    """The layers of one model, for `KernelAttention`; used by one thread."""
+
+    def __init__(
+        self,
+        layers: Sequence[FusedLayer],
+        windows: Sequence[int | None],
+        eps: float,
+        kernels: ctypes.CDLL,
+    ) -> None:
+        self._layers = tuple(layers)  # their tensors' memory is what `_structs` points to
+        self._windows = sorted(set(windows), key=lambda window: window or 0)
+        self._structs = (_Layer * len(layers))(
+            *(
+                _Layer(
+                    layer.qkv.weight,
+                    layer.o.weight,
+                    layer.gate_up.weight,
+                    layer.down.weight,
+                    _address(layer.input_norm),
+                    _address(layer.post_norm),
+                    None if layer.qk_norm is None else _address(layer.qk_norm),
+                    self._windows.index(window),
+                )
+                for layer, window in zip(layers, windows, strict=True)
+            )
+        )
+        first = layers[0]
+        self._widths = (
+            first.qkv.weight.inputs,  # x, and normed
+            first.qkv.weight.inputs,
+            first.qkv.weight.outputs,
+            first.o.weight.inputs,
+            first.gate_up.weight.outputs,
+            first.down.weight.inputs,
+        )
+        self._eps = eps
+        self._run = kernels.baton_layers
+        self._between: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._most_tokens = 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        attention: KernelAttention,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`x` [N, hidden] after all layers, its `rows` [W] int64 alone where given: those that the
+        planned segments want. Changes `x`.
+
+        `tables` are cos and sin in fp32, [P, head_dim / 2], which `positions` [N] int64 look up.
+        """
+        assert x.dtype == torch.bfloat16
+        assert positions.dtype == torch.int64
+        assert len(positions) == len(x)
+        assert rows is None or rows.dtype == torch.int64
+        for tensor in (x, positions, rows):
+            assert tensor is None or tensor.is_contiguous()
+        wanted = None if rows is None else (rows.data_ptr(), len(rows))
+        at = positions.data_ptr()
+        call = self.call(len(x), at, wanted, tables, attention, x.data_ptr())
+        self._run(ctypes.byref(call))
+        return x[: call.num_wanted]
+
+    def call(
+        self,
+        num_tokens: int,
+        positions: int,
+        wanted: tuple[int, int] | None,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        attention: KernelAttention,
+        x: int | None = None,
+    ) -> Forward:
+        """What the kernels are told of a batch of N tokens, good until the next one.
+
+        `positions` is the address of [N] int64, `wanted` the address and the number of rows, int64,
+        or None for all; `x` the address of [N, hidden] bf16, memory of its own where None.
+        """
+        cos, sin = tables
+        last = attention.planned_last if wanted is not None else None
+        address, num_wanted = (None, num_tokens) if wanted is None else wanted
+        assert last is None or last.num_tokens == num_wanted
+        assert cos.dtype == sin.dtype == torch.float32
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert min(len(cos), len(sin)) >= attention.longest
+        plans = (ctypes.c_void_p * len(self._windows))(
+            *(ctypes.addressof(attention.planned(window)) for window in self._windows)
+        )
+        own, *between = self._memory(num_tokens)
+        call = Forward(
+            ctypes.addressof(self._structs),
+            ctypes.addressof(plans),
+            None if last is None else ctypes.addressof(last),
+            address,
+            own if x is None else x,
+            *between,
+            positions,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            num_tokens,
+            num_wanted,
+            len(self._layers),
+            attention.layer_bytes,
+            torch.get_num_threads(),
+            self._eps,
+        )
+        call.plans = plans  # an address alone would not keep it
+        return call
+
+    def _memory(self, num_tokens: int) -> list[int]:
+        """Addresses of what the stages write, kept for the next step: as large as the largest step
+        so far."""
+        if num_tokens > self._most_tokens:
+            memory = HugePages()
+            self._between = [
+                memory.empty((num_tokens, width), torch.bfloat16) for width in self._widths
+            ]
+            self._most_tokens = num_tokens
+            self._addresses = [tensor.data_ptr() for tensor in self._between]
+        return self._addresses
+
+
+def _address(weight: torch.Tensor) -> int:
+    assert weight.dtype == torch.bfloat16
+    assert weight.is_contiguous()
+    return weight.data_ptr()

@@ -1,0 +1,128 @@
+"""A whole step of a bf16 model on a CPU in one call of our kernels: from tokens to the likeliest
+next one of each sequence.
+
+For batches of which nothing else is asked: no log-probabilities, no penalties, no draws. Between
+two steps caches are full of weights, and what Python and torch do there takes several times as long
+as in a loop of its own; logits that nobody asks for are not written. The same choices as those of
+the sampler from the model's logits, bit for bit. `native/step.h` computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.cpu_backend import KernelAttention
+from engine.cpu.fused_layers import Forward, FusedLayers
+from engine.cpu.native_linear import PANEL_OUTPUTS, NativeLinear, Weight
+from engine.layers.rope import Rope
+
+
+class _Step(ctypes.Structure):
+    """Mirrors StepCall in native/step.h."""
+
+    _fields_ = (
+        ("forward", Forward),
+        ("lm_head", Weight),
+        *((name, ctypes.c_void_p) for name in ("embed", "token_ids", "final_norm")),
+        *((name, ctypes.c_void_p) for name in ("largest", "values", "places")),
+    )
+
+
+_LARGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """Of R rows of logits the largest, NaN where one is, and the first token that has it."""
+
+    logits: Sequence[float]
+    ids: Sequence[int]
+
+    def finite_ids(self) -> list[int | None]:
+        """The tokens, None where the logit is not finite."""
+        pairs = zip(self.logits, self.ids, strict=True)
+        return [token_id if math.isfinite(logit) else None for logit, token_id in pairs]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What comes before the layers and after them; `embed` [vocab, hidden] and `final_norm`
+    [hidden] are bf16."""
+
+    embed: torch.Tensor
+    final_norm: torch.Tensor
+    lm_head: NativeLinear
+
+    def __post_init__(self) -> None:
+        for weight in (self.embed, self.final_norm):
+            assert weight.dtype == torch.bfloat16
+            assert weight.is_contiguous()
+
+
+class FusedStep:
+    """The steps of one model over one pool; used by one thread."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        layers: FusedLayers,
+        rope: Rope,
+        attention: KernelAttention,
+        kernels: ctypes.CDLL,
+    ) -> None:
+        self._ends = ends  # its memory is what calls point to
+        self._addresses = (ends.embed.data_ptr(), ends.final_norm.data_ptr())
+        self._layers = layers
+        self._rope = rope
+        self._attention = attention
+        self._run = kernels.baton_step
+        self._vocab_size = len(ends.embed)
+        self._num_panels = -(-ends.lm_head.weight.outputs // PANEL_OUTPUTS)
+        self._largest = array("q")
+
+    def __call__(
+        self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
+    ) -> Likeliest:
+        """Of the tokens at `rows` (None: of all), which the planned segments want; `token_ids` and
+        `positions` are in the segments' order.
+
+        Raises IndexError for a token that the vocabulary does not have.
+        """
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise IndexError(f"a token is none of the vocabulary's {self._vocab_size}")
+        embed, final_norm = self._addresses
+        tokens, at = array("q", token_ids), array("q", positions)
+        wanted = None if rows is None else array("q", rows)
+        num_wanted = len(tokens) if wanted is None else len(wanted)
+        if len(self._largest) < num_wanted * self._num_panels:
+            self._largest = array("q", bytes(_LARGEST_BYTES * num_wanted * self._num_panels))
+        values, places = array("f", bytes(4 * num_wanted)), array("q", bytes(8 * num_wanted))
+        forward = self._layers.call(
+            len(tokens),
+            _address(at),
+            None if wanted is None else (_address(wanted), num_wanted),
+            self._rope.tables(self._attention.longest),
+            self._attention,
+        )
+        call = _Step(
+            forward,
+            self._ends.lm_head.weight,
+            embed,
+            _address(tokens),
+            final_norm,
+            _address(self._largest),
+            _address(values),
+            _address(places),
+        )
+        self._run(ctypes.byref(call))
+        return Likeliest(values, places)
+
+
+def _address(numbers: array[int] | array[float]) -> int:
+    return numbers.buffer_info()[0]

@@ -1,0 +1,1 @@
+"""The models: a decoder of which every supported architecture is a configuration."""

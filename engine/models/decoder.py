@@ -1,0 +1,242 @@
+"""One decoder for every supported architecture: Llama, Mistral, Qwen2, Qwen3.
+
+They share the shape `x += attention(norm(x)); x += mlp(norm(x))`; where they differ (biases,
+norms on q and k, tied embeddings, rotary kind) `ModelConfig` and the weights say so. Owns the
+arithmetic of a forward pass; knows nothing of sequences or blocks, which the attention backend
+has planned before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn.functional import embedding
+
+from engine.attention.base import AttentionBackend, StoringAttention
+from engine.attention.cpu_backend import KernelAttention
+from engine.checkpoint.config import ModelConfig
+from engine.checkpoint.weights import LayerWeights, Weights
+from engine.cpu.fused_layers import FusedLayer, FusedLayers
+from engine.cpu.fused_step import Ends, FusedStep
+from engine.cpu.huge_pages import HugePages
+from engine.cpu.native_linear import NativeLinear
+from engine.layers.linear import LinearLayer, linear_layer
+from engine.layers.ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
+from engine.layers.rope import Rope
+
+
+class RunnableModel(Protocol):
+    """What a runner needs of a model; see DecoderModel."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the layers make of the tokens at `rows` [W] (None: of all), [W, hidden]."""
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
+
+
+class _Layer:
+    """One decoder layer: its linear layers, and its norms' weights."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        kernels: ctypes.CDLL | None,
+        bits: int,
+        memory: HugePages,
+    ) -> None:
+        self.input_norm = weights.input_norm  # [H]
+        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels, bits, memory)
+        self.qk_norm = _qk_norm(config, weights)
+        self.o = linear_layer(weights.o, weights.o_bias, kernels, bits, memory)
+        self.post_norm = weights.post_norm  # [H]
+        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels, bits, memory)
+        self.down = linear_layer(weights.down, weights.down_bias, kernels, bits, memory)
+
+
+class DecoderModel:
+    """A model ready to run, on the device and in the dtype of its weights.
+
+    Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
+    gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
+    CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` 12
+    has the kernels keep the same numbers in fewer bits, 8 and 4 round the weights of all products
+    to integers, those of the logits to no fewer than 8 bits. Without kernels 8 bits are fp8, and
+    the logits' weights stay as they are.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: ctypes.CDLL | None = None,
+        weight_bits: int = 16,
+        ops: LayerOps | None = None,
+    ) -> None:
+        self.config = config
+        self.device = weights.embed.device
+        self.dtype = weights.embed.dtype
+        self._embed = weights.embed
+        self._final_norm = weights.final_norm
+        weights.layers.reverse()
+        self._layers = []
+        memory = HugePages()
+        while weights.layers:
+            layer = _Layer(config, weights.layers.pop(), kernels, weight_bits, memory)
+            self._layers.append(layer)
+        logits_bits = 16 if kernels is None else max(weight_bits, 8)
+        self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits, memory)
+        self._rope = Rope(config.rope, config.head_dim, self.device)
+        self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
+        self._kernels = kernels
+        self._fused = _fuse(config, self._layers, kernels)
+
+    def wrap_outputs(self, wrap: Callable[[LinearLayer], LinearLayer]) -> None:
+        """Put `wrap` around the products that end each half layer: o's and down's."""
+        for layer in self._layers:
+            layer.o, layer.down = wrap(layer.o), wrap(layer.down)
+        self._fused = None  # it calls the products itself
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        logits_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of the tokens at `logits_rows` [R] (None: of all).
+
+        As `hidden` of all tokens and then `logits` of these rows.
+        """
+        x = self.hidden(token_ids, positions, attention)
+        return self.logits(x if logits_rows is None else x.index_select(0, logits_rows))
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the layers make of the tokens at `rows` [W] int64 (None: of all), [W, hidden].
+
+        `token_ids` and `positions` are [N], in the order of the segments that `attention` was
+        planned with; `rows` are their `wanted_rows`. W may be 0: then the pass only fills the KV
+        pool. The last layer gives other tokens a key and a value, and nothing else.
+        """
+        x = embedding(token_ids, self._embed)  # [N, hidden]
+        if self._fused is not None and isinstance(attention, KernelAttention):
+            tables = self._rope.tables(attention.longest)
+            return self._fused(x, positions, tables, attention, rows)
+        rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
+        return self._run_layers(x, self._attend_with(attention, rotation), rows)
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, vocab], fp32, of hidden states [R, hidden]; written to `out` where given."""
+        return self._lm_head.in_float32(self._ops.norm(x, self._final_norm), out)
+
+    def fused_step(self, attention: AttentionBackend) -> FusedStep | None:
+        """The whole step in one call of the kernels, over this backend's pool; None where they do
+        not have it."""
+        if self._fused is None or not isinstance(attention, KernelAttention):
+            return None
+        assert isinstance(self._lm_head, NativeLinear)
+        assert self._kernels is not None
+        ends = Ends(self._embed, self._final_norm, self._lm_head)
+        return FusedStep(ends, self._fused, self._rope, attention, self._kernels)
+
+    def _run_layers(
+        self, x: torch.Tensor, attend: _Attend, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._ops.norm(x, layer.input_norm))
+            attended = attend(index, layer, self._heads(qkv)).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                attended, x = attended.index_select(0, rows), x.index_select(0, rows)
+                if not len(rows):
+                    break
+            x = layer.o(attended, add=x)
+            gate_up = layer.gate_up(self._ops.norm(x, layer.post_norm))
+            x = layer.down(self._ops.gate(gate_up), add=x)
+        return x
+
+    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """q's heads, then k's, then v's: [N, num_heads + 2 * num_kv_heads, head_dim]."""
+        num_heads = self.config.num_heads + 2 * self.config.num_kv_heads
+        return qkv.view(len(qkv), num_heads, self.config.head_dim)
+
+    def _attend_with(self, attention: AttentionBackend, rotation: Rotation) -> _Attend:
+        """Attention from heads [N, ...] to [N, num_heads, head_dim], rotation included: in one
+        kernel with the storing of k and v where operations and backend both can."""
+        ops = self._ops
+        if isinstance(ops, StoringOps) and isinstance(attention, StoringAttention):
+
+            def attend_stored(index: int, layer: _Layer, heads: torch.Tensor) -> torch.Tensor:
+                target = attention.target(index)
+                q = ops.rotate_and_store(heads, layer.qk_norm, rotation, target)
+                return attention.attend(index, q)
+
+            return attend_stored
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+
+        def attend(index: int, layer: _Layer, heads: torch.Tensor) -> torch.Tensor:
+            qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
+            qk = ops.rotate(qk, layer.qk_norm, rotation)
+            q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
+            return attention.run(index, q, k, v)
+
+        return attend
+
+
+_Attend = Callable[[int, _Layer, torch.Tensor], torch.Tensor]
+
+
+def _layer_ops(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: ctypes.CDLL | None
+) -> LayerOps:
+    if kernels is not None and device.type == "cpu" and dtype == torch.bfloat16:
+        return NativeOps(config.hidden_act, config.rms_norm_eps, kernels)
+    return TorchOps(config.hidden_act, config.rms_norm_eps, dtype)
+
+
+def _fuse(
+    config: ModelConfig, layers: list[_Layer], kernels: ctypes.CDLL | None
+) -> FusedLayers | None:
+    """The layers in one call, if the kernels have all that they need."""
+    if kernels is None or config.hidden_act != "silu":
+        return None
+    fused = []
+    for layer in layers:
+        products = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        native = [product for product in products if isinstance(product, NativeLinear)]
+        if len(native) < len(products):
+            return None
+        qkv, o, gate_up, down = native
+        norms = (layer.input_norm, layer.post_norm, layer.qk_norm)
+        fused.append(FusedLayer(qkv, o, gate_up, down, *norms))
+    return FusedLayers(fused, config.sliding_windows, config.rms_norm_eps, kernels)
+
+
+def _qk_norm(config: ModelConfig, layer: LayerWeights) -> torch.Tensor | None:
+    """The norms of q and k as one weight, a row per head: [num_heads + num_kv_heads, head_dim]."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return torch.cat(
+        (layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1))
+    )

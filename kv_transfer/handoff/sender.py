@@ -1,0 +1,367 @@
+"""The prefill side of handoffs: which blocks to write, when, and when to let go of them.
+
+Owns every handoff that this worker sends. Pure: each event returns the actions that the owner
+must carry out; time is passed in, in seconds of any one clock. Blocks are posted in prompt order,
+each at most once, only under a live grant with a margin left. After expiry, abort, failure or
+completion nothing more is posted; when no write is outstanding the handoff closes, exactly once:
+`Close` answers the decode worker (whose blocks are its own again), `Release` unpins ours. What
+arrives for a handoff that is closed or unknown is counted, and answered with Close again, so
+that no decode worker waits for an answer that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
+from kv_transfer.handoff.states import SenderEvent, SenderState, sender_transition
+from protocol.messages import KvGrant, KvRenew, KvWritten
+
+_REMEMBERED = 8192
+
+
+@dataclass(frozen=True)
+class PostWrite:
+    """Write these blocks; `write_finished(write_id, ...)` must follow.
+
+    `chunk` is the prefill chunk that completed the last of them (-1: cached before). The write
+    may be posted before `post_before`, when the grant has just its margin left, and never later.
+    """
+
+    write_id: int
+    key: HandoffKey
+    agent: str
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+    first_block: int
+    chunk: int
+    post_before: float
+
+    def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
+        """What goes with the data; one digest per block if they are checked, and our rank."""
+        return KvWritten(
+            request_id=self.key.request_id,
+            attempt=self.key.attempt,
+            first_block=self.first_block,
+            num_blocks=len(self.source_blocks),
+            digests=list(digests),
+            tp_rank=tp_rank,
+        )
+
+
+@dataclass(frozen=True)
+class Close:
+    """Tell the decode worker that owns `agent`: KvClosed with this error ("" for none)."""
+
+    key: HandoffKey
+    agent: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """The source blocks need not be pinned for this handoff any more."""
+
+    key: HandoffKey
+
+
+SenderAction = PostWrite | Close | Release
+
+
+@dataclass
+class _Handoff:
+    state: SenderState
+    deadline: float = 0.0  # by when the prompt follows an early grant, or a grant the prompt
+    # of the prompt, once it is open
+    num_blocks: int | None = None
+    source_blocks: list[int] = field(default_factory=list)  # of the prompt blocks ready so far
+    chunks: list[int] = field(default_factory=list)  # which chunk completed each of them
+    is_finished: bool = False
+    # of the grant, once there is one
+    agent: str | None = None
+    first_block: int = 0
+    target_blocks: Sequence[int] = ()
+    expires: float = 0.0
+    # of the writes
+    next_block: int = 0  # of the prompt: the first one not posted yet
+    outstanding: set[int] = field(default_factory=set)
+    error: str = ""
+
+    @property
+    def end_block(self) -> int:
+        return self.first_block + len(self.target_blocks)
+
+
+class HandoffSender:
+    """All handoffs of a prefill worker. `ignored` counts what arrived for none of them."""
+
+    def __init__(self, margin_s: float, max_write_blocks: int = 256) -> None:
+        """Post only while a grant has `margin_s` left, and so many blocks in one write."""
+        self.ignored = 0
+        self._margin_s = margin_s
+        self._max_write_blocks = max_write_blocks
+        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._writes: dict[int, HandoffKey] = {}
+        self._next_write_id = 0
+        self._closed = ClosedHandoffs(_REMEMBERED)
+
+    @property
+    def num_open(self) -> int:
+        """Handoffs that have not closed."""
+        return len(self._handoffs)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Writes that were posted and are not finished."""
+        return len(self._writes)
+
+    def is_open(self, key: HandoffKey) -> bool:
+        """Whether the handoff has not closed (it may be draining)."""
+        return key in self._handoffs
+
+    def error_of(self, key: HandoffKey) -> str:
+        """Why a closed handoff failed; empty if it did not, or is not remembered."""
+        return self._closed.error_of(key) or ""
+
+    def agent_of(self, key: HandoffKey) -> str | None:
+        """The agent of the decode worker that granted an open handoff, once it has."""
+        handoff = self._handoffs.get(key)
+        return None if handoff is None else handoff.agent
+
+    # -- what the prefill worker itself does ---------------------------------------------
+
+    def open(
+        self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
+    ) -> list[SenderAction]:
+        """A prompt of `num_blocks` blocks begins; its grant must come before `grant_deadline`.
+
+        The source blocks stay pinned from here to Release.
+        """
+        handoff = self._handoffs.get(key)
+        if handoff is None and self._closed.error_of(key) is not None:
+            self.ignored += 1
+            return [Release(key)]
+        if handoff is None:
+            handoff = self._handoffs[key] = _Handoff(SenderState.WAITING)
+        elif handoff.num_blocks is None:
+            handoff.state = sender_transition(handoff.state, SenderEvent.OPEN)
+        else:
+            raise IllegalMove(f"handoff {key} is opened twice")
+        handoff.num_blocks = num_blocks
+        handoff.deadline = grant_deadline
+        if handoff.end_block > num_blocks:
+            return self._stop(key, handoff, _misfit(handoff))
+        return self._advance(key, handoff, now)
+
+    def blocks_ready(
+        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
+    ) -> list[SenderAction]:
+        """Prompt blocks from `first_block` on are computed, and lie in these blocks of our pool.
+
+        Every block is handed over once, in prompt order, whether or not it will be sent.
+        """
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self.ignored += 1
+            return []
+        num_ready = len(handoff.source_blocks)
+        if first_block != num_ready or num_ready + len(block_ids) > (handoff.num_blocks or 0):
+            raise ValueError(
+                f"blocks {first_block}+{len(block_ids)} of {key} follow {num_ready} "
+                f"of {handoff.num_blocks}"
+            )
+        handoff.source_blocks += block_ids
+        handoff.chunks += [chunk] * len(block_ids)
+        return self._advance(key, handoff, now)
+
+    def finish(
+        self, key: HandoffKey, now: float, grant_deadline: float = float("inf")
+    ) -> list[SenderAction]:
+        """The last block was made ready: close as soon as all that is granted is written.
+
+        The grant must come before the earlier of `grant_deadline` and that of `open`.
+        """
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self.ignored += 1
+            return []
+        if len(handoff.source_blocks) != handoff.num_blocks:
+            raise ValueError(
+                f"{len(handoff.source_blocks)} blocks of {handoff.num_blocks} are ready for {key}"
+            )
+        handoff.is_finished = True
+        handoff.deadline = min(handoff.deadline, grant_deadline)
+        return self._advance(key, handoff, now)
+
+    def write_finished(self, write_id: int, error: str | None) -> list[SenderAction]:
+        """The transport reports the end of a PostWrite."""
+        key = self._writes.pop(write_id, None)
+        if key is None:
+            self.ignored += 1
+            return []
+        handoff = self._handoffs[key]
+        handoff.outstanding.remove(write_id)
+        if error is not None:
+            return self._fail(key, handoff, error)
+        return self._settle(key, handoff)
+
+    def abort(
+        self, key: HandoffKey, error: str = "", agent: str | None = None
+    ) -> list[SenderAction]:
+        """Stop: asked for by router or decode worker (`error` empty), or for a reason of ours.
+
+        `agent` is the decode worker's if it asked; then it is answered in any case.
+        """
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            if self._closed.error_of(key) is None:
+                self._closed.remember(key, error)
+            return self._answer_again(key, agent)
+        if handoff.state is SenderState.DRAINING:
+            return []
+        handoff.agent = handoff.agent or agent
+        return self._stop(key, handoff, error)
+
+    def sweep(self, now: float) -> list[SenderAction]:
+        """Act on what has run out: grants that nobody renews, waits for a grant or a prompt."""
+        actions: list[SenderAction] = []
+        for key, handoff in list(self._handoffs.items()):
+            if handoff.state is SenderState.WAITING and now >= handoff.deadline:
+                actions += self._stop(key, handoff, "no grant came in time")
+            elif handoff.state is SenderState.GRANTED_EARLY and now >= handoff.deadline:
+                actions += self._stop(key, handoff, "no prompt came in time")
+            elif handoff.state in _GRANTED and now >= handoff.expires:
+                actions += self._stop(key, handoff, "the grant expired")
+        return actions
+
+    # -- what decode workers do ----------------------------------------------------------
+
+    def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
+        """The right to write. It may come before `open`, by as much as it lives without renewal:
+        whoever sent it is not kept waiting for a prompt that nobody sends."""
+        key = key_of(grant)
+        handoff = self._handoffs.get(key)
+        if handoff is None and self._is_superseded(key):
+            self._closed.remember(key, "a newer attempt is open")
+        if handoff is None and self._closed.error_of(key) is not None:
+            return self._answer_again(key, grant.agent)
+        if handoff is None:
+            handoff = self._handoffs[key] = _Handoff(SenderState.GRANTED_EARLY)
+        elif handoff.state is SenderState.WAITING:
+            handoff.state = sender_transition(handoff.state, SenderEvent.GRANT)
+        else:
+            self.ignored += 1
+            return []
+        handoff.agent = grant.agent
+        handoff.expires = now + grant.ttl_ms / 1000
+        if handoff.state is SenderState.GRANTED_EARLY:
+            handoff.deadline = handoff.expires
+        if grant.first_block < 0 or len(set(grant.block_ids)) < len(grant.block_ids):
+            return self._stop(key, handoff, "the grant is malformed")
+        handoff.first_block = handoff.next_block = grant.first_block
+        handoff.target_blocks = tuple(grant.block_ids)
+        if handoff.num_blocks is not None and handoff.end_block > handoff.num_blocks:
+            return self._stop(key, handoff, _misfit(handoff))
+        return self._advance(key, handoff, now)
+
+    def renew(self, renew: KvRenew, agent: str, now: float) -> list[SenderAction]:
+        """The grant of decode worker `agent` lives on."""
+        key = key_of(renew)
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            if self._closed.error_of(key) is None:
+                self._closed.remember(key, "the handoff is not known")
+            return self._answer_again(key, agent)
+        if handoff.state is SenderState.WAITING:
+            handoff.agent = agent
+            return self._stop(key, handoff, "the grant was lost on its way")
+        if handoff.state in _GRANTED:
+            handoff.expires = now + renew.ttl_ms / 1000
+        return self._advance(key, handoff, now)
+
+    def peer_lost(self, agent: str) -> list[SenderAction]:
+        """The decode worker is gone, or its pool cannot be reached any more."""
+        actions: list[SenderAction] = []
+        for key, handoff in list(self._handoffs.items()):
+            if handoff.agent == agent:
+                actions += self._fail(key, handoff, "the decode worker cannot be reached")
+        return actions
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SenderAction]:
+        """Post what is ready and granted; stop when that is all there will be."""
+        if handoff.state is not SenderState.SENDING:
+            return []
+        actions: list[SenderAction] = []
+        end = min(len(handoff.source_blocks), handoff.end_block)
+        if handoff.expires - now >= self._margin_s:
+            while handoff.next_block < end:
+                upto = min(end, handoff.next_block + self._max_write_blocks)
+                actions.append(self._post(key, handoff, upto))
+        if handoff.is_finished and handoff.next_block >= handoff.end_block:
+            actions += self._stop(key, handoff, "")
+        return actions
+
+    def _post(self, key: HandoffKey, handoff: _Handoff, upto: int) -> PostWrite:
+        assert handoff.agent is not None
+        first, offset = handoff.next_block, handoff.first_block
+        write = PostWrite(
+            write_id=self._next_write_id,
+            key=key,
+            agent=handoff.agent,
+            source_blocks=tuple(handoff.source_blocks[first:upto]),
+            target_blocks=tuple(handoff.target_blocks[first - offset : upto - offset]),
+            first_block=first,
+            chunk=handoff.chunks[upto - 1],
+            post_before=handoff.expires - self._margin_s,
+        )
+        self._next_write_id += 1
+        self._writes[write.write_id] = key
+        handoff.outstanding.add(write.write_id)
+        handoff.next_block = upto
+        return write
+
+    def _fail(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SenderAction]:
+        if handoff.state is not SenderState.DRAINING:
+            return self._stop(key, handoff, error)
+        handoff.error = handoff.error or error
+        return self._settle(key, handoff)
+
+    def _stop(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SenderAction]:
+        handoff.state = sender_transition(handoff.state, SenderEvent.STOP)
+        handoff.error = error
+        return self._settle(key, handoff)
+
+    def _settle(self, key: HandoffKey, handoff: _Handoff) -> list[SenderAction]:
+        """Close a stopped handoff once no write is outstanding."""
+        if handoff.state is not SenderState.DRAINING or handoff.outstanding:
+            return []
+        handoff.state = sender_transition(handoff.state, SenderEvent.DRAINED)
+        del self._handoffs[key]
+        self._closed.remember(key, handoff.error)
+        actions: list[SenderAction] = []
+        if handoff.agent is not None:
+            actions.append(Close(key, handoff.agent, handoff.error))
+        if handoff.num_blocks is not None:
+            actions.append(Release(key))
+        return actions
+
+    def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SenderAction]:
+        self.ignored += 1
+        error = self._closed.error_of(key)
+        return [] if agent is None or error is None else [Close(key, agent, error)]
+
+    def _is_superseded(self, key: HandoffKey) -> bool:
+        return any(
+            other.request_id == key.request_id and other.attempt > key.attempt
+            for other in self._handoffs
+        )
+
+
+_GRANTED = (SenderState.GRANTED_EARLY, SenderState.SENDING)
+
+
+def _misfit(handoff: _Handoff) -> str:
+    return f"the grant ends at block {handoff.end_block}, the prompt at {handoff.num_blocks}"

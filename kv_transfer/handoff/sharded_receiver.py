@@ -1,0 +1,227 @@
+"""The decode side of handoffs between pools that are sharded over tensor-parallel ranks.
+
+One rank of a decode worker gets its blocks from every rank of the prefill worker that shares heads
+with it. Each of these lanes is a handoff of its own, by `kv_transfer.handoff.receiver`: its grant,
+its renewals, its end, its fence. What is added here is where they meet: a block has arrived when it
+has by every lane, the handoff is complete when every lane is, it fails with the first lane that
+does, and its blocks are free again when no lane's fence stands. Pure, as the receiver is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.handoff.key import HandoffKey, IllegalMove
+from kv_transfer.handoff.receiver import (
+    Complete,
+    Failed,
+    HandoffReceiver,
+    ReceiverAction,
+    SendAbort,
+    SendGrant,
+    SendRenew,
+    Unfence,
+    Verify,
+)
+from protocol.messages import KvClosed, KvWritten
+
+
+@dataclass(frozen=True)
+class VerifyLane:
+    """All of source rank `source` is here: compare digests of the heads that it shares with us,
+    and answer with `verified`."""
+
+    source: int
+    verify: Verify
+
+
+ShardedReceiverAction = SendGrant | SendRenew | SendAbort | VerifyLane | Complete | Failed | Unfence
+
+
+@dataclass
+class _Handoff:
+    first_block: int
+    block_ids: tuple[int, ...]
+    incomplete: set[int]  # source ranks
+    fenced: set[int]  # source ranks whose lane's fence has not fallen
+    is_wanted: bool = True
+    failed_lanes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what had arrived
+
+    @property
+    def indices(self) -> frozenset[int]:
+        """Prompt indices of its blocks."""
+        return frozenset(range(self.first_block, self.first_block + len(self.block_ids)))
+
+
+class ShardedReceiver:
+    """All handoffs of one rank of a decode worker, from ranks that `offer` names."""
+
+    def __init__(self, make_receiver: Callable[[], HandoffReceiver]) -> None:
+        """`make_receiver` makes the machine of one lane; each source rank has its own."""
+        self._make_receiver = make_receiver
+        self._lanes: dict[int, HandoffReceiver] = {}  # by source rank
+        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._ignored = 0
+
+    @property
+    def ignored(self) -> int:
+        """How much arrived for no handoff."""
+        return self._ignored + sum(lane.ignored for lane in self._lanes.values())
+
+    @property
+    def num_open(self) -> int:
+        """Handoffs whose fence has not fallen."""
+        return len(self._handoffs)
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that some peer may still write to."""
+        return sum(len(handoff.block_ids) for handoff in self._handoffs.values())
+
+    def is_open(self, key: HandoffKey) -> bool:
+        """Whether the handoff's blocks are still behind their fence."""
+        return key in self._handoffs
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether the handoff was offered before: it cannot be offered again."""
+        return any(lane.is_known(key) for lane in self._lanes.values())
+
+    def arrived(self, key: HandoffKey) -> tuple[int, ...]:
+        """Prompt indices of the granted blocks of an open handoff that hold their data by now:
+        that of every source rank."""
+        handoff = self._handoffs.get(key)
+        return () if handoff is None else self._arrived(key, handoff)
+
+    # -- what the decode worker itself does ----------------------------------------------
+
+    def offer(
+        self,
+        key: HandoffKey,
+        peers: Mapping[int, str],
+        first_block: int,
+        block_ids: Sequence[int],
+        now: float,
+    ) -> list[ShardedReceiverAction]:
+        """Grant our blocks to the source ranks that share heads with us, `peers` by rank, for the
+        prompt blocks from `first_block` on; see `HandoffReceiver.offer`."""
+        if not peers or len(set(peers.values())) < len(peers):
+            raise ValueError(f"the source ranks of {key} must be several processes: {peers}")
+        if self.is_known(key):
+            raise IllegalMove(f"handoff {key} is offered twice")
+        sources = set(peers)
+        self._handoffs[key] = _Handoff(first_block, tuple(block_ids), sources, set(sources))
+        actions: list[ShardedReceiverAction] = []
+        for source, peer in peers.items():
+            if source not in self._lanes:
+                self._lanes[source] = self._make_receiver()
+            lane = self._lanes[source]
+            actions += self._join(source, lane.offer(key, peer, first_block, block_ids, now))
+        return actions
+
+    def verified(self, key: HandoffKey, source: int, ok: bool) -> list[ShardedReceiverAction]:
+        """The answer to VerifyLane."""
+        return self._with(source, lambda lane: lane.verified(key, ok))
+
+    def abort(self, key: HandoffKey) -> list[ShardedReceiverAction]:
+        """The blocks are not wanted any more; they stay fenced until Unfence."""
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self._ignored += 1
+            return []
+        handoff.is_wanted = False
+        return self._abort_lanes(key)
+
+    def sweep(self, now: float) -> list[ShardedReceiverAction]:
+        """As `HandoffReceiver.sweep`, for every lane."""
+        return self._with_all(lambda lane: lane.sweep(now))
+
+    # -- what prefill workers do ---------------------------------------------------------
+
+    def written(self, source: int, written: KvWritten) -> list[ShardedReceiverAction]:
+        """A notification of source rank `source`: its part of these blocks has landed."""
+        return self._with(source, lambda lane: lane.written(written))
+
+    def closed(self, source: int, closed: KvClosed, now: float) -> list[ShardedReceiverAction]:
+        """Source rank `source` posts nothing more; with an error, a write may still land."""
+        return self._with(source, lambda lane: lane.closed(closed, now))
+
+    def agent_gone(self, peer: str, now: float) -> list[ShardedReceiverAction]:
+        """The process of a source rank is dead, as in `HandoffReceiver.agent_gone`."""
+        return self._with_all(lambda lane: lane.agent_gone(peer, now))
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _with(
+        self, source: int, move: Callable[[HandoffReceiver], list[ReceiverAction]]
+    ) -> list[ShardedReceiverAction]:
+        lane = self._lanes.get(source)
+        if lane is None:
+            self._ignored += 1
+            return []
+        return self._join(source, move(lane))
+
+    def _with_all(
+        self, move: Callable[[HandoffReceiver], list[ReceiverAction]]
+    ) -> list[ShardedReceiverAction]:
+        actions: list[ShardedReceiverAction] = []
+        for source, lane in self._lanes.items():
+            actions += self._join(source, move(lane))
+        return actions
+
+    def _join(self, source: int, actions: list[ReceiverAction]) -> list[ShardedReceiverAction]:
+        """What one lane asks for, as far as the whole handoff does."""
+        joined: list[ShardedReceiverAction] = []
+        for action in actions:
+            match action:
+                case Verify():
+                    joined.append(VerifyLane(source, action))
+                case Complete(key):
+                    joined += self._complete(key, source)
+                case Failed(key, reason, arrived):
+                    joined += self._fail(key, source, reason, arrived)
+                case Unfence(key):
+                    joined += self._unfence(key, source)
+                case _:
+                    joined.append(action)
+        return joined
+
+    def _complete(self, key: HandoffKey, source: int) -> list[ShardedReceiverAction]:
+        handoff = self._handoffs[key]
+        handoff.incomplete.discard(source)
+        return [Complete(key)] if handoff.is_wanted and not handoff.incomplete else []
+
+    def _fail(
+        self, key: HandoffKey, source: int, reason: str, arrived: tuple[int, ...]
+    ) -> list[ShardedReceiverAction]:
+        """The first lane that fails ends the handoff; the others are asked to stop."""
+        handoff = self._handoffs[key]
+        handoff.failed_lanes[source] = arrived
+        if not handoff.is_wanted:
+            return []
+        handoff.is_wanted = False
+        failed = Failed(key, f"rank {source}: {reason}", self._arrived(key, handoff))
+        return [failed, *self._abort_lanes(key)]
+
+    def _abort_lanes(self, key: HandoffKey) -> list[ShardedReceiverAction]:
+        actions: list[ShardedReceiverAction] = []
+        for source, lane in self._lanes.items():
+            if lane.is_open(key):
+                actions += self._join(source, lane.abort(key))
+        return actions
+
+    def _unfence(self, key: HandoffKey, source: int) -> list[ShardedReceiverAction]:
+        handoff = self._handoffs[key]
+        handoff.fenced.discard(source)
+        if handoff.fenced:
+            return []
+        del self._handoffs[key]
+        return [Unfence(key, handoff.block_ids)]
+
+    def _arrived(self, key: HandoffKey, handoff: _Handoff) -> tuple[int, ...]:
+        """Prompt indices of the blocks that are here by every lane."""
+        by_lane = [
+            handoff.failed_lanes.get(source, self._lanes[source].arrived(key))
+            for source in handoff.incomplete
+        ]
+        return tuple(sorted(handoff.indices.intersection(*by_lane)))

@@ -1,0 +1,144 @@
+"""The prefill side of handoffs between pools that are sharded over tensor-parallel ranks.
+
+One rank of a prefill worker writes to every rank of the decode worker that shares heads with it.
+Each of these lanes is a handoff of its own, by `kv_transfer.handoff.sender`: its grant, its writes,
+its answer. What is added here is that one prompt feeds them all, and that its blocks stay pinned
+until the last of them lets go. Pure, as the sender is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release, SenderAction
+from protocol.messages import KvGrant, KvRenew
+
+
+@dataclass(frozen=True)
+class ForLane:
+    """To be carried out towards target rank `target`; a write's end comes back with that rank."""
+
+    target: int
+    action: PostWrite | Close
+
+
+ShardedSenderAction = ForLane | Release
+
+
+class ShardedSender:
+    """All handoffs of one rank of a prefill worker, to ranks that `open` names."""
+
+    def __init__(self, make_sender: Callable[[], HandoffSender]) -> None:
+        """`make_sender` makes the machine of one lane; each target rank has its own."""
+        self._make_sender = make_sender
+        self._lanes: dict[int, HandoffSender] = {}  # by target rank
+        self._pinned_for: dict[HandoffKey, set[int]] = {}  # target ranks
+
+    @property
+    def ignored(self) -> int:
+        """How much arrived for no handoff."""
+        return sum(lane.ignored for lane in self._lanes.values())
+
+    @property
+    def num_open(self) -> int:
+        """Lanes' handoffs that have not closed."""
+        return sum(lane.num_open for lane in self._lanes.values())
+
+    @property
+    def num_outstanding(self) -> int:
+        """Writes that were posted and are not finished."""
+        return sum(lane.num_outstanding for lane in self._lanes.values())
+
+    # -- what the prefill worker itself does ---------------------------------------------
+
+    def open(
+        self,
+        key: HandoffKey,
+        targets: Sequence[int],
+        num_blocks: int,
+        now: float,
+        grant_deadline: float,
+    ) -> list[ShardedSenderAction]:
+        """A prompt of `num_blocks` blocks begins, for these target ranks: those that share heads
+        with us; each has until `grant_deadline` to grant. The blocks stay pinned until Release."""
+        if not targets:
+            raise ValueError(f"no target rank shares heads with us: {key}")
+        self._pinned_for[key] = set(targets)
+        return self._with(targets, lambda lane: lane.open(key, num_blocks, now, grant_deadline))
+
+    def blocks_ready(
+        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
+    ) -> list[ShardedSenderAction]:
+        """Prompt blocks from `first_block` on are computed; see `HandoffSender.blocks_ready`."""
+        return self._with(
+            self._targets(key),
+            lambda lane: lane.blocks_ready(key, first_block, block_ids, chunk, now),
+        )
+
+    def finish(self, key: HandoffKey, now: float) -> list[ShardedSenderAction]:
+        """The last block was made ready."""
+        return self._with(self._targets(key), lambda lane: lane.finish(key, now))
+
+    def write_finished(
+        self, target: int, write_id: int, error: str | None
+    ) -> list[ShardedSenderAction]:
+        """The transport reports the end of a lane's PostWrite."""
+        return self._with([target], lambda lane: lane.write_finished(write_id, error))
+
+    def abort(self, key: HandoffKey, error: str) -> list[ShardedSenderAction]:
+        """Stop all lanes, for a reason of ours."""
+        return self._with(list(self._lanes), lambda lane: lane.abort(key, error))
+
+    def sweep(self, now: float) -> list[ShardedSenderAction]:
+        """As `HandoffSender.sweep`, for every lane."""
+        return self._with(list(self._lanes), lambda lane: lane.sweep(now))
+
+    # -- what ranks of decode workers do ---------------------------------------------------
+
+    def grant(self, target: int, grant: KvGrant, now: float) -> list[ShardedSenderAction]:
+        """The right to write to blocks of target rank `target`; it may come before `open`."""
+        return self._with([target], lambda lane: lane.grant(grant, now))
+
+    def renew(
+        self, target: int, renew: KvRenew, agent: str, now: float
+    ) -> list[ShardedSenderAction]:
+        """The grant of target rank `target` lives on."""
+        return self._with([target], lambda lane: lane.renew(renew, agent, now))
+
+    def give_up(self, target: int, key: HandoffKey, agent: str) -> list[ShardedSenderAction]:
+        """Target rank `target` does not want it any more, and is answered."""
+        return self._with([target], lambda lane: lane.abort(key, agent=agent))
+
+    def peer_lost(self, agent: str) -> list[ShardedSenderAction]:
+        """The target rank is gone, or its pool cannot be reached any more."""
+        return self._with(list(self._lanes), lambda lane: lane.peer_lost(agent))
+
+    # -- steps ---------------------------------------------------------------------------
+
+    def _targets(self, key: HandoffKey) -> list[int]:
+        return sorted(self._pinned_for.get(key, ()))
+
+    def _with(
+        self, targets: Sequence[int], move: Callable[[HandoffSender], list[SenderAction]]
+    ) -> list[ShardedSenderAction]:
+        joined: list[ShardedSenderAction] = []
+        for target in targets:
+            if target not in self._lanes:
+                self._lanes[target] = self._make_sender()
+            lane = self._lanes[target]
+            for action in move(lane):
+                if isinstance(action, Release):
+                    joined += self._release(action, target)
+                else:
+                    joined.append(ForLane(target, action))
+        return joined
+
+    def _release(self, release: Release, target: int) -> list[ShardedSenderAction]:
+        targets = self._pinned_for[release.key]
+        targets.discard(target)
+        if targets:
+            return []
+        del self._pinned_for[release.key]
+        return [release]

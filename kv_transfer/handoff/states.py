@@ -1,0 +1,97 @@
+"""Where a handoff stands, on either side, and what moves it on; anything else is an illegal move.
+
+Pure tables: who acts on a move are `kv_transfer.handoff.sender` and `kv_transfer.handoff.receiver`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kv_transfer.handoff.key import IllegalMove
+
+
+class SenderState(StrEnum):
+    """Where a handoff stands on the prefill side."""
+
+    GRANTED_EARLY = "granted early"  # the grant came before the prompt
+    WAITING = "waiting"  # open, without a grant
+    SENDING = "sending"  # open and granted
+    DRAINING = "draining"  # nothing more is posted; writes may be outstanding
+    CLOSED = "closed"
+
+
+class SenderEvent(StrEnum):
+    """What moves a handoff on."""
+
+    OPEN = "open"
+    GRANT = "grant"
+    STOP = "stop"
+    DRAINED = "drained"
+
+
+_SENDER_MOVES = {
+    (SenderState.GRANTED_EARLY, SenderEvent.OPEN): SenderState.SENDING,
+    (SenderState.WAITING, SenderEvent.GRANT): SenderState.SENDING,
+    (SenderState.GRANTED_EARLY, SenderEvent.STOP): SenderState.DRAINING,
+    (SenderState.WAITING, SenderEvent.STOP): SenderState.DRAINING,
+    (SenderState.SENDING, SenderEvent.STOP): SenderState.DRAINING,
+    (SenderState.DRAINING, SenderEvent.DRAINED): SenderState.CLOSED,
+}
+
+
+def sender_transition(state: SenderState, event: SenderEvent) -> SenderState:
+    """The next state. Raises IllegalMove."""
+    try:
+        return _SENDER_MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"a sender cannot {event} when {state}") from None
+
+
+class ReceiverState(StrEnum):
+    """Where a handoff stands on the decode side."""
+
+    GRANTED = "granted"  # wanted; the peer may write
+    CLOSED_EARLY = "closed early"  # wanted; closed in order, but notifications are on their way
+    VERIFYING = "verifying"  # every block is here; the owner compares digests
+    ABORTING = "aborting"  # not wanted; the peer may write until it answers
+    LANDING = "landing"  # not wanted; posted writes may land until a time
+    ENDED = "ended"  # the fence has fallen
+
+
+class ReceiverEvent(StrEnum):
+    """What moves a handoff on."""
+
+    ARRIVED = "arrived"  # every block
+    CHECK = "check"  # every block, and digests are to be compared
+    GIVE_UP = "give up"  # not wanted any more
+    CLOSE = "close"  # the peer writes nothing more, and all that it wrote has landed
+    LOSE = "lose"  # the peer writes nothing more, but something may still land
+    EXPIRE = "expire"  # the time for landing is over
+
+
+_RECEIVER_MOVES = {
+    (ReceiverState.GRANTED, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
+    (ReceiverState.GRANTED, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
+    (ReceiverState.GRANTED, ReceiverEvent.GIVE_UP): ReceiverState.ABORTING,
+    (ReceiverState.GRANTED, ReceiverEvent.CLOSE): ReceiverState.CLOSED_EARLY,
+    (ReceiverState.GRANTED, ReceiverEvent.LOSE): ReceiverState.LANDING,
+    (ReceiverState.CLOSED_EARLY, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
+    (ReceiverState.CLOSED_EARLY, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
+    (ReceiverState.CLOSED_EARLY, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
+    (ReceiverState.CLOSED_EARLY, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
+    (ReceiverState.VERIFYING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
+    (ReceiverState.VERIFYING, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
+    (ReceiverState.ABORTING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
+    (ReceiverState.ABORTING, ReceiverEvent.CLOSE): ReceiverState.ENDED,
+    (ReceiverState.ABORTING, ReceiverEvent.LOSE): ReceiverState.LANDING,
+    (ReceiverState.LANDING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
+    (ReceiverState.LANDING, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
+}
+
+
+def receiver_transition(state: ReceiverState, event: ReceiverEvent) -> ReceiverState:
+    """The next state. Raises IllegalMove."""
+    try:
+        return _RECEIVER_MOVES[state, event]
+    except KeyError:
+        raise IllegalMove(f"a receiver cannot {event} when {state}") from None

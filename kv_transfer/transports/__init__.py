@@ -1,0 +1,1 @@
+"""Ways to write blocks into a peer's pool: `interface` defines them, `registry` lists them."""

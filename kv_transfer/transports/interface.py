@@ -1,0 +1,211 @@
+"""The interface of a transport, what it reports, and the table of those that exist.
+
+A transport writes blocks of this process's pool into blocks of a peer's pool and delivers a
+notification after the data. All its methods but the constructor belong to one thread. It knows
+no handoffs: who may write where, and when, is decided above it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kv_transfer.head_slices import HeadSlices, Pieces
+from protocol.errors import ConfigError, TransferError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """One pool of KV blocks: `num_blocks` contiguous blocks of `block_bytes` from `address`."""
+
+    address: int
+    block_bytes: int
+    num_blocks: int
+    device: str  # "cpu", or "cuda:N"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole pool."""
+        return self.block_bytes * self.num_blocks
+
+
+@dataclass(frozen=True)
+class WriteDone:
+    """A write is over: its source is no longer read and its target no longer written.
+
+    With `error` None its data and then its notification are on their way in order; otherwise
+    any part of the data may have landed.
+    """
+
+    handle: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Notification:
+    """A peer's write has landed; `agent` is the peer's, `payload` what it attached."""
+
+    agent: str
+    payload: bytes
+
+
+class Transport(Protocol):
+    """Writes blocks into the pools of peers. One thread calls everything."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kind of transport, as the configuration spells it."""
+
+    @property
+    def agent(self) -> str:
+        """Name of this end, new for every incarnation."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The ways that data may take to peers, as an operator reads them, best first; none where
+        its name says it."""
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """Zeroed memory that the pool must live in, or None if any memory will do.
+
+        Raises ConfigError when the host has not that much to give.
+        """
+
+    def register(self, pool: PoolMemory) -> None:
+        """Make the pool readable and writable by this transport; once.
+
+        Raises ConfigError for a device that it cannot serve, TransferError otherwise.
+        """
+
+    def descriptor(self) -> bytes:
+        """What a peer hands to its own `add_peer`; to be authenticated on the way."""
+
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
+        """Make a peer's pool writable. Raises TransferError, with nothing left behind.
+
+        With `slices` a write copies these pieces of each block, straight into their places, and
+        the rest of the peer's block stays as it is; without, blocks are of one size and move whole.
+        """
+
+    def remove_peer(self, agent: str) -> None:
+        """Forget a peer, if it is known. Its outstanding writes come out of `poll` as failed."""
+
+    def post_write(
+        self,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        notification: bytes,
+    ) -> int:
+        """Start copying own blocks into the peer's, pairwise; the handle comes out of `poll`.
+
+        Raises TransferError: the write is over, and the peer should be removed and added anew.
+        """
+
+    def poll(self) -> list[WriteDone | Notification]:
+        """Make progress without blocking, and report what happened."""
+
+    def close(self) -> None:
+        """Give everything back. Peers must have stopped writing. A second call does nothing."""
+
+
+def new_agent_name() -> str:
+    """A name that no other incarnation has or had."""
+    return uuid.uuid4().hex
+
+
+def create_transport(name: str, device: str) -> Transport:
+    """A transport by name; `auto` takes NIXL on Linux where it is installed, else `shm`.
+
+    Raises ConfigError that says which there are and, if NIXL cannot be loaded, why.
+    """
+    if name == AUTO:
+        name = _pick(device)
+    factory = _TRANSPORTS.get(name)
+    if factory is None:
+        known = ", ".join([AUTO, *sorted(_TRANSPORTS)])
+        reason = _why_not_nixl(device)
+        note = f" ({reason})" if reason else ""
+        raise ConfigError(f"transport {name!r} is unknown; available: {known}{note}")
+    return factory(device)
+
+
+def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Join pairs of blocks that are adjacent on both sides: (source, target, number of blocks)."""
+    start = 0
+    for i in range(1, len(source) + 1):
+        joined = (
+            i < len(source) and source[i] == source[i - 1] + 1 and target[i] == target[i - 1] + 1
+        )
+        if not joined:
+            yield source[start], target[start], i - start
+            start = i
+
+
+def fit_slices(
+    agent: str, found: tuple[int, int], num_blocks: int, own: PoolMemory, slices: HeadSlices | None
+) -> HeadSlices:
+    """What is copied of each block to a peer whose pool is `found`: (blocks, bytes of each).
+
+    Raises TransferError unless that is what `num_blocks` and `slices`, or our pool, promise.
+    """
+    slices = slices or HeadSlices(Pieces.whole(own.block_bytes), Pieces.whole(own.block_bytes))
+    if slices.source.block_bytes != own.block_bytes:
+        raise TransferError(
+            f"slices of blocks of {slices.source.block_bytes} bytes do not fit our pool, "
+            f"whose blocks have {own.block_bytes}"
+        )
+    if found != (num_blocks, slices.target.block_bytes):
+        raise TransferError(
+            f"peer {agent} has {found[0]} blocks of {found[1]} bytes, expected "
+            f"{num_blocks} of {slices.target.block_bytes}"
+        )
+    return slices
+
+
+def check_blocks(
+    source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
+) -> None:
+    """Raises TransferError unless the pairs are not empty and all lie inside the two pools."""
+    if not source or len(source) != len(target):
+        raise TransferError(f"{len(source)} source blocks for {len(target)} target blocks")
+    for what, blocks, limit in (("source", source, num_source), ("target", target, num_target)):
+        if min(blocks) < 0 or max(blocks) >= limit:
+            raise TransferError(f"a {what} block is outside of a pool of {limit} blocks")
+
+
+def _pick(device: str) -> str:
+    from kv_transfer.transports.shm import ShmTransport
+
+    return "nixl" if not _why_not_nixl(device) or not ShmTransport.serves(device) else "shm"
+
+
+def _why_not_nixl(device: str) -> str:
+    from kv_transfer.transports.nixl import load_nixl
+
+    try:
+        load_nixl(device)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _create_nixl(device: str) -> Transport:
+    from kv_transfer.transports.nixl import NixlTransport
+
+    return NixlTransport(new_agent_name(), device)
+
+
+def _create_shm(device: str) -> Transport:
+    from kv_transfer.transports.shm import ShmTransport
+
+    return ShmTransport(new_agent_name(), device)
+
+
+_TRANSPORTS: dict[str, Callable[[str], Transport]] = {"nixl": _create_nixl, "shm": _create_shm}

@@ -1,0 +1,355 @@
+"""The transport over NIXL: UCX underneath, WRITE only, polled by the one thread that owns it.
+
+Owns the agent, the registration of the pool and the prepared descriptor lists: one for the own
+pool, one for each peer's. A block is one entry of a list, so that a write is two index arrays; to
+a peer that gets head slices, each piece of a block is one, from a list of our pool for its sizes.
+The agent has no progress thread (it would spin a core) and STRICT locking. Memory is deregistered
+only by `close`: deregistering earlier would not keep a peer's late write out. A peer's metadata
+goes into native code that trusts it, so whoever calls `add_peer` has authenticated it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.transports.interface import (
+    Notification,
+    PoolMemory,
+    WriteDone,
+    check_blocks,
+    fit_slices,
+)
+from kv_transfer.transports.ucx_paths import ucx_paths
+from protocol.errors import ConfigError, TransferError
+
+NIXL_MODULES = ("nixl_cu12", "nixl_cu13")
+
+_log = logging.getLogger(__name__)
+
+
+class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a peer must know to write here; `metadata` is NIXL's own."""
+
+    metadata: bytes
+    address: int
+    block_bytes: int
+    num_blocks: int
+    device: str
+
+
+@dataclass
+class _Peer:
+    blocks: Any  # prepared descriptor list of the peer's pool
+    num_blocks: int
+    slices: HeadSlices
+
+
+@dataclass
+class _Write:
+    agent: str
+    request: Any  # NIXL's transfer handle
+    error: str | None = None  # set once it is to be cancelled
+
+
+class NixlTransport:
+    """A transport over NIXL and UCX; owns the agent until `close`."""
+
+    name = "nixl"
+
+    def __init__(self, agent: str, device: str) -> None:
+        """Create the agent. Raises ConfigError where NIXL or its UCX backend cannot start."""
+        nixl = load_nixl(device)
+        self.agent = agent
+        self.paths = ucx_paths(device, os.environ)
+        self._device = device
+        self._errors = _error_types(nixl)
+        config = nixl.nixl_agent_config(
+            enable_prog_thread=False,
+            backends=["UCX"],
+            sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+        )
+        try:
+            self._nixl: Any = nixl.nixl_agent(agent, config)
+        except self._errors as error:
+            raise ConfigError(f"NIXL cannot start its UCX backend: {error!r}") from error
+        if "UCX" not in self._nixl.backends:
+            raise ConfigError("this installation of NIXL has no UCX backend")
+        self._pool: PoolMemory | None = None
+        self._registration: Any = None
+        self._own_blocks: dict[Pieces, Any] = {}  # prepared descriptor lists of our pool
+        self._peers: dict[str, _Peer] = {}
+        self._writes: dict[int, _Write] = {}
+        self._next_handle = 0
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """None: any memory of the device can be registered."""
+        return None
+
+    def register(self, pool: PoolMemory) -> None:
+        """Register the pool with UCX and prepare the list of its blocks."""
+        if self._pool is not None:
+            raise ValueError("a pool is registered already")
+        if pool.device != self._device:
+            raise ConfigError(f"the pool is on {pool.device}, the transport on {self._device}")
+        segment, index = _segment(pool.device)
+        try:
+            self._registration = self._nixl.register_memory(
+                [(pool.address, pool.num_bytes, index, "")], segment, ["UCX"]
+            )
+            whole = Pieces.whole(pool.block_bytes)
+            self._own_blocks[whole] = self._prepare("NIXL_INIT_AGENT", pool, whole)
+        except self._errors as error:
+            raise TransferError(f"NIXL cannot register the pool: {error!r}") from error
+        self._pool = pool
+
+    def descriptor(self) -> bytes:
+        """The agent's metadata and where the pool lies."""
+        pool = self._registered()
+        return msgspec.msgpack.encode(
+            _Descriptor(
+                metadata=self._nixl.get_agent_metadata(),
+                address=pool.address,
+                block_bytes=pool.block_bytes,
+                num_blocks=pool.num_blocks,
+                device=pool.device,
+            )
+        )
+
+    def add_peer(
+        self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
+    ) -> None:
+        """Load the peer's metadata and prepare the list of its blocks, or of their pieces."""
+        pool, own = _decode(descriptor), self._registered()
+        if agent == self.agent:
+            raise TransferError("a transport cannot be its own peer")
+        slices = fit_slices(agent, (pool.num_blocks, pool.block_bytes), num_blocks, own, slices)
+        self.remove_peer(agent)
+        try:
+            loaded = self._nixl.add_remote_agent(pool.metadata)
+        except self._errors as error:
+            raise TransferError(f"NIXL refuses the metadata of {agent}: {error!r}") from error
+        loaded_name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
+        if loaded_name != agent:
+            self._forget_remote(loaded_name)
+            raise TransferError(f"the metadata of {agent} names agent {loaded_name}")
+        try:
+            where = PoolMemory(pool.address, pool.block_bytes, pool.num_blocks, pool.device)
+            if slices.source not in self._own_blocks:
+                mine = self._prepare("NIXL_INIT_AGENT", own, slices.source)
+                self._own_blocks[slices.source] = mine
+            blocks = self._prepare(agent, where, slices.target)
+            self._nixl.make_connection(agent, ["UCX"])
+        except self._errors as error:
+            self._forget_remote(agent)
+            raise TransferError(f"NIXL cannot prepare the pool of {agent}: {error!r}") from error
+        self._peers[agent] = _Peer(blocks, num_blocks, slices)
+
+    def remove_peer(self, agent: str) -> None:
+        """Cancel what is outstanding to the peer, and disconnect."""
+        peer = self._peers.pop(agent, None)
+        if peer is None:
+            return
+        for write in self._writes.values():
+            if write.agent == agent:
+                write.error = write.error or "the peer was removed"
+                self._release(write)
+        try:
+            peer.blocks.release()
+        except self._errors as error:
+            _log.warning("NIXL keeps the block list of peer %s: %r", agent, error)
+        self._forget_remote(agent)
+
+    def post_write(
+        self,
+        agent: str,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        notification: bytes,
+    ) -> int:
+        """Post one WRITE; over shared memory or CMA most of the copying happens in this call."""
+        peer = self._peers.get(agent)
+        if peer is None:
+            raise TransferError(f"peer {agent} is not known")
+        num_own, count = self._registered().num_blocks, peer.slices.source.count
+        check_blocks(source_blocks, target_blocks, num_own, peer.num_blocks)
+        try:
+            request = self._nixl.make_prepped_xfer(
+                "WRITE",
+                self._own_blocks[peer.slices.source],
+                _entries(source_blocks, num_own, count),
+                peer.blocks,
+                _entries(target_blocks, peer.num_blocks, count),
+                notification,
+                ["UCX"],
+            )
+        except self._errors as error:
+            raise TransferError(f"NIXL cannot write to {agent}: {error!r}") from error
+        handle = self._next_handle
+        self._next_handle += 1
+        # From here on the request may be reading our memory: whatever happens, `poll` ends it.
+        write = self._writes[handle] = _Write(agent, request)
+        try:
+            if self._nixl.transfer(request) == "ERR":
+                write.error = "NIXL could not post the write"
+        except self._errors as error:
+            write.error = repr(error)
+        return handle
+
+    def poll(self) -> list[WriteDone | Notification]:
+        """Drive UCX: complete own writes (which sends their notifications), collect others'."""
+        events: list[WriteDone | Notification] = []
+        for handle, write in list(self._writes.items()):
+            if self._is_over(write):
+                del self._writes[handle]
+                events.append(WriteDone(handle, write.error))
+        try:
+            arrived = self._nixl.get_new_notifs(["UCX"])
+        except self._errors as error:
+            raise TransferError(f"NIXL cannot be polled: {error!r}") from error
+        for agent, payloads in arrived.items():
+            events += [Notification(agent, payload) for payload in payloads]
+        return events
+
+    def close(self) -> None:
+        """Cancel, disconnect, deregister and destroy the agent."""
+        if self._nixl is None:
+            return
+        for agent in list(self._peers):
+            self.remove_peer(agent)
+        for write in self._writes.values():
+            self._release(write)
+        self._writes.clear()
+        try:
+            for blocks in self._own_blocks.values():
+                blocks.release()
+            if self._registration is not None:
+                self._nixl.deregister_memory(self._registration, ["UCX"])
+        except self._errors as error:
+            _log.warning("NIXL keeps the pool registered: %r", error)
+        self._own_blocks.clear()
+        self._registration = self._nixl = None
+
+    def _is_over(self, write: _Write) -> bool:
+        """Whether the write has ended and given its request back; sets its error."""
+        if write.error is None:
+            try:
+                state = self._nixl.check_xfer_state(write.request)
+            except self._errors as error:
+                state = "ERR"
+                write.error = repr(error)
+            if state == "PROC":
+                return False
+            if state == "ERR" and write.error is None:
+                write.error = "NIXL reports an error"
+        return self._release(write)
+
+    def _release(self, write: _Write) -> bool:
+        """Give a request back; False while NIXL cannot cancel it yet: it may still be read."""
+        try:
+            write.request.release()
+        except self._errors as error:
+            _log.debug("NIXL cannot release a write to %s yet: %r", write.agent, error)
+            return False
+        return True
+
+    def _prepare(self, agent: str, pool: PoolMemory, pieces: Pieces) -> Any:
+        """The list of a pool's pieces: the first of every block, the second of every block, ..."""
+        segment, index = _segment(pool.device)
+        rows = [
+            (pool.address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
+            for offset in pieces.offsets()
+        ]
+        strided = np.array(rows, dtype=np.uint64)
+        return self._nixl.prep_xfer_dlist(agent, strided, segment, ["UCX"])
+
+    def _forget_remote(self, agent: str) -> None:
+        try:
+            self._nixl.remove_remote_agent(agent)
+        except self._errors as error:
+            _log.warning("NIXL cannot remove peer %s: %r", agent, error)
+
+    def _registered(self) -> PoolMemory:
+        if self._pool is None:
+            raise ValueError("no pool is registered")
+        return self._pool
+
+
+def load_nixl(device: str) -> ModuleType:
+    """NIXL's module: the build for CUDA 13 is preferred on a GPU. Raises ConfigError."""
+    if sys.platform != "linux":
+        raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
+    reasons = []
+    for name in NIXL_MODULES if device == "cpu" else reversed(NIXL_MODULES):
+        try:
+            return _import_quietly(name)
+        except (ImportError, OSError) as error:
+            reasons.append(f"{name}: {error}")
+    raise ConfigError(f"nixl cannot be loaded: {'; '.join(reasons)}")
+
+
+def _import_quietly(name: str) -> ModuleType:
+    """Import NIXL, which on the way sets logging up as if the process were its own."""
+    if sys.modules.get(name) is not None:
+        return sys.modules[name]
+    raise_exceptions = logging.raiseExceptions
+    try:
+        module = importlib.import_module(name)
+    finally:
+        logging.raiseExceptions = raise_exceptions
+    logger = logging.getLogger("nixl")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    logger.propagate = True
+    logger.setLevel(logging.WARNING)
+    return module
+
+
+def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
+    """Every exception that NIXL's binding declares, and what it raises for native failures."""
+    bindings = importlib.import_module(f"{nixl.__name__}._bindings")
+    declared = [
+        value
+        for value in vars(bindings).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    return (*declared, RuntimeError)
+
+
+def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
+    """Where a list of a pool's pieces has all those of these blocks, block by block."""
+    entries = np.asarray(blocks, dtype=np.int32)
+    if count == 1:
+        return entries
+    return np.add.outer(entries, np.arange(count, dtype=np.int32) * num_blocks).reshape(-1)
+
+
+def _segment(device: str) -> tuple[str, int]:
+    """NIXL's kind of memory and the index of the device."""
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return "DRAM", 0
+    if kind == "cuda" and (index or "0").isdigit():
+        return "VRAM", int(index or "0")
+    raise ConfigError(f"the nixl transport does not serve device {device!r}")
+
+
+def _decode(descriptor: bytes) -> _Descriptor:
+    try:
+        pool = msgspec.msgpack.decode(descriptor, type=_Descriptor)
+        _segment(pool.device)
+    except (msgspec.DecodeError, ConfigError) as error:
+        raise TransferError(f"a peer's descriptor cannot be used: {error}") from error
+    if min(pool.address, pool.block_bytes, pool.num_blocks) <= 0:
+        raise TransferError("a peer's descriptor has a pool without memory")
+    return pool

@@ -1,0 +1,251 @@
+"""Loading of a process's settings: one frozen dataclass from defaults, file, environment, flags.
+
+Later sources win in that order. The file is TOML: top-level keys are shared by all processes, a
+table named after the process overrides them. A key, variable or flag that is unknown or malformed
+raises ConfigError with one line that names it, its source and what is accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from process.setting_spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
+from protocol.errors import ConfigError
+
+__all__ = [
+    "config_path_of",
+    "flags_given",
+    "load_settings",
+    "other_settings",
+    "setting",
+    "setting_of",
+    "settings_or_exit",
+    "settings_to_args",
+    "settings_to_env",
+]
+
+CONFIG_ENV = ENV_PREFIX + "CONFIG"
+SECTIONS = ("up", "router", "prefill", "decode", "status", "drain", "keys", "demo")
+S = TypeVar("S")
+
+_others: ContextVar[tuple[type, ...]] = ContextVar("baton_other_settings", default=())
+
+
+def load_settings(  # noqa: PLR0913 - all but two are keywords that name the process
+    cls: type[S],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    section: str,
+    known: Iterable[type] = (),
+    environ: Mapping[str, str] | None = None,
+) -> S:
+    """The settings of one process. Raises ConfigError; `--help` prints and raises SystemExit(0).
+
+    `section` is the process's table in the file. `known` are settings classes of other processes:
+    their names, in the environment or at the file's top level, are not ours to refuse; nor are
+    those of `other_settings(...)`, where this is called within it.
+    """
+    environ = os.environ if environ is None else environ
+    specs = specs_of(cls)
+    foreign = [specs_of(other) for other in (*known, *_others.get())]
+    flags, config_path = _parse_flags(specs, argv, prog, description)
+    path = config_path or environ.get(CONFIG_ENV)
+    values: dict[str, Any] = {}
+    if path:
+        values.update(_from_file(Path(path), specs, section, {n for o in foreign for n in o}))
+    values.update(_from_environment(environ, specs, foreign))
+    values.update(flags)
+    for spec in specs.values():
+        if spec.required and spec.name not in values:
+            raise ConfigError(_missing(spec, section))
+    return cls(**values)
+
+
+def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
+    """`load_settings` for a `main`: a ConfigError is one line on stderr and exit code 2."""
+    try:
+        return load_settings(cls, argv, **names)
+    except ConfigError as error:
+        print(f"{names['prog']}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@contextlib.contextmanager
+def other_settings(classes: Iterable[type]) -> Iterator[None]:
+    """Within it, names of these classes are not refused: the `baton` command knows them all."""
+    token = _others.set(tuple(classes))
+    try:
+        yield
+    finally:
+        _others.reset(token)
+
+
+def settings_to_args(settings: Any) -> list[str]:
+    """Flags that give a child process these settings; defaults and secrets are left out.
+
+    Exact only for a child whose environment and file name no other settings.
+    """
+    args: list[str] = []
+    for spec in specs_of(type(settings)).values():
+        value = getattr(settings, spec.name)
+        if value != spec.default and spec.details.flag and not spec.details.secret:
+            args.append(f"{spec.flag_name}={spec.to_text(value)}")
+    return args
+
+
+def settings_to_env(settings: Any) -> dict[str, str]:
+    """What `settings_to_args` leaves out because it is secret or has no flag, as variables."""
+    return {
+        spec.env_name: spec.to_text(value)
+        for spec in specs_of(type(settings)).values()
+        if (value := getattr(settings, spec.name)) != spec.default
+        and (spec.details.secret or not spec.details.flag)
+    }
+
+
+def flags_given(cls: type, argv: Sequence[str]) -> frozenset[str]:
+    """The settings that `argv` names by flag. Raises ConfigError."""
+    return frozenset(_parse_flags(specs_of(cls), argv, "", "")[0])
+
+
+def config_path_of(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """The file that `argv` or the environment names, None without one."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    path: str | None = parser.parse_known_args(list(argv))[0].config
+    return path or environ.get(CONFIG_ENV)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ConfigErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"flags: {message}")
+
+
+def _parse_flags(
+    specs: dict[str, SettingSpec], argv: Sequence[str], prog: str, description: str
+) -> tuple[dict[str, Any], str | None]:
+    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"TOML file with settings [env: {CONFIG_ENV}]"
+    )
+    for spec in specs.values():
+        if spec.details.flag:
+            _add_flag(parser, spec)
+    if any(not spec.details.flag for spec in specs.values()):
+        parser.epilog = "Without a flag, by environment or file only: " + "; ".join(
+            f"{spec.name}: {spec.explain()}" for spec in specs.values() if not spec.details.flag
+        )
+    parsed, rest = parser.parse_known_args(list(argv))
+    if rest:
+        flags = [spec.flag_name for spec in specs.values() if spec.details.flag]
+        name = rest[0].partition("=")[0]
+        raise ConfigError(f"flag {name}: unknown{_suggest(name, flags)}")
+    given = vars(parsed)
+    config = given.pop("config", None)
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        values[name] = _converted(specs[name], text, f"flag {specs[name].flag_name}", parse=True)
+    return values, config
+
+
+def _add_flag(parser: argparse.ArgumentParser, spec: SettingSpec) -> None:
+    options: dict[str, Any] = {
+        "dest": spec.name,
+        "default": argparse.SUPPRESS,
+        "help": spec.explain().replace("%", "%%"),
+    }
+    if spec.base is not bool:
+        metavar = spec.details.unit or spec.base.__name__
+        options["metavar"] = metavar.upper().replace(" ", "_").replace("%", "%%")
+        parser.add_argument(spec.flag_name, **options)
+        return
+    parser.add_argument(spec.flag_name, nargs="?", const="true", metavar="BOOL", **options)
+    negative = "--no-" + spec.flag_name.removeprefix("--")
+    options["help"] = argparse.SUPPRESS
+    parser.add_argument(negative, action="store_const", const="false", **options)
+
+
+def _from_environment(
+    environ: Mapping[str, str],
+    specs: dict[str, SettingSpec],
+    foreign: Sequence[dict[str, SettingSpec]],
+) -> dict[str, Any]:
+    ours = {spec.env_name: spec for spec in specs.values()}
+    theirs = {spec.env_name for other in foreign for spec in other.values()}
+    values: dict[str, Any] = {}
+    for name in sorted(environ):
+        if name in ours:
+            spec = ours[name]
+            values[spec.name] = _converted(spec, environ[name], f"environment {name}", parse=True)
+        elif name.startswith(ENV_PREFIX) and name != CONFIG_ENV and name not in theirs:
+            raise ConfigError(f"environment {name}: unknown{_suggest(name, ours)}")
+    return values
+
+
+def _from_file(
+    path: Path, specs: dict[str, SettingSpec], section: str, foreign: set[str]
+) -> dict[str, Any]:
+    content = _read_toml(path)
+    own = content.pop(section, {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"file {path}, key {section}: must be a table")
+    shared = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            if key not in SECTIONS:
+                raise ConfigError(f"file {path}, table [{key}]: unknown{_suggest(key, SECTIONS)}")
+        elif key in SECTIONS:
+            raise ConfigError(
+                f"file {path}, key {key}: must be a table; for a number of workers, set it in [up]"
+            )
+        elif key in specs or key not in foreign:
+            shared[key] = value
+    values: dict[str, Any] = {}
+    for prefix, table in (("", shared), (f"{section}.", own)):
+        for key, value in table.items():
+            source = f"file {path}, key {prefix}{key}"
+            if key not in specs:
+                raise ConfigError(f"{source}: unknown{_suggest(key, specs)}")
+            values[key] = _converted(specs[key], value, source, parse=False)
+    return values
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"file {path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"file {path}: is not TOML: {error}") from error
+
+
+def _converted(spec: SettingSpec, raw: Any, source: str, *, parse: bool) -> Any:
+    try:
+        return spec.parse_text(raw) if parse else spec.check(raw)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _suggest(name: str, accepted: Iterable[str]) -> str:
+    names = list(accepted)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(names)}"
+
+
+def _missing(spec: SettingSpec, section: str) -> str:
+    ways = [spec.flag_name] if spec.details.flag else []
+    ways += [spec.env_name, f"`{spec.name}` in the file's [{section}] table"]
+    return f"{spec.name} is required: give {' or '.join(ways)} ({spec.accepted()})"

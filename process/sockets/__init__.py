@@ -1,0 +1,1 @@
+"""ZeroMQ sockets: options, encryption, authentication, the control plane and the event plane."""

@@ -1,0 +1,360 @@
+"""The control plane's sockets for a worker: a server that peers connect to, a link to a server.
+
+Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. Hello comes first and is judged before
+anything else; frames that are foreign, corrupt or from strangers are counted and dropped, never
+raised. Whoever can send frames has proved the cluster's secret (`process.sockets.network`). Neither
+blocks, and neither knows what the messages ask for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import zmq
+
+from process.sockets.network import Network
+from protocol import wire
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    ControlMessage,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    Message,
+    Ping,
+    Pong,
+    Role,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_DRAIN = 4096
+NO_HELLO = HelloRefused(what="hello", ours="required first", theirs="none")
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end of a connection; a reconnected process is another peer."""
+
+    identity: bytes
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class HelloPolicy:
+    """Who we are, and which peers we take: those whose fingerprints equal ours."""
+
+    worker_id: str
+    incarnation: str
+    model_fingerprint: str
+    layout_fingerprint: str
+
+    def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
+        """Compares version and model, then the layout; an empty layout is not compared."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return HelloRefused(
+                what="protocol version",
+                ours=str(PROTOCOL_VERSION),
+                theirs=str(hello.protocol_version),
+            )
+        for what, ours, theirs in (
+            ("model fingerprint", self.model_fingerprint, hello.model_fingerprint),
+            ("KV layout fingerprint", self.layout_fingerprint, hello.layout_fingerprint),
+        ):
+            if ours and theirs and ours != theirs:
+                return HelloRefused(what=what, ours=ours, theirs=theirs)
+        return HelloAccepted(worker_id=self.worker_id, incarnation=self.incarnation)
+
+
+class ControlServer:
+    """A worker's ROUTER socket and the peers that said an accepted Hello. Owns the socket.
+
+    `refused` counts dropped frames by reason: undecodable, foreign, no_hello, incompatible.
+    `undeliverable` counts messages to peers that were gone. `socket` is for a Poller.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        policy: HelloPolicy,
+        silence_s: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
+        self.socket: zmq.Socket[bytes]
+        self.socket, self.endpoint = network.listening(zmq.ROUTER, endpoint)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.refused: Counter[str] = Counter()
+        self.undeliverable = 0
+        self._network = network
+        self._policy = policy
+        self._silence_s = silence_s
+        self._clock = clock
+        self._peers: dict[bytes, Peer] = {}
+        self._last_heard: dict[bytes, float] = {}
+        self._unreachable: list[Peer] = []
+        self._drained = True
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Everyone who is connected and accepted."""
+        return list(self._peers.values())
+
+    @property
+    def num_turned_away(self) -> int:
+        """Connections to any socket of the process that did not prove the cluster's secret."""
+        return self._network.num_turned_away
+
+    def receive(self) -> list[tuple[Peer, ControlMessage]]:
+        """What peers sent, in order per peer. Hello and Ping are answered here, never returned."""
+        received: list[tuple[Peer, ControlMessage]] = []
+        self._drained = False
+        for _ in range(MAX_DRAIN):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._drained = True
+                break
+            taken = self._take(frames)
+            if taken is not None:
+                received.append(taken)
+        return received
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Queue a message; False, and counted, if the peer is gone: `lost` will name it."""
+        if self._send(peer.identity, message):
+            return True
+        self.undeliverable += 1
+        if self._forget(peer.identity):
+            self._unreachable.append(peer)
+        return False
+
+    def lost(self, now: float) -> list[Peer]:
+        """Peers that became unreachable or silent since the last call; they are forgotten.
+
+        To be called after `receive`, so that what came during a long step counts as heard.
+        """
+        gone, self._unreachable = self._unreachable, []
+        if self._drained:
+            horizon = now - self._silence_s
+            for identity, heard in list(self._last_heard.items()):
+                if heard < horizon:
+                    gone.append(self._peers[identity])
+                    self._forget(identity)
+        return gone
+
+    def reincarnate(self, incarnation: str) -> None:
+        """Be another worker from now on: whoever was connected is lost and has to greet anew."""
+        self._policy = replace(self._policy, incarnation=incarnation)
+        self._unreachable += self._peers.values()
+        self._peers.clear()
+        self._last_heard.clear()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket; what is queued has `linger_ms` to leave."""
+        self.socket.close(linger=linger_ms)
+
+    def _take(self, frames: list[bytes]) -> tuple[Peer, ControlMessage] | None:
+        if len(frames) != 2:
+            self.refused["foreign"] += 1
+            return None
+        identity, payload = frames
+        try:
+            message = wire.decode_control(payload)
+        except ProtocolError as error:
+            self.refused["undecodable"] += 1
+            log.debug("dropped a frame: %s", error)
+            return None
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+            return None
+        peer = self._peers.get(identity)
+        if peer is None:
+            self.refused["no_hello"] += 1
+            self._send(identity, NO_HELLO)
+            return None
+        self._last_heard[identity] = self._clock()
+        match message:
+            case Ping():
+                self._send(identity, Pong(nonce=message.nonce))
+            case Pong():
+                pass
+            case HelloAccepted() | HelloRefused():
+                self.refused["foreign"] += 1
+            case _:
+                return peer, message
+        return None
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        answer = self._policy.answer(hello)
+        if isinstance(answer, HelloRefused):
+            self.refused["incompatible"] += 1
+            log.warning(
+                "refused %s %s: its %s is %s, ours is %s",
+                hello.role.value,
+                hello.sender,
+                answer.what,
+                answer.theirs,
+                answer.ours,
+            )
+            former = self._peers.get(identity)
+            if former is not None and self._forget(identity):
+                self._unreachable.append(former)
+        else:
+            self._peers[identity] = Peer(identity, hello.sender, hello.role)
+            self._last_heard[identity] = self._clock()
+        self._send(identity, answer)
+
+    def _send(self, identity: bytes, message: Message) -> bool:
+        """False if the peer's connection is gone, or takes nothing more."""
+        try:
+            self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _forget(self, identity: bytes) -> bool:
+        self._last_heard.pop(identity, None)
+        return self._peers.pop(identity, None) is not None
+
+
+class ControlLink:
+    """A DEALER to one worker's control server. Owns the socket.
+
+    Says Hello at once and holds messages back until it is accepted. `accepted` is the server's
+    answer, `refused` its refusal, after which nothing is sent. `resets` counts the times that the
+    server had forgotten us: whatever it was doing for us, it no longer does.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        hello: Hello,
+        *,
+        ping_interval_s: float = 1.0,
+        max_held: int = 4096,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self.accepted: HelloAccepted | None = None
+        self.refused: HelloRefused | None = None
+        self.resets = 0
+        self.dropped: Counter[str] = Counter()
+        self.last_heard = clock()
+        self._hello = hello
+        self._ping_interval_s = ping_interval_s
+        self._max_held = max_held
+        self._clock = clock
+        self._held: deque[Message] = deque()
+        self._next_tick = clock() + ping_interval_s
+        self._nonce = 0
+        self.socket: zmq.Socket[bytes] = network.connecting(zmq.DEALER)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.socket.close()
+            raise ProtocolError(f"cannot connect to {endpoint}: {error}") from error
+        self._post(hello)
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; False, and counted, if we were refused or too much is queued."""
+        sent = False
+        if self.accepted is not None:
+            sent = self._post(message)
+        elif self.refused is None and len(self._held) < self._max_held:
+            self._held.append(message)
+            sent = True
+        if not sent:
+            self.dropped["unsent"] += 1
+        return sent
+
+    def receive(self) -> list[ControlMessage]:
+        """What the worker sent, in order; answers to Hello and Ping are taken in here."""
+        received: list[ControlMessage] = []
+        for _ in range(MAX_DRAIN):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self._take(frames)
+            if message is not None:
+                received.append(message)
+        return received
+
+    def tick(self, now: float) -> None:
+        """Pings when it is time, or says Hello again while that is unanswered. Cheap."""
+        if now < self._next_tick or self.refused is not None:
+            return
+        self._next_tick = now + self._ping_interval_s
+        self._nonce += 1
+        self._post(self._hello if self.accepted is None else Ping(nonce=self._nonce))
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the worker last said anything."""
+        return now - self.last_heard
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket; what is queued has `linger_ms` to leave."""
+        self._held.clear()
+        self.socket.close(linger=linger_ms)
+
+    def _take(self, frames: list[bytes]) -> ControlMessage | None:
+        if len(frames) != 1:
+            self.dropped["foreign"] += 1
+            return None
+        try:
+            message = wire.decode_control(frames[0])
+        except ProtocolError as error:
+            self.dropped["undecodable"] += 1
+            log.debug("dropped a frame from %s: %s", self.endpoint, error)
+            return None
+        self.last_heard = self._clock()
+        match message:
+            case HelloAccepted():
+                self._begin(message)
+            case HelloRefused():
+                self._turned_away(message)
+            case Ping():
+                self._post(Pong(nonce=message.nonce))
+            case Pong():
+                pass
+            case Hello():
+                self.dropped["foreign"] += 1
+            case _:
+                return message
+        return None
+
+    def _begin(self, accepted: HelloAccepted) -> None:
+        self.accepted = accepted
+        while self._held:
+            if not self._post(self._held.popleft()):
+                self.dropped["unsent"] += 1
+
+    def _turned_away(self, refused: HelloRefused) -> None:
+        """Refused for good; or forgotten by the server, and then Hello is said again."""
+        if refused != NO_HELLO:
+            self.refused = refused
+            self.accepted = None
+            self._held.clear()
+        elif self.accepted is not None:
+            self.accepted = None
+            self.resets += 1
+            self._post(self._hello)
+
+    def _post(self, message: Message) -> bool:
+        try:
+            self.socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True

@@ -1,0 +1,33 @@
+"""The event plane's socket for a worker: a PUB that routers subscribe to.
+
+Events carry sequence numbers of their own; a subscriber that misses some asks for a dump over
+the control plane, so nothing is resent here.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from process.sockets.network import Network
+from protocol import wire
+from protocol.events import EventMessage
+
+
+class EventPublisher:
+    """Publishes load and cache events to whoever subscribed. Owns the socket.
+
+    `endpoint` is what subscribers connect to, with the port that was chosen.
+    """
+
+    def __init__(self, network: Network, endpoint: str) -> None:
+        """Binds to `endpoint` (`tcp://host:*` for any free port). Raises ConfigError."""
+        self._socket: zmq.Socket[bytes]
+        self._socket, self.endpoint = network.listening(zmq.PUB, endpoint)
+
+    def publish(self, message: EventMessage) -> None:
+        """Send to every subscriber; one that is too slow misses it and sees the gap."""
+        self._socket.send(wire.encode(message), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close(linger=0)

@@ -1,0 +1,97 @@
+"""A process's ZeroMQ sockets: made here, encrypted, and closed to who lacks the cluster's secret.
+
+Owns the context. Every connection uses CURVE with two key pairs that all of the cluster derive
+from its secret: servers hold one, clients the other, and each end takes no key but the one it
+expects. It knows nothing of messages. Invariant: no server socket is ever open without the
+gatekeeper that judges its clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from process.sockets.authenticator import DOMAIN, Gatekeeper
+from process.sockets.options import bind, open_socket
+from protocol.errors import ConfigError
+
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A Curve25519 key pair in Z85, 40 bytes each."""
+
+    public: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ClusterKeys:
+    """What both ends of a connection must know; the same in every process of a cluster."""
+
+    server: KeyPair
+    client: KeyPair
+
+    @staticmethod
+    def derive(cluster_secret: str) -> ClusterKeys:
+        """From the secret alone. Raises ConfigError if this libzmq has no CURVE."""
+        if not zmq.has("curve"):
+            raise ConfigError("this libzmq was built without CURVE: install pyzmq's own wheel")
+        secret = cluster_secret.encode()
+        return ClusterKeys(_key_pair(secret, b"baton server"), _key_pair(secret, b"baton client"))
+
+
+class Network:
+    """Makes the sockets of one process; `close` closes every one that is still open."""
+
+    def __init__(self, cluster_secret: str, context: zmq.Context[Any] | None = None) -> None:
+        """`context` is a new one unless given (`zmq.asyncio.Context()`), and owned either way."""
+        self._keys = ClusterKeys.derive(cluster_secret)
+        self._context: zmq.Context[Any] = zmq.Context() if context is None else context
+        self._gatekeeper: Gatekeeper | None = None
+
+    def connecting(self, kind: int) -> Any:
+        """A socket of the context's own class that connects. The caller closes it."""
+        socket = open_socket(self._context, kind)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.client.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.client.secret)
+        return socket
+
+    def listening(self, kind: int, endpoint: str) -> tuple[Any, str]:
+        """A socket bound to `endpoint`, and where that is. The caller closes it.
+
+        Raises ConfigError.
+        """
+        if self._gatekeeper is None:
+            self._gatekeeper = Gatekeeper(self._context, self._keys.client.public)
+        socket = open_socket(self._context, kind)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.server.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper nobody comes in
+        self._gatekeeper.watch(socket)
+        return socket, bind(socket, endpoint)
+
+    @property
+    def num_turned_away(self) -> int:
+        """Connections to sockets of ours that did not prove the secret."""
+        return 0 if self._gatekeeper is None else self._gatekeeper.num_turned_away
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close all sockets; what is queued has `linger_ms` to leave. May be called twice."""
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+            self._gatekeeper = None
+        self._context.destroy(linger=linger_ms)
+
+
+def _key_pair(secret: bytes, purpose: bytes) -> KeyPair:
+    """BLAKE2b of the secret, personalised by purpose, is the Curve25519 secret key."""
+    key = z85.encode(hashlib.blake2b(secret, digest_size=_KEY_BYTES, person=purpose).digest())
+    return KeyPair(zmq.curve_public(key), key)

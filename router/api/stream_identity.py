@@ -1,0 +1,39 @@
+"""Which stream, or answer, an HTTP request is for: a new one, or one that another router began."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import Request
+
+from protocol.errors import InvalidRequest
+from router.api.context import ApiContext
+from router.api.request_fields import GenerationFields
+from router.http.request_scope import record_of
+from router.requests.event_ids import HEADER, StreamIdentity, resumed_identity
+
+_LAST_EVENT_ID = HEADER.lower().encode()
+_NUM_DIGITS = 32
+
+
+def identify(
+    request: Request, context: ApiContext, fields: GenerationFields, numbers_events: bool = False
+) -> StreamIdentity:
+    """That of the request's record, or with a `Last-Event-ID` of the stream that is resumed.
+
+    Then the record takes the stream's id. Raises InvalidRequest for an id that is not of a stream
+    of the same endpoint and body.
+    """
+    record = record_of(request.scope)
+    last_id = record.header(_LAST_EVENT_ID)
+    if last_id is None:
+        created = int(time.time())
+        return StreamIdentity(record.request_id, created, numbers_events=numbers_events)
+    if not fields.stream:
+        raise InvalidRequest(f"'{HEADER}' needs 'stream' to be true", HEADER)
+    now_s, digest = time.time(), record.body_digest
+    identity = resumed_identity(last_id, context.ids_key, digest, now_s, numbers_events)
+    if identity.request_id[:-_NUM_DIGITS] != record.request_id[:-_NUM_DIGITS]:
+        raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)
+    record.request_id = identity.request_id
+    return identity

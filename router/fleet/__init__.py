@@ -1,0 +1,1 @@
+"""The workers that the router uses: their links, load, cached blocks and metrics."""

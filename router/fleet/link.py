@@ -1,0 +1,326 @@
+"""The router's connection to one worker: control (DEALER) and events (SUB).
+
+Owns both sockets and the one task that makes them anew. Says hello first and is ready once the
+worker accepted it; a refusal is final for this incarnation. A session that broke, or that the
+worker forgot, is reported at once, then made anew with fresh sockets: what was queued belongs to
+it. Frames that cannot be taken are counted and dropped. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from process.sockets.authenticator import HANDSHAKE_FAILURES
+from process.sockets.control import NO_HELLO
+from process.sockets.network import Network
+from process.sockets.options import QUEUE_FRAMES
+from protocol.errors import ProtocolError
+from protocol.events import EventMessage
+from protocol.messages import (
+    ControlMessage,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    Message,
+    Ping,
+    Pong,
+)
+from protocol.registration import WorkerInfo
+from protocol.wire import decode_control, decode_event, encode
+from router.fleet.frame_socket import FrameSocket
+from router.fleet.metrics import FleetMetrics
+
+log = logging.getLogger(__name__)
+
+CLOSE_LINGER_MS = 100
+RECONNECT_S = 0.2
+
+
+class LinkCallbacks(Protocol):
+    """What a link reports, by worker id."""
+
+    def on_ready(self, worker_id: str) -> None:
+        """The worker accepted our hello."""
+        ...
+
+    def on_disconnected(self, worker_id: str) -> None:
+        """The connection broke; what was sent or expected over it is lost."""
+        ...
+
+    def on_control(self, worker_id: str, message: ControlMessage) -> None:
+        """A message over the control connection."""
+        ...
+
+    def on_event(self, worker_id: str, message: EventMessage) -> None:
+        """A published message."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """`ping_interval_s`: between pings; `silence_s`: after it a worker is not responsive."""
+
+    ping_interval_s: float
+    silence_s: float
+
+
+class WorkerLink:
+    """One worker's connection; must be made on the running event loop."""
+
+    def __init__(
+        self,
+        network: Network,
+        info: WorkerInfo,
+        hello: Hello,
+        callbacks: LinkCallbacks,
+        times: LinkTimes,
+        metrics: FleetMetrics,
+    ) -> None:
+        self.refused: HelloRefused | None = None
+        self._network = network
+        self._info = info
+        self._hello = hello
+        self._callbacks = callbacks
+        self._times = times
+        self._metrics = metrics
+        self._control: FrameSocket | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._pinging: asyncio.TimerHandle | None = None
+        self._is_ready = False
+        self._is_closed = False
+        self._said_that_keys_differ = False
+        self._last_heard = time.monotonic()
+        self._num_pings = 0
+        self._last_answered = 0
+        self._hearing: dict[asyncio.Future[None], int] = {}  # who waits for which ping's answer
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"link to {info.worker_id}"
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker accepted our hello, and the connection stands."""
+        return self._is_ready
+
+    def is_responsive(self, now: float) -> bool:
+        """Whether the worker spoke lately, by `time.monotonic`."""
+        return now - self._last_heard < self._times.silence_s
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; False if there is no connection or its queue is full."""
+        return self._is_ready and self._post(message)
+
+    def ping(self) -> int:
+        """Ask for a sign of life, if there is a connection; the number of the question."""
+        self._num_pings += 1
+        self.send(Ping(nonce=self._num_pings))
+        return self._num_pings
+
+    def has_answered(self, number: int) -> bool:
+        """Whether the worker was alive after a ping: it has answered that one, or a later."""
+        return self._last_answered >= number
+
+    async def hear(self, number: int, timeout_s: float) -> None:
+        """Wait until the worker has answered that ping, or a later one, its connection is gone, or
+        the time is over."""
+        if not self._is_ready or self.has_answered(number):
+            return
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hearing[heard] = number
+        try:
+            await asyncio.wait([heard], timeout=timeout_s)
+        finally:
+            del self._hearing[heard]
+
+    def close(self) -> None:
+        """Stop; the sockets close when the task has ended, see `wait_closed`."""
+        self._is_closed = True
+        self._end_ready()
+        self._task.cancel()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether task and sockets are gone."""
+        return self._task.done()
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing of the link is left, after `close`."""
+        await asyncio.wait([self._task])
+
+    # -- the task ---------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Sessions, one after the other, until closed or refused."""
+        while self.refused is None:
+            try:
+                await self._session()
+            except Exception:
+                log.exception("the link to %s failed", self._info.worker_id)
+            if self._is_ready:
+                self._end_ready()
+                self._callbacks.on_disconnected(self._info.worker_id)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _session(self) -> None:
+        """One connection from hello to its end. Raises what a message, or a socket, failed with."""
+        self._ended = asyncio.get_running_loop().create_future()
+        connection: zmq.Socket[bytes] = self._network.connecting(zmq.DEALER)
+        published: zmq.Socket[bytes] = self._network.connecting(zmq.SUB)
+        watched = connection.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
+        control = self._serve(connection, self._reader(decode_control, self._take_control))
+        events = self._serve(published, self._reader(decode_event, self._take_event))
+        monitor = self._serve(watched, self._on_monitor)
+        try:
+            published.subscribe(b"")
+            published.connect(self._info.events)
+            connection.connect(self._info.control)
+            self._control = control
+            self._post(self._hello)
+            self._ping_later()
+            await self._ended
+        finally:
+            self._control = None
+            self._stop_pinging()
+            connection.disable_monitor()
+            monitor.close()
+            events.close()
+            control.close(CLOSE_LINGER_MS)
+
+    def _serve(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> FrameSocket:
+        """`take` gets what comes, until the session ends; what it raises ends that."""
+        return FrameSocket(socket, take, self._end_session, QUEUE_FRAMES)
+
+    def _end_session(self, error: Exception | None = None) -> None:
+        """The connection is made anew, if it is wanted."""
+        if self._ended is None or self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    @property
+    def _lasts(self) -> bool:
+        """Whether there is a session, and nothing ended it yet."""
+        return self._ended is not None and not self._ended.done()
+
+    def _reader(
+        self, decode: Callable[[bytes], Any], take: Callable[[Any], None]
+    ) -> Callable[[list[bytes]], None]:
+        """What becomes of frames, as long as the session lasts."""
+
+        def read(frames: list[bytes]) -> None:
+            if not self._lasts:
+                return
+            self._last_heard = time.monotonic()
+            message = self._decoded(frames, decode)
+            if message is not None:
+                take(message)
+
+        return read
+
+    def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
+        """The message, or None, and counted, for frames that are none."""
+        if len(frames) != 1:
+            self._metrics.refused.labels("frame_count").inc()
+            return None
+        try:
+            return decode(frames[0])
+        except ProtocolError as error:
+            self._metrics.refused.labels("undecodable").inc()
+            log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
+            return None
+
+    def _ping_later(self) -> None:
+        self._pinging = asyncio.get_running_loop().call_later(
+            self._times.ping_interval_s, self._ping_again
+        )
+
+    def _ping_again(self) -> None:
+        self.ping()
+        self._ping_later()
+
+    def _stop_pinging(self) -> None:
+        if self._pinging is not None:
+            self._pinging.cancel()
+            self._pinging = None
+
+    def _on_monitor(self, frames: list[bytes]) -> None:
+        """The control connection ended, or its keys did not match."""
+        if not self._lasts:
+            return
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            if self._control is not None:
+                self._control.take_all()  # its last words came before
+            self._end_session()
+            return
+        self._metrics.refused.labels("handshake").inc()
+        if not self._said_that_keys_differ:
+            self._said_that_keys_differ = True
+            log.warning(
+                "the handshake with %s failed: is its BATON_CLUSTER_SECRET ours?",
+                self._info.worker_id,
+            )
+        self._end_session()
+
+    def _post(self, message: Message) -> bool:
+        if self._control is None or self._is_closed:
+            return False
+        return self._control.send(encode(message))
+
+    def _take_control(self, message: ControlMessage) -> None:
+        if isinstance(message, HelloAccepted):
+            self._accepted(message)
+        elif message == NO_HELLO:
+            self._end_session()
+        elif isinstance(message, HelloRefused):
+            self._refuse(message)
+        elif not self._is_ready:
+            self._metrics.refused.labels("no_hello").inc()
+        elif isinstance(message, Pong):
+            self._last_answered = max(self._last_answered, message.nonce)
+            self._let_go(self._last_answered)
+        else:
+            self._callbacks.on_control(self._info.worker_id, message)
+
+    def _accepted(self, message: HelloAccepted) -> None:
+        """Ready, if the worker that answers is the one that registered."""
+        registered = f"{self._info.worker_id}/{self._info.incarnation}"
+        answering = f"{message.worker_id}/{message.incarnation}"
+        if registered != answering:
+            self._refuse(HelloRefused(what="worker", ours=answering, theirs=registered))
+        elif not self._is_ready:
+            self._is_ready = True
+            self._callbacks.on_ready(self._info.worker_id)
+
+    def _refuse(self, refused: HelloRefused) -> None:
+        self.refused = refused
+        self._end_ready()
+        self._end_session()
+        log.error(
+            "%s refused the connection and is not used: %s is %s here and %s there",
+            self._info.worker_id, refused.what, refused.theirs, refused.ours,
+        )  # fmt: skip
+
+    def _end_ready(self) -> None:
+        """There is no connection any more, and no answer to wait for."""
+        self._is_ready = False
+        self._let_go(self._num_pings)
+
+    def _let_go(self, number: int) -> None:
+        """Whoever waits for the answer to this ping, or to one before, waits no longer."""
+        for heard, asked in self._hearing.items():
+            if asked <= number and not heard.done():
+                heard.set_result(None)
+
+    def _take_event(self, message: EventMessage) -> None:
+        if self._is_ready:
+            self._callbacks.on_event(self._info.worker_id, message)

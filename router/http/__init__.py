@@ -1,0 +1,1 @@
+"""HTTP: server, connections and their limits, disconnects, server-sent events, errors, keys."""

@@ -1,0 +1,137 @@
+"""Listening for HTTP: one socket, one uvicorn server, an orderly end.
+
+Owns the listening socket until the server does. Signals are the process's business, not
+uvicorn's: whoever serves says when to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from protocol.errors import ConfigError
+from router.http.connection import BoundedProtocols
+
+BACKLOG = 2048
+ABORT_WAIT_S = 2.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the certificate with its chain, and its key where that is another file."""
+
+    cert: str
+    key: str | None = None
+
+
+def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
+    """Where clients on this host reach it."""
+    scheme = "http" if tls is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def write_port_file(path: str, port: int) -> None:
+    """Write the port so that a reader never sees half of it. Raises ConfigError."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(f"{port}\n")
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigError(f"port file {path} cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Doorway:
+    """How connections are received: within which bounds, and with TLS or without."""
+
+    protocols: BoundedProtocols
+    tls: TlsFiles | None = None
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until told to stop, then lets streams finish for `grace_s`.
+
+    `on_started` is called when requests are accepted, `on_grace_over` when what still runs must
+    end now; what does not is cancelled soon after.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        doorway: Doorway,
+        grace_s: float,
+        on_started: Callable[[], None],
+        on_grace_over: Callable[[], None],
+    ) -> None:
+        """Raises ConfigError if the TLS files cannot be used."""
+        tls = doorway.tls
+        config = uvicorn.Config(
+            app,
+            http=doorway.protocols.factory(),
+            ws="none",
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
+            server_header=False,
+            proxy_headers=False,
+        )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            assert tls is not None, "nothing else is read here"
+            raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
+        super().__init__(config)
+        self._grace_s = grace_s
+        self._on_started = on_started
+        self._on_grace_over = on_grace_over
+
+    async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
+        """Serve on `listener` until `stop` is set; returns when no request is left."""
+        watching = asyncio.create_task(self._watch(stop))
+        try:
+            await self.serve(sockets=[listener])
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=ABORT_WAIT_S)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's start; what follows it is told."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.should_exit = True
+        await asyncio.sleep(self._grace_s)
+        self._on_grace_over()

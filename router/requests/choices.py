@@ -1,0 +1,132 @@
+"""Running the sequences of one HTTP request side by side.
+
+A choice is one generated sequence with its text, which goes to a sink the moment its tokens are
+read. Whoever cancels the run, or fails in it, ends every generation at once. Knows neither HTTP
+nor the shape of any answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from protocol.errors import GenerationFailed
+from protocol.messages import FinishReason
+from router.http.metrics import LatencyProbe
+from router.requests.event_ids import NOTHING, Position
+from router.requests.generation import GenerationRequest, Generator, TokenDelta
+from router.requests.output_text import OutputText, TextDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
+
+    `echo` is the prompt's text where the answer repeats it, and empty otherwise; one that is
+    `is_echo_only` reports no output, though a token may be generated to learn of the prompt.
+    `known` is what the client of a resumed stream has already; in a stream whose events are
+    numbered the text comes `by_token`, so that they are the same however the tokens came.
+    """
+
+    index: int
+    prompt_index: int
+    request: GenerationRequest
+    output: OutputText
+    echo: str = ""
+    is_echo_only: bool = False
+    known: Position = NOTHING
+    by_token: bool = False
+
+
+class TextSink(Protocol):
+    """Where the text of all choices goes as it comes; see `generation.DeltaSink`."""
+
+    @property
+    def is_full(self) -> bool: ...
+    async def wait_room(self) -> None: ...
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        """Take a delta at once; the last one of a choice carries `finish`. What it raises ends
+        all choices."""
+        ...
+
+
+async def run_choices(
+    generator: Generator,
+    choices: Sequence[Choice],
+    sink: TextSink,
+    probe: Callable[[], LatencyProbe],
+) -> None:
+    """Run all choices to their ends. The first error ends all of them, and is raised."""
+    if len(choices) == 1:  # the usual case needs no task
+        await _run(generator, choices[0], sink, probe())
+        return
+    tasks = [asyncio.ensure_future(_run(generator, choice, sink, probe())) for choice in choices]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(generator: Generator, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+    if choice.is_echo_only and choice.request.sampling.prompt_logprobs is None:
+        sink.take(choice, TextDelta("", [], finish=FinishReason.LENGTH))
+        return
+    decoding = _Decoding(choice, sink, probe)
+    await generator.generate(choice.request, decoding)
+    if decoding.error is not None:
+        raise decoding.error
+    if not decoding.is_finished:
+        name = choice.request.request_id
+        raise GenerationFailed(f"request {name}: the generation broke off")
+
+
+class _Decoding:
+    """Turns the tokens of one choice into text; implements `DeltaSink`."""
+
+    def __init__(self, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+        self.error: Exception | None = None
+        self.is_finished = False
+        self._choice = choice
+        self._sink = sink
+        self._probe = probe
+        self._known = choice.known.num_tokens
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink.is_full
+
+    async def wait_room(self) -> None:
+        await self._sink.wait_room()
+
+    def take(self, delta: TokenDelta) -> bool:
+        try:
+            if self._choice.by_token:
+                return all(self._decode(part) for part in delta.one_by_one())
+            if self._known <= 0:
+                return self._decode(delta)
+            return all(self._decode(part) for part in delta.split(self._known))
+        except Exception as error:  # noqa: BLE001 - raised again where the choice is awaited
+            self.error = error
+            return False
+
+    def _decode(self, delta: TokenDelta) -> bool:
+        """What the client of a resumed stream knows already comes by itself, and does not count."""
+        out = self._text_of(delta)
+        self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
+        self._known -= len(delta.token_ids)
+        self._sink.take(self._choice, out)
+        self.is_finished = out.finish is not None
+        return not self.is_finished
+
+    def _text_of(self, delta: TokenDelta) -> TextDelta:
+        told = delta.prompt_logprobs
+        if self._choice.is_echo_only:
+            return TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
+        out = self._choice.output.push(delta)
+        return out if told is None else msgspec.structs.replace(out, prompt_logprobs=told)

@@ -1,0 +1,400 @@
+"""The life of a generation: placed, started on its workers, followed to its last token.
+
+Owns every generation that runs. Starts both legs at once, puts tokens in order, retries what
+fails on other workers from the token where it broke off, aborts what is given up. Every wait
+ends by the request's deadline. Knows no HTTP and no sockets. Invariant: when `generate` ends,
+however it ends, nothing of the request is left here, and no worker still works for it unasked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from protocol.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    ProtocolError,
+    RequestError,
+    ServiceError,
+)
+from protocol.messages import (
+    Abort,
+    AttemptFailed,
+    ControlMessage,
+    FinishReason,
+    FirstToken,
+    HandedOver,
+    NotKept,
+    PrefillDone,
+    Resume,
+    Resumed,
+    Role,
+    SequenceTokens,
+    StepTokens,
+)
+from router.fleet.fleet import Fleet
+from router.fleet.metrics import FleetMetrics
+from router.fleet.worker import Loss, Worker
+from router.requests.attempt import Attempt, End, Failure, Generation
+from router.requests.deadlines import Deadlines
+from router.requests.generation import DeltaSink, GenerationRequest, TokenDelta
+from router.requests.handover import orders
+from router.requests.launch import Launcher, legs
+from router.requests.resumption import Searches, placement_of
+from router.requests.retries import Retries
+from router.requests.token_stream import Piece, TokenPiece
+from router.requests.trace import TraceStore
+from router.settings import RouterSettings
+
+
+class Dispatcher:
+    """Implements `router.requests.generation.Generator` over a fleet of workers."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        traces: TraceStore,
+        metrics: FleetMetrics,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._traces = traces
+        self._metrics = metrics
+        self._launcher = Launcher(settings, fleet, rng)
+        self._retries = Retries(settings, rng)
+        self._searches = Searches(settings.resume_wait_s)
+        self._deadlines = Deadlines()
+        self._generations: dict[str, Generation] = {}
+        self._is_stopping = False
+
+    @property
+    def inflight(self) -> int:
+        """Generations that have not ended."""
+        return len(self._generations)
+
+    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
+        """See `Generator.generate`."""
+        generation = self._admit(request, sink)
+        try:
+            with self._deadlines.until(generation.deadline):
+                await self._follow(generation)
+        except TimeoutError:
+            generation.outcome = "failed"
+            raise GenerationFailed(
+                f"request {request.request_id} was not finished within its deadline; "
+                f"attempts: {generation.num_attempts}"
+            ) from None
+        except (RequestError, ServiceError):
+            generation.outcome = "failed"
+            raise
+        finally:
+            self._end(generation)
+
+    def stop(self) -> None:
+        """End every generation with an error, and begin no other."""
+        self._is_stopping = True
+        for generation in self._generations.values():
+            generation.events.put(Failure("the router stops", retryable=False))
+
+    # -- the steps of a generation, in order ------------------------------------------------
+
+    def _admit(self, request: GenerationRequest, sink: DeltaSink) -> Generation:
+        """Open a generation, or say at once why not."""
+        if request.request_id in self._generations and not request.life:
+            raise InvalidRequest(f"request id {request.request_id} is in use")
+        if self._is_stopping:
+            raise Overloaded("the router stops")
+        if self.inflight >= self._settings.max_inflight:
+            raise Overloaded(f"{self.inflight} generations are running, as many as may")
+        self._launcher.check_length(request)
+        timeout_s = min(request.deadline_ms / 1000, self._settings.request_timeout_s)
+        former = self._generations.get(request.request_id)
+        if former is not None:
+            self._end_life(former)
+        trace = self._traces.begin(request.request_id, len(request.token_ids))
+        generation = Generation(request, sink, time.monotonic() + timeout_s, trace)
+        self._generations[request.request_id] = generation
+        self._metrics.inflight.set(self.inflight)
+        return generation
+
+    async def _follow(self, generation: Generation) -> None:
+        """Until its end, over as many attempts as it takes and are allowed."""
+        if generation.request.life:
+            await self._search(generation)
+        while True:
+            if generation.attempt is None and not generation.events:
+                self._launch(generation)
+            event = await generation.events.get()
+            if isinstance(event, End):
+                return
+            if isinstance(event, TokenDelta):
+                await generation.catch_up(event)
+            else:
+                await self._recover(generation, event)
+
+    async def _search(self, generation: Generation) -> None:
+        """Take the stream up where it is kept, if it is; `_on_resumed` does that."""
+        generation.num_attempts += 1
+        name = generation.request.request_id
+        question = Resume(request_id=name, attempt=generation.attempt_number)
+        await self._searches.run(question, self._fleet.known(Role.DECODE))
+
+    def _launch(self, generation: Generation, source: Worker | None = None) -> None:
+        """Place the next attempt and start both of its legs at once.
+
+        With a `source`, the decode worker that hands the request over, there is only one leg.
+        """
+        generation.num_attempts += 1
+        try:
+            attempt = self._launcher.open(generation, source)
+        except (Overloaded, PromptTooLong) as error:
+            if generation.num_attempts == 1:
+                raise
+            generation.events.put(Failure(str(error), isinstance(error, Overloaded)))
+            return
+        generation.begin(attempt, self._traces.wall_us())
+        self._metrics.attempts[attempt.placement.mode.value].inc()
+        if generation.num_attempts > 1 and source is None:
+            self._metrics.retries.inc()
+        for worker, message in legs(generation, attempt):
+            if not worker.link.send(message):
+                self._fail(generation, worker, f"{worker.worker_id} cannot be reached")
+                return
+
+    async def _recover(self, generation: Generation, failure: Failure) -> None:
+        """Return when another attempt may start. Raises GenerationFailed if none may."""
+        name = generation.request.request_id
+        if not failure.retryable:
+            raise GenerationFailed(f"request {name} failed: {failure.reason}")
+        if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
+            generation.deliver(TokenDelta([], finish=FinishReason.LENGTH))
+            return
+        await asyncio.sleep(self._retries.count(generation, failure.reason))
+        keeper = self._fleet.worker(generation.prefer_decode or "")
+        await generation.hear(keeper, self._settings.silence_s / 4)
+        try:
+            async with asyncio.timeout(self._settings.recovery_wait_s):
+                await self._fleet.wait_for_decode()
+        except TimeoutError:
+            raise GenerationFailed(
+                f"request {name} failed: {failure.reason}; no decode worker came back within "
+                f"{self._settings.recovery_wait_s:g} s"
+            ) from None
+
+    def _end(self, generation: Generation) -> None:
+        """Leave nothing behind; a generation that was given up is aborted on its workers."""
+        name, outcome = generation.request.request_id, generation.outcome
+        attempt = generation.drop_attempt()
+        is_kept = self._is_stopping and generation.request.is_resumable
+        if attempt is not None and not is_kept:
+            attempt.abort(name, outcome)
+        if self._generations.get(name) is generation:
+            del self._generations[name]
+        self._traces.end(generation.trace, outcome)
+        self._metrics.outcomes[outcome].inc()
+        self._metrics.duplicates.inc(generation.stream.duplicates)
+        self._metrics.inflight.set(self.inflight)
+
+    def _end_life(self, generation: Generation) -> None:
+        """Its client goes on over another connection, even if the former one still stands; so does
+        the attempt, where it runs."""
+        generation.drop_attempt()
+        generation.events.put(Failure("the stream was resumed elsewhere", retryable=False))
+
+    # -- what workers say -------------------------------------------------------------------
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        """See `FleetListener`."""
+        if isinstance(message, StepTokens):
+            for sequence in message.sequences:
+                self._on_sequence(worker, sequence)
+        elif isinstance(message, FirstToken):
+            self._on_first_token(worker, message)
+        elif isinstance(message, PrefillDone):
+            self._on_prefill_done(worker, message)
+        elif isinstance(message, HandedOver):
+            self._on_handed_over(worker, message)
+        elif isinstance(message, Resumed):
+            self._on_resumed(worker, message)
+        elif isinstance(message, NotKept):
+            self._searches.not_kept(worker, message)
+        elif isinstance(message, AttemptFailed):
+            generation = self._current(worker, message.request_id, message.attempt)
+            if generation is not None:
+                reason = f"{worker.worker_id}: {message.reason}"
+                self._fail(generation, worker, reason, retryable=message.retryable)
+        else:
+            self._metrics.refused.labels("unexpected").inc()
+
+    def on_fleet(self) -> None:
+        """See `FleetListener`: what runs on decode workers that drain leaves, if it can."""
+        for order in orders(self._generations.values(), self._fleet.ready(Role.DECODE)):
+            attempt = self._generations[order.request_id].attempt
+            assert attempt is not None
+            attempt.is_leaving = attempt.decode.link.send(order)
+        self._searches.ask()
+
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+        """See `FleetListener`: every attempt on the worker fails at once."""
+        self._searches.rule_out(worker)
+        for generation in self._generations.values():
+            if generation.attempt is not None and generation.attempt.involves(worker):
+                self._fail(generation, worker, f"{worker.worker_id}: {reason}", loss=loss)
+            elif loss is Loss.BROKEN:
+                generation.blame_late(worker)
+
+    def _on_resumed(self, worker: Worker, message: Resumed) -> None:
+        """A worker has the stream: it goes on there. One that is not wanted any more ends."""
+        search = self._searches.try_find(message)
+        generation = self._generations.get(message.request_id)
+        if search is None or generation is None or generation.attempt is not None:
+            self._metrics.stale.inc()
+            worker.link.send(Abort(request_id=message.request_id, attempt=message.attempt))
+            return
+        placement = placement_of(worker)
+        attempt = Attempt(message.attempt, 0, placement, worker, None, [], decode_runs=True)
+        generation.begin(attempt, self._traces.wall_us())
+        self._metrics.attempts[placement.mode.value].inc()
+        if message.trace is not None:
+            self._traces.attach_decode(message.request_id, message.attempt, message.trace)
+        generation.note_cached(message.cached_tokens)
+        piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
+        self._take(generation, worker, piece)
+        search.end()
+
+    def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
+        """All KV has been written: what becomes of its source no longer matters."""
+        self._traces.attach_prefill(
+            message.request_id, message.attempt, message.trace, is_final=True
+        )
+        generation = self._generations.get(message.request_id)
+        attempt = generation.attempt if generation else None
+        if attempt is not None and attempt.number == message.attempt:
+            attempt.is_moved |= worker is attempt.prefill
+
+    def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
+        """A part has ended on a worker that drains: the next one begins elsewhere, at once."""
+        name = message.request_id
+        self._traces.attach_decode(name, message.attempt, message.trace)
+        generation = self._current(worker, name, message.attempt)
+        if generation is None or message.next_attempt != generation.attempt_number + 1:
+            worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
+            return
+        attempt = generation.drop_attempt()
+        assert attempt is not None
+        if attempt.prefill is not None and attempt.involves(attempt.prefill):
+            attempt.abort(name, "its decode worker drains", failed=worker)
+        has_all = message.num_output == len(generation.stream.token_ids)
+        self._launch(generation, worker if message.keeps_kv and has_all else None)
+        if message.keeps_kv and not generation.takes_from(worker):
+            worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
+
+    def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
+        if sequence.trace is not None:
+            self._traces.attach_decode(sequence.request_id, sequence.attempt, sequence.trace)
+        generation = self._current(worker, sequence.request_id, sequence.attempt)
+        if generation is None:
+            return
+        if sequence.cached_tokens is not None:
+            generation.note_cached(sequence.cached_tokens)
+        self._take(generation, worker, sequence)
+
+    def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
+        self._traces.attach_prefill(
+            message.request_id, message.attempt, message.trace, is_final=False
+        )
+        generation = self._current(worker, message.request_id, message.attempt)
+        if generation is None:
+            return
+        generation.note_cached(message.trace.cached_tokens)
+        logprobs = None if message.logprobs is None else [message.logprobs]
+        ids, told = [message.token_id], message.prompt_logprobs
+        piece = TokenPiece(message.index, ids, logprobs, message.finish, told)
+        self._take(generation, worker, piece)
+
+    def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
+        """Put tokens in order and hand on what is new; a hole fails the attempt."""
+        attempt = generation.attempt
+        assert attempt is not None
+        attempt.release(worker)
+        try:
+            fresh = generation.stream.take(piece)
+        except ProtocolError as error:
+            self._fail(generation, worker, f"{worker.worker_id}: {error}")
+            return
+        if fresh:
+            generation.got_on(attempt)
+        for each in fresh:
+            generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
+            cached, told = generation.cached_tokens, each.prompt_logprobs
+            delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
+            generation.deliver(delta)
+        if generation.stream.finish is not None:
+            generation.drop_attempt()
+            return
+        if len(generation.events) > self._settings.max_unread_deltas:
+            self._give_up(generation, "its client does not read")
+            return
+        if len(generation.stream.token_ids) > attempt.first_index + 1:
+            attempt.decode_runs = True  # whichever came last: only it makes more than one
+        if generation.stream.is_waiting or attempt.gap_timer is not None:
+            self._watch_gap(generation, attempt)
+
+    def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
+        """Tokens that overtook the first one wait for it, but not for long."""
+        if not generation.stream.is_waiting:
+            if attempt.gap_timer is not None:
+                attempt.gap_timer.cancel()
+                attempt.gap_timer = None
+        elif attempt.gap_timer is None:
+            source = attempt.prefill or attempt.decode
+            reason = f"{source.worker_id}: its first token did not come"
+            attempt.gap_timer = asyncio.get_running_loop().call_later(
+                self._settings.first_token_wait_s, self._fail, generation, source, reason
+            )
+
+    def _fail(
+        self,
+        generation: Generation,
+        worker: Worker,
+        reason: str,
+        retryable: bool = True,
+        loss: Loss | None = None,
+    ) -> None:
+        """End the current attempt by the fault of one of its workers."""
+        attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
+        generation.blame(attempt, worker, loss)
+        generation.events.put(Failure(reason, retryable))
+
+    def _give_up(self, generation: Generation, reason: str) -> None:
+        """End the current attempt, through no fault of its workers, and start no other."""
+        self._end_attempt(generation, reason, reason)
+        generation.events.put(Failure(reason, retryable=False))
+
+    @staticmethod
+    def _end_attempt(
+        generation: Generation, reason: str, told: str, failed: Worker | None = None
+    ) -> Attempt:
+        """Nothing that it still sends is taken; its legs are told why, but for the failed one."""
+        attempt = generation.drop_attempt()
+        assert attempt is not None, "only a running attempt is ended"
+        attempt.abort(generation.request.request_id, told, failed=failed)
+        trace = generation.trace.find(attempt.number)
+        assert trace is not None, "every attempt is noted in the trace"
+        trace.failed = reason
+        return attempt
+
+    def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
+        """The generation that a worker may speak of; counts what is late or not its own."""
+        generation = self._generations.get(request_id)
+        current = generation.attempt if generation else None
+        if current is None or current.number != attempt or not current.involves(worker):
+            self._metrics.stale.inc()
+            return None
+        return generation

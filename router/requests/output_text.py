@@ -1,0 +1,155 @@
+"""From the tokens of one sequence to the text that its client sees.
+
+Joins detokenizing and stop strings, and keeps log-probabilities aligned with text: a token's
+entry leaves together with the end of its text, and tokens behind a stop are not reported. The
+token that ends a sequence (end of text, or one the caller named) has no text unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from protocol.messages import FinishReason
+from protocol.sampling import PromptLogprobs, TokenLogprobs
+from router.requests.generation import TokenDelta
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """A reported token; `start` and `end` are character offsets of its text in the output."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    start: int
+    end: int
+
+
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
+    """New text of a sequence. `token_ids` are all that were generated, whatever their text.
+
+    `prompt_logprobs` come with the first one, where they were asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    tokens: list[OutputToken] = []
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When text ends: stop strings are looked for once `min_tokens` tokens were generated.
+
+    Of `token_ids` those that are `named` were asked for, and are told where they end it.
+    """
+
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    named: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    include_in_output: bool = False
+
+
+class OutputText:
+    """State of one sequence's text; after a delta with `finish` nothing may be pushed."""
+
+    def __init__(self, detokenizer: Detokenizer, stop: StopRules) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._matcher = StopMatcher(stop.strings, stop.include_in_output)
+        self._num_tokens = 0
+        self._decoded = 0
+        self._emitted = 0
+        self._unreported: deque[OutputToken] = deque()
+        self._ended_by: int | None = None
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matcher.matched
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or the named token that ended the text, if one did."""
+        return self._ended_by if self._matcher.matched is None else self._matcher.matched
+
+    def push(self, delta: TokenDelta) -> TextDelta:
+        """Text and tokens that `delta` settles; `finish` also when a stop string matched."""
+        if delta.finish is None and delta.logprobs is None and not self._stop.strings:
+            return self._push_plain(delta)
+        pieces: list[str] = []
+        taken = 0
+        for token_id in delta.token_ids:
+            taken += 1
+            if self._is_silent_end(delta, taken):
+                break
+            logprobs = delta.logprobs[taken - 1] if delta.logprobs else None
+            pieces.append(self._push_token(token_id, logprobs))
+            if self._matcher.matched:
+                break
+        finish = FinishReason.STOP if self._matcher.matched else delta.finish
+        if delta.finish is FinishReason.STOP and delta.token_ids:
+            last = delta.token_ids[-1]
+            self._ended_by = last if last in self._stop.named else None
+        if finish and not self._matcher.matched:
+            pieces.append(self._match(self._detokenizer.flush()))
+            pieces.append(self._matcher.flush())
+        text = "".join(pieces)
+        self._emitted += len(text)
+        return TextDelta(
+            text=text,
+            token_ids=delta.token_ids[:taken],
+            tokens=self._report(finish),
+            finish=finish,
+            cached_tokens=delta.cached_tokens,
+        )
+
+    def _push_plain(self, delta: TokenDelta) -> TextDelta:
+        """What most deltas need: nothing ends here, and nothing is looked for."""
+        push = self._detokenizer.push
+        ids = delta.token_ids
+        text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
+        self._num_tokens += len(ids)
+        self._decoded += len(text)
+        self._emitted += len(text)
+        return TextDelta(text, ids, cached_tokens=delta.cached_tokens)
+
+    def _is_silent_end(self, delta: TokenDelta, taken: int) -> bool:
+        return (
+            delta.finish is FinishReason.STOP
+            and taken == len(delta.token_ids)
+            and delta.token_ids[-1] in self._stop.token_ids
+            and not self._stop.include_in_output
+        )
+
+    def _push_token(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+        self._num_tokens += 1
+        piece = self._detokenizer.push(token_id)
+        start = self._decoded
+        self._decoded += len(piece)
+        if logprobs is not None:
+            self._unreported.append(OutputToken(token_id, logprobs, start, self._decoded))
+        return self._match(piece)
+
+    def _match(self, piece: str) -> str:
+        if self._num_tokens < self._stop.min_tokens:
+            return piece
+        return self._matcher.push(piece)
+
+    def _report(self, finish: FinishReason | None) -> list[OutputToken]:
+        """Takes the tokens whose text is out; at the end all but those behind a stop string."""
+        ready: list[OutputToken] = []
+        while self._unreported and self._unreported[0].end <= self._emitted:
+            ready.append(self._unreported.popleft())
+        if finish:
+            cut = self._emitted if self._matcher.matched else None
+            ready += [token for token in self._unreported if cut is None or token.start < cut]
+            self._unreported.clear()
+        return ready

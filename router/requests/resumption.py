@@ -1,0 +1,106 @@
+"""Asking a fleet's decode workers which of them keeps a stream that is resumed.
+
+One question at a time for each generation, to every decode worker that is known, as soon as it is
+connected. Does not know what the answer is good for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from protocol.messages import NotKept, Resume, Resumed
+from router.fleet.worker import Worker
+from router.routing.policy import Candidate, Mode, Placement
+
+
+class Search:
+    """`done` once one worker had the stream, or none can have it any more."""
+
+    def __init__(self, question: Resume, workers: Iterable[Worker]) -> None:
+        self.question = question
+        self.done = asyncio.get_running_loop().create_future()
+        self._waiting = set(workers)
+        self._asked: set[Worker] = set()
+        self.ask()
+        self._check()
+
+    def ask(self) -> None:
+        """Ask those that could not be reached before."""
+        for worker in self._waiting - self._asked:
+            if worker.link.send(self.question):
+                self._asked.add(worker)
+
+    def rule_out(self, worker: Worker) -> None:
+        """This one does not have it."""
+        self._waiting.discard(worker)
+        self._asked.discard(worker)
+        self._check()
+
+    def end(self) -> None:
+        """It is found."""
+        self._waiting.clear()
+        self._check()
+
+    def _check(self) -> None:
+        if not self._waiting and not self.done.done():
+            self.done.set_result(None)
+
+
+class Searches:
+    """All searches that go on, one at most for each generation: the latest."""
+
+    def __init__(self, wait_s: float) -> None:
+        """No search takes longer than `wait_s`."""
+        self._wait_s = wait_s
+        self._searches: dict[str, Search] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Searches that have not ended."""
+        return len(self._searches)
+
+    async def run(self, question: Resume, workers: Iterable[Worker]) -> None:
+        """Ask, and wait until the stream is found, nobody can have it, or the time is over."""
+        name = question.request_id
+        search = self._searches[name] = Search(question, workers)
+        try:
+            await asyncio.wait([search.done], timeout=self._wait_s)
+        finally:
+            if self._searches.get(name) is search:
+                del self._searches[name]
+
+    def try_find(self, answer: Resumed | NotKept) -> Search | None:
+        """The search that a worker answers, if it still goes on."""
+        search = self._searches.get(answer.request_id)
+        is_ours = search is not None and search.question.attempt == answer.attempt
+        return search if is_ours else None
+
+    def not_kept(self, worker: Worker, answer: NotKept) -> None:
+        """This worker does not have the stream."""
+        search = self.try_find(answer)
+        if search is not None:
+            search.rule_out(worker)
+
+    def ask(self) -> None:
+        """Ask those that could not be reached before."""
+        for search in self._searches.values():
+            search.ask()
+
+    def rule_out(self, worker: Worker) -> None:
+        """This one is gone, with whatever it had."""
+        for search in self._searches.values():
+            search.rule_out(worker)
+
+
+def placement_of(worker: Worker) -> Placement:
+    """Where a stream was found is where it goes on."""
+    return Placement(
+        mode=Mode.RESUME,
+        decode=Candidate(worker.worker_id, 0, 0, 0, 0, 0),
+        prefill=None,
+        reason=f"resume: {worker.worker_id} kept the stream",
+        decode_candidates=(),
+        prefill_candidates=(),
+        excluded=(),
+    )

@@ -1,0 +1,1 @@
+"""Where a request runs, and why. Pure: a view of the fleet goes in, a decision comes out."""

@@ -1,0 +1,58 @@
+"""The HTTP application before the fleet serves: what the API needs to know is not known yet.
+
+The model's name and context come from the first decode worker's registration. Until it is there,
+operators see the fleet and the metrics, and every other request is told to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter, FastAPI, Request
+from prometheus_client import CollectorRegistry
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from protocol.errors import Overloaded
+from router.api.documents import documents_router
+from router.api.probes import probe_router
+from router.http.errors import describe
+from router.requests.generation import ReadinessCheck
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+class LateApp:
+    """An ASGI application that answers by another one, exchanged when that is made."""
+
+    def __init__(self, waiting: ASGIApp) -> None:
+        self._app = waiting
+
+    def serve(self, app: ASGIApp) -> None:
+        """From the next request on, `app` answers."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def waiting_app(
+    registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
+) -> FastAPI:
+    """Serves `routers` and the probes; everything else is a 503 that says why."""
+    app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
+
+    def reason() -> str:
+        return ready() or "the service is starting"
+
+    async def not_ready(request: Request, error: Exception) -> Response:
+        return describe(error, request_id="").response()
+
+    async def later(path: str) -> Response:
+        raise Overloaded(reason())
+
+    app.add_exception_handler(Overloaded, not_ready)
+    for router in (probe_router(registry, reason), documents_router(), *routers):
+        app.include_router(router)
+    app.add_api_route("/{path:path}", later, methods=_METHODS)
+    return app

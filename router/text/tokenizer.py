@@ -1,0 +1,226 @@
+"""The served checkpoint's tokenizer: text to token ids, and what decoding needs.
+
+Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size of
+`config.json`; no torch, no transformers. Rendering and encoding of long texts take milliseconds,
+so the event loop awaits them in a small thread pool that this object owns (`close`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HfTokenizer
+
+from protocol.errors import ModelLoadError
+from router.text.chat_template import ChatTemplate
+from router.text.checkpoint_files import read_json
+from router.text.detokenizer import Detokenizer
+from router.text.token_bytes import TokenBytes
+from router.text.word_table import make_word_table
+
+_T = TypeVar("_T")
+_NO_IDS: frozenset[int] = frozenset()
+_PROBE = "a"
+MAX_INLINE_CHARS = 1000
+"""Texts this short are encoded in less time (0.2 ms) than a thread costs to be woken twice. Where
+the words are known, up to `word_table.MAX_TEXT_CHARS` take no longer than half a millisecond."""
+
+
+CHARS_PER_TOKEN = 8
+"""More than nearly all texts have: so many characters show that a text has too many tokens."""
+
+
+class Tokenizer:
+    """Encodes prompts and makes detokenizers.
+
+    `vocab_size` bounds the ids that a caller may name; `special_ids` are hidden from text unless
+    asked for; `chat_template` is None for checkpoints without one.
+    """
+
+    def __init__(self, path: Path, threads: int = 2) -> None:
+        """Loads the files in the folder `path`. Raises ModelLoadError, which names the file."""
+        config = read_json(path / "tokenizer_config.json", required=False)
+        self._tokenizer = _load(path / "tokenizer.json")
+        _add_configured_tokens(self._tokenizer, config)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._added_ids = {token.content: id_ for id_, token in added.items()}
+        self.vocab_size = _vocab_size(self._tokenizer, path)
+        self.special_tokens = _special_tokens(config)
+        self.eos_id = self._token_id("eos_token")
+        self.chat_template = _chat_template(path, config, self.special_tokens)
+        self._add_bos: bool | None = config.get("add_bos_token")
+        self._bos_id = self._token_id("bos_token")
+        self._before, self._behind = _added_around(self._tokenizer)
+        self._token_bytes = TokenBytes(self._tokenizer)
+        self._words = make_word_table(self._tokenizer)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        """Ends the thread pool; what is being encoded is waited for."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; special tokens are added as the checkpoint's settings say."""
+        known = self._try_by_words(text, add_special_tokens)
+        return self._by_tokenizer(text, add_special_tokens) if known is None else known
+
+    def _try_by_words(self, text: str, add_special_tokens: bool) -> list[int] | None:
+        ids = None if self._words is None else self._words.try_encode(text)
+        if ids is None or not add_special_tokens:
+            return ids
+        return self._as_set([*self._before, *ids, *self._behind])
+
+    def _by_tokenizer(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._words is not None and self._words.takes(text):
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._words.learn(text, encoding)
+        else:
+            (encoding,) = self._tokenizer.encode_batch_fast(  # no offsets: a fifth faster
+                [text], add_special_tokens=add_special_tokens
+            )
+        return self._as_set(encoding.ids) if add_special_tokens else encoding.ids
+
+    def _as_set(self, ids: list[int]) -> list[int]:
+        """With or without the first token, as `add_bos_token` says over the processor."""
+        if self._add_bos is None or self._bos_id is None:
+            return ids
+        if self._add_bos and ids[:1] != [self._bos_id]:
+            return [self._bos_id, *ids]
+        if not self._add_bos and self._before[:1] == [self._bos_id]:
+            return ids[1:]
+        return ids
+
+    def added_token_id(self, text: str) -> int | None:
+        """Id of the added token (special or not) that stands for exactly this text."""
+        return self._added_ids.get(text)
+
+    async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
+        """`encode`, in the thread pool if the text is long and its words are not known."""
+        known = self._try_by_words(text, add_special_tokens)
+        if known is not None:
+            return known
+        return await self.off_loop(lambda: self._by_tokenizer(text, add_special_tokens), len(text))
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """How many tokens a text has at least, if its beginning shows that they are more than
+        `most`; else 0. Of a text that is far too long only that much is encoded."""
+        place = most * CHARS_PER_TOKEN
+        if self._words is None or len(text) <= place:
+            return 0
+        seam = self._words.seam(text, place)
+        if seam is None:
+            return 0
+        (encoding,) = self._tokenizer.encode_batch_fast([text[:seam]], add_special_tokens=False)
+        return len(encoding.ids) if len(encoding.ids) > most else 0
+
+    async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
+        """Runs what would hold up the event loop, because it reads so many characters."""
+        return work() if num_chars <= MAX_INLINE_CHARS else await self.in_thread(work)
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """Runs what would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence."""
+        detokenizer = self.detokenizer(skip_special_tokens, at_start=True)
+        return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
+
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        at_start: bool = False,
+        kept_ids: frozenset[int] = _NO_IDS,
+    ) -> Detokenizer:
+        """A fresh incremental decoder; `at_start` where no prompt precedes the text.
+
+        `kept_ids` have text even if they are special and those are skipped.
+        """
+        skipped = self.special_ids if skip_special_tokens else _NO_IDS
+        if kept_ids:
+            skipped -= kept_ids
+        return Detokenizer(self._token_bytes, skipped, at_start)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token contributes to the text; not always whole characters."""
+        return self._token_bytes.of(token_id)
+
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary spells a token; empty for an id that it leaves out."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name or ""
+
+    def _token_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+
+def _load(path: Path) -> HfTokenizer:
+    if not path.is_file():
+        raise ModelLoadError(f"{path} is missing: the checkpoint needs a fast tokenizer file")
+    try:
+        tokenizer = HfTokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _added_around(tokenizer: HfTokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer's own processor puts before and behind a text."""
+    ids = tokenizer.encode(_PROBE, add_special_tokens=True).ids
+    text = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    for start in range(len(ids) - len(text) + 1):
+        end = start + len(text)
+        if ids[start:end] == text:
+            return ids[:start], ids[end:]
+    return [], []
+
+
+def _add_configured_tokens(tokenizer: HfTokenizer, config: dict[str, Any]) -> None:
+    """Adds the tokens that only `tokenizer_config.json` names, in the order of their ids."""
+    entries = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+        options = {key: value for key, value in entry.items() if key != "__type"}
+        token = AddedToken(**options)
+        if token.special:
+            tokenizer.add_special_tokens([token])
+        else:
+            tokenizer.add_tokens([token])
+
+
+def _vocab_size(tokenizer: HfTokenizer, path: Path) -> int:
+    """One more than the largest id that both the tokenizer and the model know."""
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    model_size = read_json(path / "config.json", required=False).get("vocab_size")
+    return min(size, model_size) if isinstance(model_size, int) else size
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, as text."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if not name.endswith("_token") or isinstance(value, bool):
+            continue
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _chat_template(
+    path: Path, config: dict[str, Any], special_tokens: dict[str, str]
+) -> ChatTemplate | None:
+    file = path / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return None if source is None else ChatTemplate(source, special_tokens)

@@ -1,0 +1,217 @@
+"""Token ids of a text, put together from those of its words: what most prompts need.
+
+A byte-level BPE cuts a text at its added tokens, then into words by a pattern, and encodes each
+word by itself, so that a word's ids are the same in every text. They are learnt from the tokenizer,
+and looked up from then on, at a quarter of the cost. Only what is certain is done here: the
+patterns below are the known ones, written for Python, and mean the same for characters that all
+versions of Unicode class alike; a tokenizer that works otherwise has no table, and any other text
+is left to the tokenizer. Holds a bounded number of words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Any
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+
+from router.text.character_classes import SPACES, character_classes
+
+MAX_TEXT_CHARS = 8192
+MAX_WORD_CHARS = 128
+MAX_WORDS = 1 << 15
+MAX_NEW_WORDS = 16
+"""So many words of a text are asked for one by one; with more, the whole text is encoded anew."""
+
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+PATTERNS = frozenset((_GPT_2, _LLAMA_3, _QWEN_2))
+"""How checkpoints write them."""
+
+_SAMPLE = (
+    "I'll SAY \"it's\" 12345 times,\n\n  don't  you?!\n\t x=[1.5];\x00\x1c\x1f\x7f \r\n\f _a  "
+)
+
+_find_seam = re.compile("[A-Za-z](?= [A-Za-z])").search
+_Ids = tuple[int, ...]
+
+
+class WordTable:
+    """The words of one tokenizer; see `make_word_table`. May be used from several threads."""
+
+    def __init__(self, tokenizer: HfTokenizer, pattern: str) -> None:
+        """`pattern` is one of `PATTERNS`."""
+        self._tokenizer = tokenizer
+        self._find = re.compile(_for_python(pattern)).findall
+        self._find_uncertain = re.compile(f"[^{character_classes().certain}]").search
+        self._must_be_nfc = tokenizer.normalizer is not None
+        self._cut = _cutter(tokenizer)
+        self._has_seams = not any(" " in each for each in _added_tokens(tokenizer))
+        self._ids: dict[str, _Ids] = {}
+
+    def takes(self, text: str) -> bool:
+        """Whether it is for such texts."""
+        if len(text) > MAX_TEXT_CHARS:
+            return False
+        return text.isascii() or (
+            self._find_uncertain(text) is None
+            and (not self._must_be_nfc or unicodedata.is_normalized("NFC", text))
+        )
+
+    def try_encode(self, text: str) -> list[int] | None:
+        """The text's token ids, without any around them, or None where the tokenizer is needed."""
+        if not self.takes(text):
+            return None
+        words = self._words(text)
+        known = self._ids  # never emptied, but replaced
+        try:
+            return list(chain.from_iterable(map(known.__getitem__, words)))
+        except KeyError:
+            new = {word for word in words if word not in known}
+        if len(new) > MAX_NEW_WORDS or max(map(len, new), default=0) > MAX_WORD_CHARS:
+            return None
+        for word in new:
+            (encoding,) = self._tokenizer.encode_batch_fast([word], add_special_tokens=False)
+            known[word] = tuple(encoding.ids)
+        self._bound()
+        return list(chain.from_iterable(map(known.__getitem__, words)))
+
+    def learn(self, text: str, encoding: Encoding) -> bool:
+        """Take the words of a text from its encoding; False if that shows other words."""
+        words, groups = self._words(text), _by_word(encoding)
+        if len(words) != len(groups):
+            return False
+        known = self._ids
+        for word, ids in zip(words, groups, strict=True):
+            if len(word) <= MAX_WORD_CHARS:
+                known[word] = tuple(ids)
+        self._bound()
+        return True
+
+    def seam(self, text: str, start: int) -> int | None:
+        """The first place from `start` on, if one is known, at which any text may be cut in two
+        that have its token ids together: a space between letters, as all patterns begin a word
+        there, and no normalizing joins it to what comes before."""
+        found = _find_seam(text, start) if self._has_seams else None
+        return None if found is None else found.end()
+
+    def _words(self, text: str) -> list[str]:
+        """Added tokens count as words."""
+        if self._cut is None:
+            return self._find(text)
+        words: list[str] = []
+        for place, part in enumerate(self._cut(text)):
+            if place % 2:
+                words.append(part)
+            else:
+                words += self._find(part)
+        return words
+
+    def _bound(self) -> None:
+        """The oldest words go, an eighth at once, so that a full table stays nearly full: one that
+        began anew would have its process grow and shrink for hours."""
+        if len(self._ids) > MAX_WORDS:
+            words = self._ids.copy()  # to which no other thread adds
+            num_gone = len(words) - MAX_WORDS * 7 // 8
+            self._ids = dict(islice(words.items(), num_gone, None))
+
+
+def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
+    """A table for the tokenizer, if it is certain that it works by words."""
+    pattern = _pattern_of(tokenizer)
+    if pattern is None or not _is_word_wise(tokenizer):
+        return None
+    table = WordTable(tokenizer, pattern)
+    sees_the_same = table.learn(_SAMPLE, tokenizer.encode(_SAMPLE, add_special_tokens=False))
+    return table if sees_the_same else None
+
+
+def _is_word_wise(tokenizer: HfTokenizer) -> bool:
+    """Whether nothing but the pattern and plain added tokens decides what a word is, and nothing
+    but the word its ids."""
+    model = tokenizer.model
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    return (
+        isinstance(model, BPE)
+        and not model.dropout
+        and (tokenizer.normalizer is None or isinstance(tokenizer.normalizer, NFC))
+        and len({each.normalized for each in added}) <= 1
+        and not any(each.single_word or each.lstrip or each.rstrip for each in added)
+    )
+
+
+def _pattern_of(tokenizer: HfTokenizer) -> str | None:
+    """The pattern by which the tokenizer finds words, if it is a known one."""
+    if tokenizer.pre_tokenizer is None:
+        return None
+    steps = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
+    last = steps[-1]
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    if len(steps) == 1:
+        return _GPT_2 if last["use_regex"] else None
+    if len(steps) > 2 or last["use_regex"]:
+        return None
+    return _pattern_of_split(steps[0])
+
+
+def _pattern_of_split(step: dict[str, Any]) -> str | None:
+    if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
+        return None
+    pattern = step["pattern"].get("Regex")
+    return pattern if pattern in PATTERNS else None
+
+
+def _for_python(pattern: str) -> str:
+    """The same with all classes written out."""
+    classes = character_classes()
+    for kind, content in (
+        (r"[^\s\p{L}\p{N}]", f"[^{SPACES}{classes.letters}{classes.numbers}]"),
+        (r"[^\r\n\p{L}\p{N}]", f"[^\r\n{classes.letters}{classes.numbers}]"),
+        (r"\p{L}", f"[{classes.letters}]"),
+        (r"\p{N}", f"[{classes.numbers}]"),
+        (r"\s", f"[{SPACES}]"),
+        (r"\S", f"[^{SPACES}]"),
+    ):
+        pattern = pattern.replace(kind, content)
+    return pattern
+
+
+def _cutter(tokenizer: HfTokenizer) -> Callable[[str], list[Any]] | None:
+    """What cuts a text into texts and added tokens, in turn; of several that begin at one place
+    the longest counts."""
+    added = _added_tokens(tokenizer)
+    if not added:
+        return None
+    longest_first = sorted(added, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
+
+
+def _added_tokens(tokenizer: HfTokenizer) -> set[str]:
+    return {each.content for each in tokenizer.get_added_tokens_decoder().values()} - {""}
+
+
+def _by_word(encoding: Encoding) -> list[list[int]]:
+    """The ids of each word; those that stand around the text have none."""
+    groups: list[list[int]] = []
+    previous = None
+    for token_id, word in zip(encoding.ids, encoding.word_ids, strict=True):
+        if word is None:
+            continue
+        if word != previous:
+            groups.append([])
+            previous = word
+        groups[-1].append(token_id)
+    return groups

@@ -1,0 +1,5 @@
+"""What one worker does next: which requests run, in which chunks, on which blocks.
+
+Pure decisions, shared by the engine, the router and simulations: time comes as an argument.
+Imports `protocol` alone; no torch, sockets, threads or clocks.
+"""

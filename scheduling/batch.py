@@ -1,0 +1,90 @@
+"""One step as it was planned: which sequences decode, which tokens of prompts are computed.
+
+Pure data, torch-free; made by the scheduler, read by whoever runs the step or accounts for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from protocol.messages import FinishReason
+from scheduling.sequence import Sequence
+from scheduling.step_model import StepCost, attended_pairs
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`num_tokens` tokens of a sequence from `start`; `completes` the prompt or not."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    completes: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step. `received` were admitted to get their blocks from a peer; nothing to compute."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    received: list[Sequence] = field(default_factory=list)
+    expired: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute."""
+        return not self.decodes and not self.chunks
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Sequences that the step computes something of."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks]
+
+    def split(self) -> list[Batch]:
+        """The same computation in a batch for each sequence."""
+        decodes = [Batch(decodes=[sequence]) for sequence in self.decodes]
+        return decodes + [Batch(chunks=[chunk]) for chunk in self.chunks]
+
+    def without(self, sequences: Iterable[Sequence]) -> Batch:
+        """The step as if these had not been part of it."""
+        left_out = set(sequences)
+        if not left_out:
+            return self
+        return replace(
+            self,
+            decodes=[sequence for sequence in self.decodes if sequence not in left_out],
+            chunks=[chunk for chunk in self.chunks if chunk.sequence not in left_out],
+        )
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Sequences that get a token from this step, in the order of their logits."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
+
+    @property
+    def sizes(self) -> list[tuple[Sequence, int]]:
+        """Sequences that the step computes something of, and how many tokens."""
+        decodes = [(sequence, 1) for sequence in self.decodes]
+        return decodes + [(chunk.sequence, chunk.num_tokens) for chunk in self.chunks]
+
+    @property
+    def cost(self) -> StepCost:
+        """The step as the step model sees it."""
+        num_tokens = len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+        attended = sum(attended_pairs(1, sequence.num_launched) for sequence in self.decodes)
+        attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)
+        return StepCost(num_tokens, attended)
+
+
+class Produced(msgspec.Struct, frozen=True, gc=False):
+    """A token that a step added to a sequence, and whether the sequence ends with it."""
+
+    sequence: Sequence
+    index: int
+    token_id: int
+    finish: FinishReason | None

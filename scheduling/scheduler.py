@@ -1,0 +1,389 @@
+"""What the next step computes: decodes first, then as much prefill as their latency allows.
+
+One class for both roles, the simulator and the tests. Given the clock's `now` it returns the next
+batch; it reads no clock, does no IO and imports no torch. It is the one owner of sequences'
+states and block tables.
+
+Invariants: decodes of running sequences are in every batch; a sequence is admitted only with the
+blocks of everything it has to compute; a preempted one waits, ahead of younger ones, and after
+`max_preemptions` is preempted no more while another can be.
+
+A batch may be planned while the one before is under way, between `launched` and `landed`: plans
+count what that one computes, and know nothing of its outcome. What it writes to is not free: nobody
+in it is preempted, and the blocks of those that end are released when it has landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from scheduling.batch import Batch, Chunk, Produced
+from scheduling.block_manager import BlockManager
+from scheduling.sequence import Key, Sequence, SequenceState
+from scheduling.step_model import StepCost, StepModel
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step. `itl_target_s` is the inter-token latency that prefill must respect."""
+
+    block_size: int
+    max_batch_size: int = 64
+    chunk_min_tokens: int = 16
+    chunk_max_tokens: int = 512
+    itl_target_s: float = 0.05
+    headroom_per_sequence: int = 1
+    max_preemptions: int = 3
+    starvation_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_min_tokens", "chunk_max_tokens"):
+            if getattr(self, name) < self.block_size:
+                raise ValueError(f"{name} must be at least the block size, {self.block_size}")
+
+
+@dataclass
+class _Step:
+    """A step under construction; `budget_s` None means that only the token ceiling binds."""
+
+    cost: StepCost
+    budget_s: float | None
+    chunks: list[Chunk] = field(default_factory=list)
+    received: list[Sequence] = field(default_factory=list)
+    num_chunk_tokens: int = 0
+
+    def add(self, sequence: Sequence, size: int) -> None:
+        """Compute `size` more tokens of `sequence`."""
+        start = sequence.num_launched
+        self.chunks.append(Chunk(sequence, start, size, start + size == sequence.num_tokens))
+        self.cost = self.cost.plus(size, start)
+        self.num_chunk_tokens += size
+
+
+class Scheduler:
+    """Owner of the sequences on a worker, from `add` to `finish`."""
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, model: StepModel) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.model = model
+        self._waiting: dict[Key, Sequence] = {}
+        self._receiving: dict[Key, Sequence] = {}
+        self._prefilling: dict[Key, Sequence] = {}
+        self._running: dict[Key, Sequence] = {}
+        self._leaving: set[Sequence] = set()
+        self._order = 0
+
+    # -- what the owner asks for ------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence; ValueError if its tokens could never fit into the pool."""
+        longest = sequence.num_tokens
+        if not sequence.prefill_only:
+            longest = sequence.num_prompt + sequence.sampling.max_tokens
+        if sequence.blocks_for(longest) > self.blocks.num_blocks:
+            raise ValueError(
+                f"{longest} tokens need {sequence.blocks_for(longest)} blocks, "
+                f"the pool has {self.blocks.num_blocks}"
+            )
+        self._order += 1
+        sequence.order = self._order
+        self._waiting[sequence.key] = sequence
+
+    def schedule(self, now: float) -> Batch:
+        """The next batch. Sequences whose deadline passed are finished, with blocks released.
+
+        Nothing is computed in it while running sequences lack room that only the step under way
+        can give.
+        """
+        expired = self._expire(now)
+        decodes, preempted = self._grow_running()
+        if decodes is None:
+            return Batch(expired=expired, preempted=preempted)
+        step = _Step(Batch(decodes=decodes).cost, self._slack(decodes, now))
+        self._continue_prefills(step)
+        self._admit(step, now)
+        return Batch(decodes, step.chunks, step.received, expired, preempted)
+
+    def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
+        """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""
+        for chunk in batch.chunks:
+            chunk.sequence.num_computed = chunk.start + chunk.num_tokens
+            self._publish(chunk.sequence)
+            if chunk.completes:
+                self._move(chunk.sequence, SequenceState.RUNNING)
+        for sequence in batch.decodes:
+            sequence.num_computed += 1
+            self._publish(sequence)
+        return [
+            self._append(sequence, token_id, now)
+            for sequence, token_id in zip(batch.sampled, token_ids, strict=True)
+        ]
+
+    def launched(self, batch: Batch) -> None:
+        """The batch is under way: plans count on it, until it has landed."""
+        for sequence, num_tokens in batch.sizes:
+            sequence.num_ahead += num_tokens
+
+    def landed(self, batch: Batch) -> None:
+        """The batch is not under way any more, whether it is going to be committed or not."""
+        for sequence, num_tokens in batch.sizes:
+            sequence.num_ahead -= num_tokens
+            if sequence in self._leaving:
+                self._leaving.discard(sequence)
+                self.release_blocks(sequence)
+
+    def arrived(self, sequence: Sequence, token_id: int, now: float) -> Produced:
+        """A peer delivered every block and the first token: the sequence joins the batch."""
+        assert sequence.state is SequenceState.RECEIVING
+        sequence.num_computed = sequence.num_tokens
+        self._publish(sequence)
+        self._move(sequence, SequenceState.RUNNING)
+        return self._append(sequence, token_id, now)
+
+    def finish(self, sequence: Sequence, release: bool = True) -> None:
+        """End a sequence in whatever state. With `release` False its blocks stay pinned until
+        `release_blocks`: somebody still reads or writes them."""
+        self._move(sequence, SequenceState.FINISHED)
+        if release:
+            self.release_blocks(sequence)
+
+    def release_blocks(self, sequence: Sequence) -> None:
+        """Give back the blocks of a sequence that is finished or waiting; full ones stay cached.
+        Those that a step under way may write to follow when it has landed."""
+        if sequence.num_ahead:
+            self._leaving.add(sequence)
+            return
+        self.blocks.release(sequence.block_table)
+        sequence.block_table = []
+
+    def publish_arrived(self, sequence: Sequence, indices: Seq[int]) -> None:
+        """Offer single blocks that a peer delivered before its attempt failed."""
+        for index in indices:
+            if index < len(sequence.hashes):
+                self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
+
+    def find(self, key: Key) -> Sequence | None:
+        """The sequence of this name, unless it is unknown or finished."""
+        for group in self._groups():
+            if key in group:
+                return group[key]
+        return None
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that are not finished."""
+        return [sequence for group in self._groups() for sequence in group.values()]
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without blocks."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with blocks: receiving, prefilling, decoding."""
+        return len(self._receiving) + len(self._prefilling) + len(self._running)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens still to be prefilled here."""
+        local = [s for s in self._waiting.values() if not s.remote]
+        return sum(s.num_remaining for s in (*local, *self._prefilling.values()))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` may return something to compute."""
+        return bool(self._running or self._prefilling or self._waiting)
+
+    # -- steps of `schedule`, in their order ------------------------------------------------
+
+    def _expire(self, now: float) -> list[Sequence]:
+        """Finish what is past its deadline; a receiving one's blocks stay with the owner."""
+        expired = [s for group in self._groups() for s in group.values() if s.deadline <= now]
+        for sequence in expired:
+            held = sequence.state is SequenceState.RECEIVING or sequence.prefill_only
+            self.finish(sequence, release=not held)
+        return expired
+
+    def _grow_running(self) -> tuple[list[Sequence] | None, list[Sequence]]:
+        """Room for every running sequence's next token; oldest first, the youngest pay.
+
+        Returns those that run on, and those that were preempted; None for the former if who has
+        to pay is in the step under way, or what has ended in it leaves room soon.
+        """
+        preempted: list[Sequence] = []
+        running = sorted(self._running.values(), key=_seniority)
+        for sequence in running:
+            while sequence.state is SequenceState.RUNNING and _lacks_room(sequence):
+                if self.blocks.num_free > 0:
+                    sequence.block_table += self.blocks.allocate(1)
+                    continue
+                victim = self._victim()
+                if victim.num_ahead or self._leaving:
+                    return None, preempted
+                self._preempt(victim)
+                preempted.append(victim)
+        left = [sequence for sequence in running if sequence.state is SequenceState.RUNNING]
+        return [sequence for sequence in left if not _is_ending(sequence)], preempted
+
+    def _continue_prefills(self, step: _Step) -> None:
+        for sequence in sorted(self._prefilling.values(), key=_seniority):
+            if sequence.num_launched == sequence.num_tokens:
+                continue  # the step under way completes it
+            size = self._chunk_tokens(step, sequence, sequence.num_launched)
+            if size == 0:
+                break
+            step.add(sequence, size)
+
+    def _admit(self, step: _Step, now: float) -> None:
+        """Admit in order of age and priority, each with all its blocks, until one does not fit.
+
+        A local one that finds no budget left does not hold up a remote one, which needs none; but
+        no local one overtakes it: workers that admit in one order cannot wait for each other. One
+        whose grammar is still being compiled holds up nobody.
+        """
+        if self.num_running >= self.config.max_batch_size:
+            return
+        budget_left = True
+        for sequence in sorted(self._waiting.values(), key=lambda s: self._urgency(s, now)):
+            if self.num_running >= self.config.max_batch_size:
+                break
+            if not sequence.remote and not (budget_left and sequence.is_ready):
+                continue
+            cached = self._usable_prefix(sequence)
+            size = 0
+            if not sequence.remote:
+                size = self._chunk_tokens(step, sequence, len(cached) * self.config.block_size)
+                if size == 0:
+                    budget_left = False
+                    continue
+            if not self._try_take_blocks(sequence, cached):
+                break
+            if sequence.remote:
+                self._move(sequence, SequenceState.RECEIVING)
+                step.received.append(sequence)
+            else:
+                self._move(sequence, SequenceState.PREFILLING)
+                step.add(sequence, size)
+
+    # -- helpers --------------------------------------------------------------------------
+
+    def _slack(self, decodes: list[Sequence], now: float) -> float | None:
+        """Seconds this step may take before a running sequence misses its next token's time."""
+        if not decodes:
+            return None
+        latest = min(sequence.last_token_at for sequence in decodes)
+        return max(0.0, latest + self.config.itl_target_s - now)
+
+    def _chunk_tokens(self, step: _Step, sequence: Sequence, start: int) -> int:
+        """Tokens of `sequence` from `start` that the step still has room for: whole blocks, or
+        all the rest.
+
+        The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
+        `start` is a block boundary, because every chunk but the last ends on one.
+        """
+        rest = sequence.num_tokens - start
+        limit = min(self.config.chunk_max_tokens - step.num_chunk_tokens, rest)
+        if limit <= 0:
+            return 0
+        size = limit
+        if step.budget_s is not None:
+            size = self.model.tokens_within(step.budget_s, step.cost, start, limit)
+            if not step.chunks:
+                size = min(limit, max(size, self.config.chunk_min_tokens))
+        return size if size == rest else size - size % self.config.block_size
+
+    def _usable_prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of its prefix. One token at least is computed here to get logits, or all
+        where their logits are wanted; a remote sequence gets its first token, and what goes with
+        it, from the peer, so all of its blocks may match."""
+        if sequence.needs_prompt_logits and not sequence.remote:
+            return []
+        usable = sequence.num_tokens if sequence.remote else sequence.num_tokens - 1
+        return self.blocks.match(sequence.hashes[: usable // self.config.block_size])
+
+    def _try_take_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Pin the prefix and allocate the rest, leaving the headroom for those that decode."""
+        wanted = sequence.blocks_for(sequence.num_tokens) - len(cached)
+        headroom = self.config.headroom_per_sequence * len(self._running)
+        if self.blocks.num_free_after_pinning(cached) < wanted + headroom:
+            return False
+        self.blocks.pin(cached)
+        sequence.block_table = cached + self.blocks.allocate(wanted)
+        sequence.num_computed = sequence.num_cached = len(cached) * self.config.block_size
+        sequence.num_published = len(cached)
+        return True
+
+    def _victim(self) -> Sequence:
+        """Whom to preempt: lowest priority, youngest; not one that paid often enough already.
+
+        The most senior of all is the last to be chosen, so something always advances.
+        """
+        candidates = [*self._prefilling.values(), *self._running.values()]
+        immune = self.config.max_preemptions
+        return max(candidates, key=lambda s: (s.num_preemptions < immune, _seniority(s)))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._move(sequence, SequenceState.WAITING)
+        self.release_blocks(sequence)
+        sequence.num_computed = 0
+        sequence.num_published = 0
+        sequence.num_preemptions += 1
+        sequence.remote = False
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that are full and complete by now."""
+        complete = min(sequence.num_computed // self.config.block_size, len(sequence.hashes))
+        for index in range(sequence.num_published, complete):
+            self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
+        sequence.num_published = max(sequence.num_published, complete)
+
+    def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
+        """Add a token; a finished sequence leaves, its blocks released unless a peer reads them."""
+        index = sequence.num_output
+        finish = sequence.append(token_id)
+        sequence.last_token_at = now
+        if finish is not None or sequence.prefill_only:
+            self.finish(sequence, release=not sequence.prefill_only)
+        return Produced(sequence, index, token_id, finish)
+
+    def _urgency(self, sequence: Sequence, now: float) -> tuple[bool, int, int]:
+        starving = now - sequence.arrival >= self.config.starvation_s
+        return (not starving, 0 if starving else -sequence.priority, sequence.order)
+
+    def _move(self, sequence: Sequence, state: SequenceState) -> None:
+        for group in self._groups():
+            group.pop(sequence.key, None)
+        sequence.transition(state)
+        target = {
+            SequenceState.WAITING: self._waiting,
+            SequenceState.RECEIVING: self._receiving,
+            SequenceState.PREFILLING: self._prefilling,
+            SequenceState.RUNNING: self._running,
+        }.get(state)
+        if target is not None:
+            target[sequence.key] = sequence
+
+    def _groups(self) -> tuple[dict[Key, Sequence], ...]:
+        return (self._running, self._prefilling, self._receiving, self._waiting)
+
+
+def _seniority(sequence: Sequence) -> tuple[int, int]:
+    """Smaller is more senior: higher priority, then earlier."""
+    return (-sequence.priority, sequence.order)
+
+
+def _lacks_room(sequence: Sequence) -> bool:
+    """Whether its newest token, which may be under way, needs a block that it does not have."""
+    needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
+    return len(sequence.block_table) < needed and not _is_ending(sequence)
+
+
+def _is_ending(sequence: Sequence) -> bool:
+    """Whether the step under way gives a running sequence the last token it may have."""
+    return (
+        sequence.num_ahead > 0
+        and sequence.num_output + sequence.num_ahead >= sequence.sampling.max_tokens
+    )

@@ -1,0 +1,180 @@
+"""One sequence of tokens on one worker: its tokens, its blocks, its place in the schedule.
+
+Pure data with a state machine; torch-free. The scheduler is the only one that moves a sequence
+from state to state and that changes its blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.sampling.grammar import GrammarMatcher
+from engine.sampling.token_history import TokenHistory
+from protocol.hashing import next_hash
+from protocol.messages import FinishReason
+from protocol.sampling import PromptLogprobs, SamplingParams
+from scheduling.prompt_record import PromptRecord
+
+Key = tuple[str, int]
+
+
+class SequenceState(StrEnum):
+    """Where a sequence is.
+
+    WAITING -> RECEIVING (blocks come from a peer) -> RUNNING
+    WAITING -> PREFILLING (computed here) -> RUNNING
+    PREFILLING | RUNNING -> WAITING (preempted)
+    any -> FINISHED
+    """
+
+    WAITING = "waiting"
+    RECEIVING = "receiving"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_MOVES: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset(
+        {SequenceState.RECEIVING, SequenceState.PREFILLING, SequenceState.FINISHED}
+    ),
+    SequenceState.RECEIVING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
+    SequenceState.PREFILLING: frozenset(
+        {SequenceState.RUNNING, SequenceState.WAITING, SequenceState.FINISHED}
+    ),
+    SequenceState.RUNNING: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sequence; identified by `(request_id, attempt)`.
+
+    `tokens` is the prompt followed by the output; the first `num_prompt` of them were the
+    caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
+    KV in `block_table`; that of `num_ahead` more is being computed by steps under way, of which
+    nothing else is known. `remote` means that the blocks and the first token come from a peer;
+    `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
+    where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to;
+    `prompt_record` what the logits of the prompt said, where that was asked for.
+    """
+
+    request_id: str
+    attempt: int
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    root_hash: bytes
+    block_size: int
+    arrival: float
+    deadline: float
+    priority: int = 0
+    remote: bool = False
+    prefill_only: bool = False
+    grammar: GrammarMatcher | None = None
+    history: TokenHistory | None = None
+    prompt_record: PromptRecord | None = None
+    state: SequenceState = SequenceState.WAITING
+    num_computed: int = 0
+    num_ahead: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+    last_token_at: float = 0.0
+    block_table: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    order: int = 0
+
+    def __post_init__(self) -> None:
+        self.extend_hashes()
+
+    @property
+    def key(self) -> Key:
+        """`(request_id, attempt)`."""
+        return (self.request_id, self.attempt)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of output so far, over all attempts; the index of the next one."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_launched(self) -> int:
+        """Tokens whose KV is computed, or is going to be by the steps under way."""
+        return self.num_computed + self.num_ahead
+
+    @property
+    def next_index(self) -> int:
+        """The index of the token that the next step chooses; one may be chosen and not known."""
+        promised = self.num_ahead if self.state is SequenceState.RUNNING else 0
+        return self.num_output + promised
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Whether the choice of a token asks, beside the model, which ones came before it."""
+        params = self.sampling
+        return self.grammar is not None or params.penalizes or bool(params.bad_words)
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether its next token is the one with the largest logit, and nothing else is asked of
+        that row."""
+        params = self.sampling
+        return self.grammar is None and params.is_plain and self.next_index >= params.min_tokens
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be computed: its grammar, if any, is compiled."""
+        return self.grammar is None or self.grammar.is_ready
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the prompt's own log-probabilities are still to be told: then the logits of all
+        its positions have to be computed, and no cached block saves that."""
+        return self.sampling.prompt_logprobs is not None and self.num_output == 0
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """What was recorded of the prompt, once it has its first token; nothing is kept here."""
+        record, self.prompt_record = self.prompt_record, None
+        return None if record is None else record.whole()
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def transition(self, state: SequenceState) -> None:
+        """Move to `state`; an illegal move is a bug."""
+        assert state in _MOVES[self.state], f"{self.key}: {self.state} -> {state}"
+        self.state = state
+
+    def extend_hashes(self) -> None:
+        """Hash the blocks that have become full since the last call."""
+        size = self.block_size
+        while (len(self.hashes) + 1) * size <= len(self.tokens):
+            start = len(self.hashes) * size
+            parent = self.hashes[-1] if self.hashes else self.root_hash
+            self.hashes.append(next_hash(parent, self.tokens[start : start + size]))
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add one token of output; the reason why the sequence ends with it, or None."""
+        self.tokens.append(token_id)
+        self.extend_hashes()
+        if self.grammar is not None and self.grammar.advance(token_id):
+            return FinishReason.STOP
+        if token_id in self.sampling.stop_token_ids and self.num_output > self.sampling.min_tokens:
+            return FinishReason.STOP
+        if self.num_output >= self.sampling.max_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,170 @@
+"""Parts of bench.gpu whole, on a CPU: small, by a stand-in for FlashInfer, their figures without
+meaning. What a card would be the first to run is run here before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu import (
+    ahead as gpu_ahead,
+)
+from bench.gpu import (
+    checks as gpu_checks,
+)
+from bench.gpu import (
+    mixed as gpu_mixed,
+)
+from bench.gpu import (
+    parts as gpu_parts,
+)
+from bench.gpu.checks import Row
+from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
+from engine.checkpoint.config import ModelConfig, parse_model_config
+from engine.checkpoint.json_keys import JsonKeys
+from engine.gpu.backend import CardBackend
+from engine.gpu.tuning import MixedStep
+from engine.kv_pool import KvPool
+from tests.unit.engine.attention import fake_flashinfer
+from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
+
+CPU = torch.device("cpu")
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
+
+
+class FakeBackend(CardBackend):
+    """FlashInfer's stand-in where the library would be, and torch's operations between."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        max_sequences: int = 256,
+    ) -> None:
+        self._library = fake_flashinfer
+        self._config = config
+        self._dtype = dtype
+        self.choice = FlashInferChoice("fa3", decode_on_tensor_cores=True)
+        self._workspace = torch.zeros(16, dtype=torch.uint8)
+
+    def ops(self) -> None:
+        """The model takes torch's."""
+
+    def layers(self, pool: KvPool) -> PoolLayers:
+        windows = self._config.sliding_windows
+        return TorchPoolLayers(pool, windows, self._config.num_heads, self._dtype)
+
+
+class Capture:
+    """No graph: the same pass again."""
+
+    def __call__(self, run):
+        run()
+        return run
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The parts' sizes, in a folder where traces may be left."""
+    monkeypatch.chdir(tmp_path)
+    changed = {
+        "CardBackend": FakeBackend,
+        "CudaCapture": Capture,
+        "LLAMA_8B": gpu_parts.LLAMA_8B | SMALL,
+        "DECODE_BATCHES": (1, 3),
+        "GRAPH_BATCHES": (3,),
+        "CONTEXTS": (16, 96),
+        "CHUNKS": (17, 32),
+        "_POOL_BYTES": 1 << 18,
+        "_MIXED_BLOCKS": 64,
+        "measure_card": lambda device: gpu_checks.measure_card(device, 1 << 16, 32),
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(gpu_parts, name, value)
+    monkeypatch.setattr(gpu_checks.seconds, "__defaults__", (1,))
+    monkeypatch.setattr(gpu_checks.check_overhead, "__defaults__", (2, 16))
+    monkeypatch.setattr(gpu_mixed, "MIXED_STEPS", (MixedStep(2, 20, 18),))
+    monkeypatch.setattr(gpu_mixed.check_kernels, "__defaults__", (((17, 40),),))
+    load = gpu_ahead.Decodes(batch=2, context=32, num_steps=2, num_traced=1)
+    monkeypatch.setattr(gpu_ahead, "Decodes", lambda: load)
+
+
+EXPECTED = {
+    "build": ["8B: kernels, and a first step"],
+    "mixed": [
+        "2 decodes of 20 beside a chunk of 18: two calls over one",
+        "chunk of 17 in 40: the other kernel's time over the chosen one's",
+    ],
+    "decode": [
+        "batch 1 at 16",
+        "batch 3 at 16",
+        "batch 1 at 96",
+        "batch 3 at 96",
+        "batch 2 at 16",
+        "batch 3 at 16: eager over graphs",
+    ],
+    "ahead": [
+        "batch 2 at 32, greedy: step, over one by one",
+        "batch 2 at 32, top-p: step, over one by one",
+    ],
+    "prefill": ["chunk of 17", "chunk of 32"],
+    "overlap": [
+        "chunk of 17: copy hidden",
+        "chunk of 17: slower beside a copy",
+        "chunk of 32: copy hidden",
+        "chunk of 32: slower beside a copy",
+    ],
+}
+
+
+@pytest.mark.parametrize("part", EXPECTED)
+def test_a_part_gives_its_rows(small: None, part: str) -> None:
+    rows: list[Row] = list(gpu_parts.PARTS[part](CPU))
+    assert [row.name for row in rows] == EXPECTED[part]
+    assert {row.part for row in rows} <= {part, "overhead"}
+
+
+def test_a_model_gets_the_attention_that_was_found_faster():
+    config = parse_model_config(JsonKeys(gpu_parts.LLAMA_8B | SMALL, "test"))
+    backend = FakeBackend(config, CPU, torch.bfloat16, torch.bfloat16)
+    pool = KvPool(config.kv_layout("test", 16, "bfloat16"), 8)
+    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    assert attention.choice.prefill in ("fa3", "fa2")
+    backend.choice = FlashInferChoice("fa3", decode_on_tensor_cores=False)
+    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    assert attention.choice.prefill == "fa3"  # fa2 would have to be built for the trial
+
+
+NOT_FOR_ALL = ("zmq", "redis", "fastapi", "starlette", "transformers", "flashinfer", "triton")
+
+
+def test_the_program_starts_where_only_some_parts_can_run():
+    code = f"import sys; sys.modules.update(dict.fromkeys({NOT_FOR_ALL})); import bench.gpu"
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=100)
+    assert done.returncode == 0
+
+
+def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):
+    """Weights and KV in fp8 through the emulation of their products."""
+    from bench.gpu import precision as gpu_precision
+
+    monkeypatch.setattr(gpu_precision, "check_accuracy", lambda folder: ())
+    monkeypatch.setattr(gpu_precision, "check_error", lambda card, folder, name: ())
+    monkeypatch.setattr(gpu_parts, "benchmark_checkpoint", lambda name: None)
+    monkeypatch.setattr(gpu_precision.check_gain, "__defaults__", (((1, 20),), 17))
+    names = [row.name for row in gpu_parts.fp8(CPU)]
+    assert names == ["batch 1 at 20: bf16's time over fp8's", "chunk of 17: bf16's time over fp8's"]

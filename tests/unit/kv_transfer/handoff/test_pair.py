@@ -1,0 +1,415 @@
+"""Both sides of a handoff against each other, over a network that loses and reorders, with a
+transport whose failed writes may still land, and prefill workers that die."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kv_transfer.handoff import receiver as d_side
+from kv_transfer.handoff import sender as p_side
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
+from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
+
+TTL_S = 3.0
+LANDING_S = 2.0
+GRANT_WAIT_S = 5.0
+NUM_BLOCKS = 12
+D_AGENT = "decode"
+
+
+@dataclass(frozen=True)
+class AbortMessage:
+    """Stands for protocol.Abort from the decode worker."""
+
+    key: HandoffKey
+
+
+@dataclass
+class Prompt:
+    """What the prefill worker computes for one handoff."""
+
+    num_blocks: int
+    is_open: bool = False
+    num_ready: int = 0
+    is_released: bool = False
+
+
+@dataclass
+class Prefiller:
+    """One incarnation of a prefill worker."""
+
+    name: str
+    sender: HandoffSender
+    prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
+    flying: dict[int, p_side.PostWrite] = field(default_factory=dict)  # posted, not landed
+    landed: dict[int, p_side.PostWrite] = field(default_factory=dict)  # P has not seen it yet
+    inbox: list[KvGrant | KvRenew | AbortMessage] = field(default_factory=list)
+
+
+@dataclass
+class Wanted:
+    """What the decode worker knows of one handoff."""
+
+    peer: str
+    first_block: int
+    block_ids: tuple[int, ...]
+    is_aborted: bool = False
+    outcome: str = ""
+    is_fenced: bool = True
+
+
+class HandoffPair(RuleBasedStateMachine):
+    """Checks on every landing that the block is fenced for it, and on every end that all ended."""
+
+    @initialize(checksum=st.booleans(), max_write_blocks=st.integers(1, 4))
+    def begin(self, checksum: bool, max_write_blocks: int) -> None:
+        self.now = 100.0
+        self.checksum = checksum
+        self.max_write_blocks = max_write_blocks
+        self.receiver = HandoffReceiver(D_AGENT, TTL_S, LANDING_S, checksum)
+        self.wanted: dict[HandoffKey, Wanted] = {}
+        self.free = set(range(NUM_BLOCKS))
+        self.memory: dict[int, tuple[HandoffKey, int]] = {}  # block -> what landed in it last
+        self.ghosts: list[tuple[float, p_side.PostWrite]] = []  # failed, may land until then
+        self.to_verify: list[HandoffKey] = []
+        self.d_inbox: list[tuple[str, KvClosed | KvWritten]] = []
+        self.dead: list[str] = []  # whose death the decode worker has not noticed
+        self.num_prefillers = 0
+        self.num_requests = 0
+        self.start_prefiller()
+
+    def start_prefiller(self) -> None:
+        self.num_prefillers += 1
+        name = f"prefill-{self.num_prefillers}"
+        self.p = Prefiller(name, HandoffSender(0.5, self.max_write_blocks))
+
+    # -- the prefill worker's owner ------------------------------------------------------
+
+    def carry_out_at_p(self, actions: list[p_side.SenderAction]) -> None:
+        for action in actions:
+            match action:
+                case p_side.PostWrite(write_id=write_id, key=key, first_block=first):
+                    wanted = self.wanted[key]
+                    assert wanted.is_fenced
+                    offset = first - wanted.first_block
+                    upto = offset + len(action.target_blocks)
+                    assert action.target_blocks == wanted.block_ids[offset:upto]
+                    assert action.source_blocks == tuple(
+                        source_block(key, first + i) for i in range(len(action.target_blocks))
+                    )
+                    self.p.flying[write_id] = action
+                case p_side.Close(key=key, agent=agent, error=error):
+                    assert agent == D_AGENT
+                    assert not self.writes_of(key)
+                    closed = KvClosed(request_id=key.request_id, attempt=key.attempt, error=error)
+                    self.d_inbox.append((self.p.name, closed))
+                case p_side.Release(key=key):
+                    prompt = self.p.prompts[key]
+                    assert not prompt.is_released
+                    assert not self.writes_of(key)
+                    prompt.is_released = True
+
+    def writes_of(self, key: HandoffKey) -> list[p_side.PostWrite]:
+        under_way = [*self.p.flying.values(), *self.p.landed.values()]
+        return [write for write in under_way if write.key == key]
+
+    def finish_write(self, write_id: int, error: str | None) -> None:
+        self.carry_out_at_p(self.p.sender.write_finished(write_id, error))
+
+    # -- the decode worker's owner -------------------------------------------------------
+
+    def carry_out_at_d(self, actions: list[d_side.ReceiverAction]) -> None:
+        for action in actions:
+            match action:
+                case d_side.SendGrant(peer=peer, grant=message):
+                    self.send_to_p(peer, message)
+                case d_side.SendRenew(peer=peer, renew=message):
+                    assert not self.wanted[key_of(message)].is_aborted
+                    self.send_to_p(peer, message)
+                case d_side.SendAbort(key=key, peer=peer):
+                    self.send_to_p(peer, AbortMessage(key))
+                case d_side.Verify(key=key, blocks=blocks, digests=digests):
+                    assert blocks == self.wanted[key].block_ids
+                    first = self.wanted[key].first_block
+                    assert digests == tuple(digest(key, first + i) for i in range(len(blocks)))
+                    self.to_verify.append(key)
+                case d_side.Complete(key=key):
+                    wanted = self.settle(key, "complete")
+                    self.check_arrived(key, range(len(wanted.block_ids)))
+                case d_side.Failed(key=key, arrived=arrived):
+                    first = self.settle(key, "failed").first_block
+                    self.check_arrived(key, [index - first for index in arrived])
+                case d_side.Unfence(key=key, block_ids=block_ids):
+                    self.unfence(key, block_ids)
+
+    def send_to_p(self, peer: str, message: KvGrant | KvRenew | AbortMessage) -> None:
+        if peer == self.p.name:
+            self.p.inbox.append(message)
+
+    def settle(self, key: HandoffKey, outcome: str) -> Wanted:
+        wanted = self.wanted[key]
+        assert wanted.outcome == ""
+        assert not wanted.is_aborted
+        wanted.outcome = outcome
+        return wanted
+
+    def check_arrived(self, key: HandoffKey, offsets: object) -> None:
+        wanted = self.wanted[key]
+        for offset in offsets:
+            assert self.memory[wanted.block_ids[offset]] == (key, wanted.first_block + offset)
+
+    def unfence(self, key: HandoffKey, block_ids: tuple[int, ...]) -> None:
+        wanted = self.wanted[key]
+        assert wanted.is_fenced
+        assert block_ids == wanted.block_ids
+        wanted.is_fenced = False
+        may_land = [*self.p.flying.values(), *(write for _, write in self.ghosts)]
+        assert not {block for write in may_land for block in write.target_blocks} & {*block_ids}
+        assert not self.free & {*block_ids}
+        self.free |= {*block_ids}
+
+    def land(self, write: p_side.PostWrite) -> None:
+        for i, block in enumerate(write.target_blocks):
+            assert block not in self.free, "a write landed in a block that was given back"
+            self.memory[block] = (write.key, write.first_block + i)
+
+    # -- requests ------------------------------------------------------------------------
+
+    @rule(num_blocks=st.integers(0, 6), first_block=st.integers(0, 6), open_now=st.booleans())
+    def request(self, num_blocks: int, first_block: int, open_now: bool) -> None:
+        first_block = min(first_block, num_blocks)
+        missing = num_blocks - first_block
+        if len(self.free) < missing or sum(w.is_fenced for w in self.wanted.values()) > 5:
+            return
+        key = HandoffKey(f"r{self.num_requests}", 1)
+        self.num_requests += 1
+        blocks = tuple(sorted(self.free)[:missing])
+        self.free -= {*blocks}
+        self.wanted[key] = Wanted(self.p.name, first_block, blocks)
+        self.p.prompts[key] = Prompt(num_blocks)
+        if open_now:
+            self.open_prompt(key)
+        self.carry_out_at_d(self.receiver.offer(key, self.p.name, first_block, blocks, self.now))
+
+    def open_prompt(self, key: HandoffKey) -> None:
+        prompt = self.p.prompts[key]
+        prompt.is_open = True
+        deadline = self.now + GRANT_WAIT_S
+        self.carry_out_at_p(self.p.sender.open(key, prompt.num_blocks, self.now, deadline))
+
+    @rule(data=st.data())
+    def prompt_arrives_at_p(self, data: st.DataObject) -> None:
+        waiting = [key for key, prompt in self.p.prompts.items() if not prompt.is_open]
+        if waiting:
+            self.open_prompt(data.draw(st.sampled_from(waiting)))
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def chunk(self, data: st.DataObject, count: int) -> None:
+        computing = [key for key in self.p.prompts if self.p.sender.is_open(key)]
+        computing = [key for key in computing if self.p.prompts[key].is_open]
+        if computing:
+            self.compute(data.draw(st.sampled_from(computing)), count)
+
+    def compute(self, key: HandoffKey, count: int) -> None:
+        prompt = self.p.prompts[key]
+        upto = min(prompt.num_ready + count, prompt.num_blocks)
+        blocks = [source_block(key, index) for index in range(prompt.num_ready, upto)]
+        self.carry_out_at_p(self.p.sender.blocks_ready(key, prompt.num_ready, blocks, 0, self.now))
+        prompt.num_ready = upto
+        if upto == prompt.num_blocks and self.p.sender.is_open(key):
+            self.carry_out_at_p(self.p.sender.finish(key, self.now))
+
+    @rule(data=st.data(), error=st.sampled_from(["", "out of blocks"]))
+    def p_aborts(self, data: st.DataObject, error: str) -> None:
+        if self.p.prompts:
+            key = data.draw(st.sampled_from(sorted(self.p.prompts)))
+            self.carry_out_at_p(self.p.sender.abort(key, error))
+
+    @rule(data=st.data())
+    def d_aborts(self, data: st.DataObject) -> None:
+        live = [key for key, wanted in self.wanted.items() if not wanted.outcome]
+        live = [key for key in live if not self.wanted[key].is_aborted]
+        if live:
+            self.give_up(data.draw(st.sampled_from(live)))
+
+    def give_up(self, key: HandoffKey) -> None:
+        self.wanted[key].is_aborted = True
+        self.carry_out_at_d(self.receiver.abort(key))
+
+    @rule(ok=st.booleans())
+    def verify(self, ok: bool) -> None:
+        if self.to_verify:
+            self.carry_out_at_d(self.receiver.verified(self.to_verify.pop(), ok))
+
+    # -- the network ---------------------------------------------------------------------
+
+    @rule(data=st.data(), is_lost=st.sampled_from([False, False, False, True]))
+    def message_to_p(self, data: st.DataObject, is_lost: bool) -> None:
+        if self.p.inbox:
+            index = data.draw(st.integers(0, len(self.p.inbox) - 1))
+            message = self.p.inbox.pop(index)
+            if not is_lost:
+                self.receive_at_p(message)
+
+    def receive_at_p(self, message: KvGrant | KvRenew | AbortMessage) -> None:
+        match message:
+            case KvGrant():
+                self.carry_out_at_p(self.p.sender.grant(message, self.now))
+            case KvRenew():
+                self.carry_out_at_p(self.p.sender.renew(message, D_AGENT, self.now))
+            case AbortMessage(key):
+                self.carry_out_at_p(self.p.sender.abort(key, agent=D_AGENT))
+
+    @rule(data=st.data(), is_lost=st.sampled_from([False, False, False, True]))
+    def message_to_d(self, data: st.DataObject, is_lost: bool) -> None:
+        if self.d_inbox:
+            index = data.draw(st.integers(0, len(self.d_inbox) - 1))
+            _, message = self.d_inbox.pop(index)
+            if not is_lost:
+                self.receive_at_d(message)
+
+    @rule(data=st.data())
+    def message_to_d_twice(self, data: st.DataObject) -> None:
+        if self.d_inbox:
+            index = data.draw(st.integers(0, len(self.d_inbox) - 1))
+            self.receive_at_d(self.d_inbox[index][1])
+
+    @rule()
+    def network_catches_up(self) -> None:
+        while self.p.inbox:
+            self.receive_at_p(self.p.inbox.pop(0))
+        while self.d_inbox:
+            self.receive_at_d(self.d_inbox.pop(0)[1])
+
+    def receive_at_d(self, message: KvClosed | KvWritten) -> None:
+        if isinstance(message, KvClosed):
+            self.carry_out_at_d(self.receiver.closed(message, self.now))
+        else:
+            self.carry_out_at_d(self.receiver.written(message))
+
+    # -- the transport -------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def write_lands(self, data: st.DataObject) -> None:
+        if self.p.flying:
+            self.land_flying(data.draw(st.sampled_from(sorted(self.p.flying))))
+
+    def land_flying(self, write_id: int) -> None:
+        write = self.p.flying.pop(write_id)
+        self.p.landed[write_id] = write
+        self.land(write)
+        count = len(write.target_blocks)
+        digests = [digest(write.key, write.first_block + i) for i in range(count)]
+        note = write.notification(digests if self.checksum else ())
+        self.d_inbox.append((self.p.name, note))
+
+    @rule(data=st.data())
+    def write_completes(self, data: st.DataObject) -> None:
+        if self.p.landed:
+            write_id = data.draw(st.sampled_from(sorted(self.p.landed)))
+            del self.p.landed[write_id]
+            self.finish_write(write_id, None)
+
+    @rule(data=st.data())
+    def write_fails(self, data: st.DataObject) -> None:
+        if self.p.flying:
+            write_id = data.draw(st.sampled_from(sorted(self.p.flying)))
+            self.ghosts.append((self.now + LANDING_S, self.p.flying.pop(write_id)))
+            self.finish_write(write_id, "the transport failed")
+
+    @rule()
+    def decode_agent_is_dropped(self) -> None:
+        for write_id, write in sorted(self.p.flying.items()):
+            self.ghosts.append((self.now + LANDING_S, write))
+            del self.p.flying[write_id]
+            self.finish_write(write_id, "the peer was removed")
+        self.carry_out_at_p(self.p.sender.peer_lost(D_AGENT))
+
+    @rule(data=st.data())
+    def ghost_lands(self, data: st.DataObject) -> None:
+        if self.ghosts:
+            index = data.draw(st.integers(0, len(self.ghosts) - 1))
+            self.land(self.ghosts.pop(index)[1])
+
+    # -- time and death ------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 4.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.ghosts = [ghost for ghost in self.ghosts if ghost[0] > self.now]
+        self.carry_out_at_p(self.p.sender.sweep(self.now))
+        self.carry_out_at_d(self.receiver.sweep(self.now))
+
+    @precondition(lambda self: self.num_prefillers < 4)
+    @rule()
+    def prefiller_dies(self) -> None:
+        self.ghosts += [(self.now + LANDING_S, write) for write in self.p.flying.values()]
+        self.dead.append(self.p.name)
+        self.start_prefiller()
+
+    @rule()
+    def death_is_noticed(self) -> None:
+        while self.dead:
+            self.carry_out_at_d(self.receiver.agent_gone(self.dead.pop(), self.now))
+
+    @invariant()
+    def fences_are_consistent(self) -> None:
+        if not hasattr(self, "wanted"):
+            return
+        fenced = [block for w in self.wanted.values() if w.is_fenced for block in w.block_ids]
+        assert len(fenced) == len(set(fenced)) == self.receiver.num_fenced_blocks
+        assert self.free.isdisjoint(fenced)
+        assert len(self.free) + len(fenced) == NUM_BLOCKS
+
+    def teardown(self) -> None:
+        """With messages delivered and everybody's deadlines kept, everything ends."""
+        if not hasattr(self, "wanted"):
+            return
+        self.death_is_noticed()
+        for step in range(12):
+            for key, prompt in self.p.prompts.items():
+                if not prompt.is_open:
+                    self.open_prompt(key)
+                if self.p.sender.is_open(key):
+                    self.compute(key, prompt.num_blocks)
+            for write_id in sorted(self.p.flying):
+                self.land_flying(write_id)
+            while self.p.landed:
+                self.finish_write(self.p.landed.popitem()[0], None)
+            self.network_catches_up()
+            while self.to_verify:
+                self.verify(True)
+            if step == 6:  # the requests' deadlines
+                for key, wanted in self.wanted.items():
+                    if not wanted.outcome and not wanted.is_aborted:
+                        self.give_up(key)
+            self.time_passes(TTL_S / 3)
+        assert self.receiver.num_open == 0
+        assert self.receiver.num_fenced_blocks == 0
+        assert self.p.sender.num_open == 0
+        assert self.p.sender.num_outstanding == 0
+        assert self.free == set(range(NUM_BLOCKS))
+        assert all(wanted.outcome or wanted.is_aborted for wanted in self.wanted.values())
+        assert all(prompt.is_released for prompt in self.p.prompts.values())
+
+
+def source_block(key: HandoffKey, index: int) -> int:
+    """Where the prefill worker holds a prompt's block."""
+    return 1000 * int(key.request_id[1:]) + index
+
+
+def digest(key: HandoffKey, index: int) -> bytes:
+    """The digest of a prompt's block."""
+    return f"{key}:{index}".encode()
+
+
+TestHandoffPair = HandoffPair.TestCase
+TestHandoffPair.settings = settings(
+    max_examples=300, stateful_step_count=80, deadline=None, derandomize=True
+)

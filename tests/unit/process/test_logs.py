@@ -1,0 +1,74 @@
+"""Log lines for people and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from process.logs import setup_logs
+from process.trace_context import CURRENT_TRACE, TraceContext
+
+
+@pytest.fixture(autouse=True)
+def restored_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def written(level: str, format: str) -> list[str]:
+    stream = io.StringIO()
+    setup_logs("debug", "text", "other", io.StringIO())
+    setup_logs(level, format, "decode-1 100%", stream)
+    log = logging.getLogger("some.module")
+    log.debug("not %s", "shown")
+    log.info("hello %s", "wörld")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("failed")
+    return stream.getvalue().splitlines()
+
+
+def test_text() -> None:
+    lines = written("info", "text")
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
+    assert re.fullmatch(time + r" info    decode-1 100% hello wörld", lines[0])
+    assert re.fullmatch(time + r" error   decode-1 100% failed", lines[1])
+    assert lines[-1] == "ValueError: broken"
+
+
+def test_json() -> None:
+    lines = [json.loads(line) for line in written("info", "json")]
+    assert [line["message"] for line in lines] == ["hello wörld", "failed"]
+    assert lines[0] == {
+        "time": lines[0]["time"],
+        "level": "info",
+        "who": "decode-1 100%",
+        "logger": "some.module",
+        "message": "hello wörld",
+    }
+    assert "ValueError: broken" in lines[1]["error"]
+
+
+def test_level() -> None:
+    assert not any("hello" in line for line in written("warning", "text"))
+
+
+def test_a_clients_trace_is_named_while_it_is_current() -> None:
+    token = CURRENT_TRACE.set(TraceContext("a" * 32, "b" * 16, "c" * 16, "01"))
+    try:
+        text, lines = written("info", "text"), written("info", "json")
+    finally:
+        CURRENT_TRACE.reset(token)
+    assert text[0].endswith(f"hello wörld (trace {'a' * 32})")
+    assert json.loads(lines[0])["trace_id"] == "a" * 32
+    assert json.loads(lines[0])["span_id"] == "c" * 16

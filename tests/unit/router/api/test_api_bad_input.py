@@ -1,0 +1,264 @@
+"""Whatever a caller gets wrong is a 4xx in OpenAI's shape that names the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from router.api.openai.chat_request import ChatRequest
+from router.api.openai.completion_request import CompletionRequest
+from router.text.tokenizer import Tokenizer
+from tests.unit.router.api.bad_values import CHAT, COMPLETIONS, OWN, REQUIRED, SHARED, VALID
+from tests.unit.router.api_harness import MAX_BODY_BYTES, MAX_CONTEXT, MODEL
+
+CASES = [
+    (path, field, value)
+    for path, own in OWN.items()
+    for field, values in {**SHARED, **own}.items()
+    for value in values
+]
+
+
+def check_error(response, status: int, param: str | None) -> dict[str, object]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    found = error["param"]
+    assert (found or "").partition("[")[0].partition(".")[0] == (param or ""), error
+    if param is not None:
+        assert param in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(("path", "field", "value"), CASES)
+def test_a_bad_value_is_refused_by_name(api, path, field, value):
+    response = api.post(path, {**VALID[path], field: value})
+    check_error(response, 400, field)
+    assert api.generator.requests == []
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_every_field_is_in_the_table(path):
+    """So that a new field cannot go without bad values."""
+    schema = CompletionRequest if path == COMPLETIONS else ChatRequest
+    accepted_only_off = {"verbosity", "prompt_cache_key", "safety_identifier", "documents"}
+    assert schema.model_fields.keys() - accepted_only_off <= {**SHARED, **OWN[path]}.keys()
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_null_means_absent(api, path):
+    optional = {**SHARED, **OWN[path]}.keys() - set(REQUIRED[path])
+    assert api.post(path, {**VALID[path], **dict.fromkeys(optional)}).status_code == 200
+
+
+TEXT_PART = {"type": "text", "text": "Hi"}
+NULLS = {"mood": None, "text": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"} | NULLS]}),
+        (CHAT, {"messages": [{"role": "user", "content": [TEXT_PART | {"mood": None}]}]}),
+        (CHAT, {"response_format": {"type": "text", "json_schema": None}}),
+        (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True, **NULLS}}),
+    ],
+)
+def test_unknown_nulls_are_absent_wherever_they_are(api, path, fields):
+    """As clients have them that dump all that an answer may have."""
+    asked = {**VALID[path], **fields}
+    assert api.post(path, asked).status_code == 200
+    check_error(api.post(path, asked | {"mood": "good"}), 400, "mood")
+    check_error(api.post(path, asked | {"n": 0}), 400, "n")
+
+
+def test_a_null_that_says_something_stays(api):
+    """What is dropped is what no schema of ours knows."""
+    schema = {"enum": [None], "default": None}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert api.chat(response_format=wanted, mood=None).status_code == 200
+    [request] = api.generator.requests
+    assert '"default": null' in request.sampling.grammar
+
+
+def test_a_number_beside_an_unknown_null_may_have_any_number_of_digits(api):
+    body = b'{"model": "tiny", "prompt": "x", "mood": null, "seed": ' + b"9" * 5000 + b"}"
+    headers = {"content-type": "application/json"}
+    assert api.http.post(COMPLETIONS, content=body, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"tools": [], "tool_choice": "none", "functions": [], "function_call": "none"}),
+        (CHAT, {"modalities": ["text"], "store": False, "service_tier": "auto", "metadata": {}}),
+        (CHAT, {"response_format": {"type": "text"}, "continue_final_message": False}),
+        (COMPLETIONS, {"suffix": "", "best_of": 1, "response_format": {"type": "text"}}),
+        (COMPLETIONS, {"best_of": 2, "n": 2}),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 5}),
+    ],
+)
+def test_values_that_ask_for_nothing_more_are_accepted(api, path, fields):
+    response = api.post(path, {**VALID[path], **fields})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, fields in REQUIRED.items() for field in fields]
+)
+def test_a_missing_field_is_named(api, path, field):
+    body = {key: value for key, value in VALID[path].items() if key != field}
+    check_error(api.post(path, body), 400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of"),
+        (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 65}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "best_of": 65}, "prompt"),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        (CHAT, {"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens"),
+        (CHAT, {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        (COMPLETIONS, {"stream": False, "stream_options": {}}, "stream_options"),
+        (CHAT, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ],
+)
+def test_fields_that_do_not_go_together(api, path, fields, param):
+    check_error(api.post(path, {**VALID[path], **fields}), 400, param)
+
+
+def test_why_a_template_is_refused_and_what_to_do_instead(api):
+    error = check_error(api.post(CHAT, {**VALID[CHAT], "chat_template": "x"}), 400, "chat_template")
+    assert "a template is a program" in error["message"]
+    assert "/v1/completions" in error["message"]
+
+
+def test_nested_fields_are_named_in_full(api):
+    part = {"type": "text", "text": 1}
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [part]}]
+    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    assert error["param"] == "messages[1].content[0].text"
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("body", ["[]", "1", '"x"', "null", "true"])
+def test_a_body_must_be_an_object(api, path, body):
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert "object" in str(check_error(response, 400, None)["message"])
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{nope}",
+        b"\xff\xfe",
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"temperature": Nope}',
+        b"[" * 50_000,
+        b'{"model": "tiny"} trailing',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_a_body_must_be_json(api, path, body):
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "frequency_penalty", "repetition_penalty"]
+)
+def test_numbers_must_be_finite(api, path, number, field):
+    body = json.dumps(VALID[path])[:-1] + f', "{field}": {number}}}'
+    response = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    check_error(response, 400, field)
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_the_content_type_must_be_json(api, path):
+    body = json.dumps(VALID[path])
+    wrong = api.http.post(path, content=body, headers={"content-type": "text/plain"})
+    check_error(wrong, 415, None)
+    with_charset = {"content-type": "Application/JSON; charset=utf-8"}
+    assert api.http.post(path, content=body, headers=with_charset).status_code == 200
+    assert api.http.post(path, content=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_body_that_is_too_large_is_refused(api, path):
+    body = {**VALID[path], "user": "x" * MAX_BODY_BYTES}
+    error = check_error(api.post(path, body), 413, None)
+    assert str(MAX_BODY_BYTES) in str(error["message"])
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_another_model_is_not_found(api, path):
+    error = check_error(api.post(path, {**VALID[path], "model": "gpt-x"}), 404, "model")
+    assert error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "status"),
+    [
+        (MAX_CONTEXT - 16, {}, 200),
+        (MAX_CONTEXT - 1, {}, 200),
+        (MAX_CONTEXT, {}, 413),
+        (MAX_CONTEXT + 5, {}, 413),
+        (MAX_CONTEXT - 5, {"max_tokens": 5}, 200),
+        (MAX_CONTEXT - 5, {"max_tokens": 6}, 413),
+        (MAX_CONTEXT, {"max_tokens": 0, "echo": True}, 200),
+    ],
+)
+def test_prompt_and_output_must_fit_the_context(api, length, fields, status):
+    response = api.complete(prompt=[65] * length, **fields)
+    if status == 200:
+        assert response.status_code == 200, response.text
+        return
+    error = check_error(response, 413, None if not response.json()["error"]["param"] else "prompt")
+    assert error["code"] == "context_length_exceeded"
+    assert str(MAX_CONTEXT) in str(error["message"])
+    assert str(length) in str(error["message"])
+
+
+def test_a_conversation_that_is_too_long(api):
+    error = api.chat("x" * 500).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def user_says(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_encoded(api, monkeypatch, path):
+    text = "word " * 10_000
+    question = {"prompt": text} if path == COMPLETIONS else {"messages": [user_says(text)]}
+    kept = api.post(path, {**VALID[path], **question, "truncate_prompt_tokens": 5}).json()
+    assert kept["usage"]["prompt_tokens"] == 5
+
+    def encode(self: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        raise AssertionError(f"{len(text)} characters are encoded")
+
+    monkeypatch.setattr(Tokenizer, "_by_tokenizer", encode)
+    error = check_error(api.post(path, {**VALID[path], **question}), 413, next(iter(question)))
+    assert error["code"] == "context_length_exceeded"
+    assert f"context is {MAX_CONTEXT} tokens" in str(error["message"])
+
+
+def test_the_template_s_own_message_is_passed_on(api):
+    messages = [{"role": "tool", "content": "Hi"}]
+    error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
+    assert "a tool message needs tool_call_id" in str(error["message"])

@@ -1,0 +1,157 @@
+"""Everything of the API that generates nothing: models, health, metrics, paths, ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from process.version import baton_version
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL
+
+
+def test_models(api):
+    entry = {
+        "id": MODEL,
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "baton",
+        "max_model_len": MAX_CONTEXT,
+    }
+    assert api.http.get("/v1/models").json() == {"object": "list", "data": [entry]}
+    assert api.http.get(f"/v1/models/{MODEL}").json() == entry
+    missing = api.http.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
+def test_health_follows_readiness(api, path):
+    assert api.http.get(path).status_code == 200
+    api.unready_reason = "no decode worker is ready"
+    response = api.http.get(path)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["error"]["message"] == "no decode worker is ready"
+
+
+def test_alive_and_version_whether_ready_or_not(api):
+    api.unready_reason = "no decode worker is ready"
+    assert api.http.get("/live").json() == {"status": "ok"}
+    assert api.http.get("/version").json() == {"version": baton_version()}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank"])
+def test_what_needs_another_kind_of_model_says_so(api, path):
+    error = api.post(path, {"model": MODEL, "input": "x"}).json()["error"]
+    assert error["message"] == f"'{MODEL}' only generates text, so this is not served: POST {path}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("PUT", "/health", 405, "method_not_allowed"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+    ],
+)
+def test_other_paths_and_methods(api, method, path, status, code):
+    response = api.http.request(method, path)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == (code, "invalid_request_error")
+    assert code == "model_not_found" or path in error["message"]
+    assert ("allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_ids_are_unique_and_say_what_was_asked(api, path):
+    prefix = "cmpl-" if path == "/v1/completions" else "chatcmpl-"
+    ask = api.complete if path == "/v1/completions" else api.chat
+    first, second = ask(n=2), ask()
+    assert first.json()["id"] != second.json()["id"]
+    assert first.json()["id"] == first.headers["x-request-id"]
+    assert first.json()["id"].startswith(prefix)
+    ids = [request.request_id for request in api.generator.requests]
+    assert ids == [f"{first.json()['id']}-0", f"{first.json()['id']}-1", f"{second.json()['id']}-0"]
+
+
+@pytest.mark.parametrize(
+    ("client_id", "is_kept"),
+    [
+        (b"trace-42", True),
+        (b"a b", True),
+        (b"x" * 128, True),
+        (b"x" * 129, False),
+        (b"", False),
+        (b"caf\xe9", False),
+        (b"a\tb", False),
+    ],
+)
+def test_the_client_s_own_request_id_is_repeated_if_sane(api, client_id, is_kept):
+    headers = {b"x-request-id": client_id}
+    body = {"model": MODEL, "prompt": "Hi"}
+    response = api.http.post("/v1/completions", json=body, headers=headers)
+    own = response.json()["id"]
+    assert response.headers["x-request-id"] == (client_id.decode() if is_kept else own)
+    assert response.headers["x-baton-request-id"] == own
+
+
+def test_errors_carry_an_id_too(api):
+    response = api.complete(temperature=9)
+    assert response.headers["x-request-id"].startswith("cmpl-")
+    assert api.http.get("/nowhere").headers["x-request-id"].startswith("req-")
+
+
+def test_metrics_count_what_happened(api):
+    endpoint = "/v1/completions"
+    names = {
+        "ok": ("baton_http_requests_total", {"endpoint": endpoint, "status": "200"}),
+        "refused": ("baton_http_requests_total", {"endpoint": endpoint, "status": "400"}),
+        "prompt": ("baton_prompt_tokens_total", {}),
+        "cached": ("baton_cached_prompt_tokens_total", {}),
+        "output": ("baton_output_tokens_total", {}),
+        "first": ("baton_time_to_first_token_seconds_count", {}),
+        "between": ("baton_inter_token_seconds_count", {}),
+        "duration": ("baton_http_request_seconds_count", {"endpoint": endpoint}),
+    }
+    before = {key: api.metric(name, **labels) for key, (name, labels) in names.items()}
+    api.says("one two")
+    usage = api.complete(n=2, max_tokens=50).json()["usage"]
+    api.complete(n=0)
+    api.settle(lambda: api.metric("baton_http_requests_in_flight", endpoint=endpoint) == 0)
+    grown = {key: api.metric(name, **labels) - before[key] for key, (name, labels) in names.items()}
+    assert grown == {
+        "ok": 1,
+        "refused": 1,
+        "prompt": usage["prompt_tokens"],
+        "cached": 4,
+        "output": usage["completion_tokens"],
+        "first": 2,
+        "between": usage["completion_tokens"] - 2,
+        "duration": 2,
+    }
+
+
+def test_metrics_are_readable_by_prometheus(api):
+    response = api.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "# TYPE baton_time_to_first_token_seconds histogram" in response.text
+
+
+def test_paths_that_nobody_serves_do_not_become_labels(api):
+    api.http.get("/nowhere/in/particular")
+    assert "particular" not in api.http.get("/metrics").text
+
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_client_s_trace_goes_on(api):
+    answer = api.http.get("/v1/models", headers={"traceparent": TRACEPARENT})
+    ours = answer.headers["traceparent"]
+    assert ours[:36] == TRACEPARENT[:36]
+    assert ours[36:52] != TRACEPARENT[36:52]
+    for header in ({}, {"traceparent": "00-nonsense"}):
+        assert "traceparent" not in api.http.get("/v1/models", headers=header).headers

@@ -1,0 +1,129 @@
+"""A ZeroMQ socket on the event loop: nothing lost, in order, whoever noticed that it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import zmq
+
+from router.fleet.frame_socket import MAX_AT_ONCE, FrameSocket
+from tests.unit.router.router_harness import until
+
+
+@dataclass
+class Pair:
+    """A served socket, and its peer."""
+
+    near: zmq.Socket[bytes]
+    far: zmq.Socket[bytes]
+    taken: list[bytes] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+    def serve(self, max_queued: int = 1000) -> FrameSocket:
+        return FrameSocket(self.near, self.take, self.errors.append, max_queued)
+
+    def take(self, frames: list[bytes]) -> None:
+        if frames == [b"bad"]:
+            raise ValueError("bad")
+        self.taken += frames
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    context = zmq.Context()
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    far.setsockopt(zmq.RCVTIMEO, 20_000)
+    far.bind("inproc://pair")
+    near.connect("inproc://pair")
+    yield Pair(near, far)
+    context.destroy(linger=0)
+
+
+async def test_what_came_before_is_taken(pair: Pair) -> None:
+    pair.far.send(b"early")
+    served = pair.serve()
+    await until(lambda: bool(pair.taken))
+    assert (pair.taken, pair.errors) == ([b"early"], [])
+    served.close()
+
+
+async def test_messages_come_and_go_in_order_while_both_talk(pair: Pair) -> None:
+    served = pair.serve()
+    wanted = []
+    for number in range(5 * MAX_AT_ONCE):
+        frame = b"%d" % number
+        wanted.append(frame)
+        pair.far.send(frame)
+        assert served.send(frame)
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: pair.taken == wanted)
+    assert [pair.far.recv() for _ in wanted] == wanted
+    assert not pair.errors
+    served.close()
+
+
+async def test_one_turn_s_messages_leave_in_the_next(pair: Pair) -> None:
+    served = pair.serve()
+    await asyncio.sleep(0)
+    served.send(b"1")
+    served.send(b"2")
+    assert pair.far.poll(0) == 0
+    await asyncio.sleep(0)
+    assert [pair.far.recv(), pair.far.recv()] == [b"1", b"2"]
+    served.close()
+
+
+async def test_what_was_sent_leaves_before_the_socket_closes(pair: Pair) -> None:
+    served = pair.serve()
+    served.send(b"last words")
+    served.close(linger_ms=1000)
+    assert pair.far.recv() == b"last words"
+    served.close()
+
+
+async def test_a_queue_that_is_full_refuses_and_drains_later() -> None:
+    context = zmq.Context()
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.setsockopt(zmq.SNDHWM, 2)
+    far.setsockopt(zmq.RCVHWM, 2)
+    far.bind("inproc://pair")
+    near.connect("inproc://pair")
+    pair = Pair(near, far)
+    served = pair.serve(max_queued=10)
+    sent = 0
+    while served.send(b"%d" % sent):
+        sent += 1
+        await asyncio.sleep(0)
+    assert sent >= 10
+    received: list[bytes] = []
+
+    def drained() -> bool:
+        while far.poll(0):
+            received.append(far.recv())
+        return len(received) == sent
+
+    await until(drained)
+    assert received == [b"%d" % number for number in range(sent)]
+    served.close()
+    context.destroy(linger=0)
+
+
+async def test_what_a_message_fails_with_is_told(pair: Pair) -> None:
+    served = pair.serve()
+    pair.far.send(b"bad")
+    await until(lambda: bool(pair.errors))
+    assert isinstance(pair.errors[0], ValueError)
+    served.close()
+
+
+async def test_all_that_came_can_be_taken_at_once(pair: Pair) -> None:
+    served = pair.serve()
+    for number in range(3 * MAX_AT_ONCE):
+        pair.far.send(b"%d" % number)
+    served.take_all()
+    assert len(pair.taken) == 3 * MAX_AT_ONCE
+    served.close()

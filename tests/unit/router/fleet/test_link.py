@@ -1,0 +1,240 @@
+"""One worker's connection: hello, refusals, garbage, silence, breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from process.sockets.control import NO_HELLO
+from protocol.events import CacheEvents
+from protocol.messages import (
+    AttemptFailed,
+    CacheDumpRequest,
+    ControlMessage,
+    Hello,
+    HelloRefused,
+    Ping,
+    Pong,
+    Role,
+)
+from protocol.wire import encode
+from router.fleet.worker import Loss, Worker
+from tests.unit.router.fake_worker import WAIT_S
+from tests.unit.router.router_harness import Harness, until
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness()
+    yield made
+    await made.close()
+
+
+async def test_hello_comes_first_and_names_the_model_only(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    hello = await worker.received.next(Hello)
+    assert (hello.role, hello.model_fingerprint) == (Role.ROUTER, "weights")
+    assert hello.layout_fingerprint == ""
+    await worker.received.next(CacheDumpRequest)
+    first = await worker.received.next(Ping)
+    second = await worker.received.next(Ping)
+    assert second.nonce == first.nonce + 1
+
+
+async def test_a_refusal_is_logged_once_with_both_values_and_is_final(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = harness.make("d1")
+    worker.refusal = HelloRefused(what="model fingerprint", ours="bbb", theirs="aaa")
+    harness.workers["d1"] = worker
+    with caplog.at_level(logging.ERROR):
+        harness.refresh()
+        link = harness.fleet.worker("d1").link
+        await until(lambda: link.is_closed)
+        harness.refresh()
+    assert link.refused == worker.refusal
+    assert not harness.is_usable("d1")
+    assert not link.send(Ping(nonce=1))
+    (record,) = caplog.records
+    assert "model fingerprint is aaa here and bbb there" in record.getMessage()
+    assert worker.received.count(Hello) == 1
+
+
+async def test_another_worker_at_the_same_address_is_not_taken(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = harness.make("d1")
+    registered = harness.make("d1", control=worker.info.control, incarnation="older")
+    harness.workers["d1"] = registered
+    harness.refresh()
+    link = harness.fleet.worker("d1").link
+    await until(lambda: link.is_closed)
+    assert not link.is_ready
+    assert "d1/older here and d1/d1-1 there" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b"\xc1garbage"], "undecodable"),
+        ([b""], "undecodable"),
+        ([encode(Ping(nonce=1)), b"more"], "frame_count"),
+        ([encode(Hello(sender="x", role=Role.DECODE, protocol_version=1,
+                       model_fingerprint="", layout_fingerprint=""))], "unexpected"),
+    ],
+)  # fmt: skip
+async def test_frames_that_cannot_be_taken_are_counted(harness: Harness, frames, reason) -> None:
+    (worker,) = await harness.join("d1")
+    worker.send_frames(*frames)
+    await until(lambda: harness.metric("refused_frames_total", reason=reason) == 1)
+    assert harness.is_usable("d1")
+
+
+async def test_garbage_among_events_is_counted(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    await worker.subscribed()
+    worker.events.send(b"garbage", zmq.DONTWAIT)
+    worker.publish(
+        CacheEvents(worker_id="d1", incarnation="d1-0", seq=1, stored=[b"x"], removed=[])
+    )
+    await until(lambda: harness.metric("refused_frames_total", reason="foreign") == 1)
+    assert harness.metric("refused_frames_total", reason="undecodable") == 1
+    assert harness.index.num_blocks("d1") == 0
+
+
+async def test_before_hello_is_accepted_nothing_is_taken(harness: Harness) -> None:
+    worker = harness.make("d1")
+    worker.refusal = Pong(nonce=0)
+    harness.workers["d1"] = worker
+    harness.refresh()
+    await until(lambda: harness.metric("refused_frames_total", reason="no_hello") == 1)
+    assert not harness.is_usable("d1")
+
+
+async def test_a_silent_worker_is_not_responsive_but_ready(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    worker.answers_pings = False
+    link = harness.fleet.worker("d1").link
+    assert link.is_responsive(time.monotonic())
+    assert not link.is_responsive(time.monotonic() + harness.settings.silence_s + 1)
+    assert link.is_ready
+
+
+async def test_an_answer_is_waited_for_as_long_as_one_can_come(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    link = harness.fleet.worker("d1").link
+    await asyncio.wait_for(link.hear(link.ping(), 60), WAIT_S)
+    worker.answers_pings = False
+    asked = link.ping()
+    await link.hear(asked, 0.01)
+    assert not link.has_answered(asked)
+    waiting = asyncio.create_task(link.hear(asked, 60))
+    await asyncio.sleep(0)
+    await harness.kill("d1")
+    await asyncio.wait_for(waiting, WAIT_S)
+    assert not link.has_answered(asked)
+
+
+async def test_a_worker_that_forgot_us_is_greeted_anew(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    first = await worker.received.next(Hello)
+    await worker.received.next(CacheDumpRequest)
+    worker.send(NO_HELLO)
+    assert await worker.received.next(Hello) == first
+    await worker.received.next(CacheDumpRequest)
+    await until(lambda: harness.is_usable("d1"))
+    assert harness.metric("refused_frames_total", reason="no_hello") == 0
+
+
+async def test_a_worker_that_listens_late_is_reached(harness: Harness) -> None:
+    """Its registration may be read before its socket accepts."""
+    control, events = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    late = harness.make("d1", control=control, events=events)
+    harness.workers["d1"] = late
+    harness.refresh()
+    link = harness.fleet.worker("d1").link
+    await until(lambda: link._control is not None)
+    late.control.bind(control)
+    late.events.bind(events)
+    await until(lambda: harness.is_usable("d1"))
+    await late.subscribed()
+    assert harness.fleet.worker("d1").link is link
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def test_the_last_words_of_a_worker_that_ends_are_heard(harness: Harness) -> None:
+    """They come before the news that the connection broke, however busy the router is."""
+    (worker,) = await harness.join("d1")
+    heard: list[str] = []
+    harness.fleet.listen(Eavesdropper(heard))
+    words = [AttemptFailed(request_id="r", attempt=i, worker_id="d1", reason="", retryable=True)
+             for i in range(300)]  # fmt: skip
+    for each in words:
+        worker.send(each)
+    worker.control.close(linger=1000)
+    await until(lambda: not harness.is_usable("d1"))
+    assert heard == [*map(str, range(300)), "lost"]
+
+
+class Eavesdropper:
+    """Notes what a fleet tells about requests."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        assert isinstance(message, AttemptFailed)
+        self._heard.append(str(message.attempt))
+
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+        self._heard.append("lost")
+
+    def on_fleet(self) -> None:
+        pass
+
+
+async def test_a_worker_that_is_far_ahead_leaves_others_their_turns(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    listener = TurnCounter()
+    harness.fleet.listen(listener)
+    counting = asyncio.create_task(listener.count_turns())
+    word = AttemptFailed(request_id="r", attempt=1, worker_id="d1", reason="", retryable=True)
+    for _ in range(3000):
+        worker.send(word)
+    await until(lambda: listener.taken.total() == 3000)
+    counting.cancel()
+    assert max(listener.taken.values()) < 1000
+
+
+class TurnCounter:
+    """Notes how many messages are taken in each turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[int] = Counter()
+        self._turn = 0
+
+    async def count_turns(self) -> None:
+        while True:
+            self._turn += 1
+            await asyncio.sleep(0)
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        self.taken[self._turn] += 1
+
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+        pass
+
+    def on_fleet(self) -> None:
+        pass

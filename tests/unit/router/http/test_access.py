@@ -1,0 +1,159 @@
+"""Which key opens which path, for every combination of keys that an operator may set."""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.responses import PlainTextResponse
+
+from router.http.access import (
+    AccessRules,
+    Door,
+    KeyCheck,
+    access_rules,
+    is_local,
+    warn_of_open_doors,
+)
+from router.http.api_keys import KeyRing, hash_key
+from router.settings import RouterSettings
+
+API, ADMIN, SUPERVISOR = (f"baton-{letter * 43}" for letter in "abc")  # names of tests
+PATHS = (
+    "/v1/completions", "/v1/models", "/tokenize", "/fleet", "/requests/r/trace", "/later",
+    "/metrics", "/docs",
+)  # fmt: skip
+PROBES = {"/health", "/ready", "/live", "/ping", "/version"}
+
+
+def ring(*keys: str) -> KeyRing:
+    return KeyRing(hash_key(each) for each in keys)
+
+
+def guarded(**rules) -> tuple[httpx.AsyncClient, CollectorRegistry]:
+    registry = CollectorRegistry()
+    app = KeyCheck(PlainTextResponse("inside"), AccessRules(**rules), registry)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test"), registry
+
+
+async def opened(client: httpx.AsyncClient, key: str | None) -> set[str]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    answers = {path: await client.get(path, headers=headers) for path in (*PATHS, *PROBES)}
+    assert {answer.status_code for answer in answers.values()} <= {200, 401}
+    return {path for path, answer in answers.items() if answer.status_code == 200}
+
+
+EVERYTHING = {*PATHS, *PROBES}
+OPEN = {"/docs", *PROBES}
+V1 = {"/v1/completions", "/v1/models", "/tokenize"}
+OPERATORS = EVERYTHING - V1
+
+
+@pytest.mark.parametrize(
+    ("rings", "key", "expected"),
+    [
+        ({}, None, EVERYTHING),
+        ({"supervisor": ring(SUPERVISOR)}, None, EVERYTHING),
+        ({"api": ring(API)}, None, OPEN),
+        ({"api": ring(API)}, API, OPEN | V1),
+        ({"api": ring(API), "supervisor": ring(SUPERVISOR)}, SUPERVISOR, OPERATORS),
+        ({"api": ring(API), "admin": ring(ADMIN)}, API, OPEN | V1),
+        ({"api": ring(API), "admin": ring(ADMIN)}, ADMIN, OPERATORS),
+        ({"api": ring(API), "admin": ring(ADMIN)}, "wrong" * 5, OPEN),
+        ({"admin": ring(ADMIN)}, None, OPEN | V1),
+        ({"admin": ring(ADMIN)}, ADMIN, EVERYTHING),
+        ({"api": ring(API), "health": Door.API}, None, {"/docs"}),
+        ({"api": ring(API), "health": Door.API}, API, OPEN | V1),
+        ({"api": ring(API), "metrics": Door.OPEN}, None, OPEN | {"/metrics"}),
+        ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, {"/docs"} | V1),
+    ],
+)
+async def test_doors(rings, key: str | None, expected: set[str]) -> None:
+    client, _ = guarded(**rings)
+    async with client:
+        assert await opened(client, key) == expected
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("Authorization", API)],
+        [("Authorization", f"Basic {API}")],
+        [("Authorization", "Bearer")],
+        [("Authorization", "Bearer ")],
+        [("Authorization", f"Bearer {API} {API}")],
+        [("Authorization", f"Bearer {API}"), ("Authorization", "Bearer x")],
+        [("api-key", API)],
+        [("x-api-key", API), ("x-api-key", API)],
+        [("x-api-key", f"Bearer {API}")],
+    ],
+)
+async def test_a_refusal_has_openais_shape_and_is_counted(headers) -> None:
+    client, registry = guarded(api=ring(API))
+    async with client:
+        answer = await client.post("/v1/completions", headers=headers, json={})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert API not in answer.text
+    assert registry.get_sample_value("baton_http_unauthorized_total", {"door": "api"}) == 1
+
+
+async def test_the_scheme_is_not_case_sensitive() -> None:
+    client, _ = guarded(api=ring(API))
+    async with client:
+        headers = {"Authorization": f"bearer  {API}"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_anthropics_header_opens_as_well() -> None:
+    client, _ = guarded(api=ring(API))
+    async with client:
+        for others in ({}, {"Authorization": "Bearer none"}):
+            headers = {"x-api-key": API, **others}
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_a_missing_admin_key_says_how_to_set_one() -> None:
+    client, _ = guarded(api=ring(API))
+    async with client:
+        answer = await client.get("/fleet", headers={"Authorization": f"Bearer {API}"})
+    assert "BATON_ADMIN_KEYS" in answer.json()["error"]["message"]
+
+
+def settings(**values) -> RouterSettings:
+    known = {"model": "m", "redis_url": "redis://x", "cluster_secret": "s" * 16}
+    return RouterSettings(**(known | values))
+
+
+def test_rules_come_from_the_settings() -> None:
+    rules = access_rules(settings(api_keys=(API,), admin_keys=(ADMIN,), supervisor_key=SUPERVISOR))
+    assert rules.admits(Door.API, API)
+    assert not rules.admits(Door.API, ADMIN)
+    assert rules.admits(Door.ADMIN, ADMIN)
+    assert rules.admits(Door.ADMIN, SUPERVISOR)
+    assert API not in repr(settings(api_keys=(API,)))
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [
+        ("127.0.0.1", (), False),
+        ("::1", (), False),
+        ("localhost", (), False),
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("10.0.0.1", (), True),
+        ("example.org", (), True),
+        ("0.0.0.0", (API,), False),
+    ],
+)
+def test_an_open_door_to_strangers_is_told(host, keys, warns, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_of_open_doors(settings(host=host, api_keys=keys))
+    assert bool(caplog.records) is warns
+    assert is_local(host) is (host in ("127.0.0.1", "::1", "localhost"))

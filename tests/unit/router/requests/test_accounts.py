@@ -1,0 +1,150 @@
+"""What is known of a generation: its trace, the load it is, what waits for its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from protocol.hashing import block_hashes, chain_root
+from protocol.messages import (
+    FinishReason,
+    Generate,
+    Prefill,
+    PrefillDone,
+    SequenceTokens,
+    StepTokens,
+)
+from protocol.traces import ChunkSpan, DecodeTrace
+from router.fleet.cache_index import PrefixMatch
+from router.requests.generation import TokenDelta
+from tests.unit.router.fake_worker import prefill_trace
+from tests.unit.router.router_harness import (
+    WHOLE,
+    Consumer,
+    Harness,
+    request,
+    stats_of,
+    until,
+)
+
+
+async def test_the_trace_tells_where_time_went(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request(request_id="chat-0"))
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    chunks = (ChunkSpan(3000, 5000, 50), ChunkSpan(5000, 9000, 50))
+    prefill.first_token(leg, 1000, chunks=chunks)
+    await consumer.received(1)
+    trace = DecodeTrace(worker_id="d1", received_us=1000, first_step_us=12_500, finished_us=20_000)
+    decode.tokens(generate, 1, WHOLE[1:], finish=FinishReason.STOP, trace=trace)
+    await consumer.end()
+    done = prefill_trace("p1", chunks=chunks, transport="shm", blocks_moved=25, bytes_moved=4096)
+    prefill.send(PrefillDone(request_id="chat-0", attempt=leg.attempt, trace=done))
+    await until(lambda: harness.metric("blocks_moved_total") == 25)
+
+    found = harness.traces.get("chat")
+    assert found is not None
+    shown = found.as_json()
+    assert shown["request_id"] == "chat-0"
+    assert shown["outcome"] == "finished"
+    assert shown["placement"]["mode"] == "remote"
+    assert (shown["placement"]["decode"], shown["placement"]["prefill"]) == ("d1", "p1")
+    assert shown["queue_ms"] == 2.0
+    assert shown["prefill_ms"] == 6.0
+    assert shown["handoff_ms"] == 3.5
+    assert (shown["num_chunks"], shown["blocks_moved"], shown["transport"]) == (2, 25, "shm")
+    assert shown["num_output_tokens"] == 6
+    assert shown["ttft_ms"] == (shown["first_token_us"] - shown["received_us"]) / 1000
+    assert harness.registry.get_sample_value("baton_handoff_seconds_count") == 1
+
+
+async def test_a_worker_is_charged_with_a_request_until_it_sends_tokens(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    known = [harness.fleet.worker(each) for each in ("d1", "p1")]
+    assert [each.num_reservations for each in known] == [1, 1]
+    prefill.first_token(leg, 1000)
+    await consumer.received(1)
+    assert [each.num_reservations for each in known] == [1, 0]
+    decode.tokens(generate, 1, [1001])
+    await consumer.received(2)
+    assert [each.num_reservations for each in known] == [0, 0]
+    decode.tokens(generate, 2, WHOLE[2:], finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
+async def test_a_prompt_is_expected_in_the_caches_that_it_goes_to(harness: Harness) -> None:
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    blocks = block_hashes(chain_root("weights"), list(range(100)), 4)
+    assert harness.index.match("d1", blocks, time.monotonic()) == PrefixMatch(0, 25)
+    decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
+async def test_a_sent_request_counts_as_load_until_stats_must_include_it(
+    harness: Harness,
+) -> None:
+    (decode,) = await harness.join("d1")
+    await decode.subscribed()
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    worker = harness.fleet.worker("d1")
+    assert worker is not None
+    assert worker.num_reservations == 1
+    for _ in range(2):
+        assert worker.num_reservations == 1
+        seen = worker.stats
+        decode.publish(stats_of(decode))
+        await until(lambda seen=seen: worker.stats is not seen)
+    assert worker.num_reservations == 0
+    decode.tokens(leg, 0, [1], finish=FinishReason.STOP)
+    await consumer.end()
+
+
+async def test_what_waited_for_a_slow_client_comes_before_what_is_new(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await worker.received.next(Generate)
+    consumer.fill()
+    for index in range(3):
+        worker.tokens(leg, index, [index])
+    await until(lambda: harness.traces.get("r").num_output_tokens == 3)
+    assert consumer.tokens == []
+    consumer.make_room()
+    worker.tokens(leg, 3, [3], finish=FinishReason.STOP)
+    assert await consumer.end() == [0, 1, 2, 3]
+
+
+async def test_what_waits_for_a_slow_client_is_not_overtaken(harness: Harness) -> None:
+    """Its client has room for one delta at a time, and for the next just when something comes."""
+    (worker,) = await harness.join("d1")
+    consumer = OneAtATime(harness.dispatcher, request())
+    leg = await worker.received.next(Generate)
+    consumer.fill()
+    for index in range(3):
+        worker.tokens(leg, index, [index])
+    await until(lambda: harness.traces.get("r").num_output_tokens == 3)
+    consumer.make_room()
+    await consumer.received(1)
+    consumer.make_room()
+    last = SequenceTokens(
+        request_id="r", attempt=1, index=3, token_ids=[3], finish=FinishReason.STOP
+    )
+    harness.dispatcher.on_message(harness.fleet.worker("d1"), StepTokens(sequences=[last]))
+    while not consumer.task.done():
+        consumer.make_room()
+        await asyncio.sleep(0)
+    assert await consumer.end() == [0, 1, 2, 3]
+
+
+class OneAtATime(Consumer):
+    """Full with every delta, until there is room again."""
+
+    def take(self, delta: TokenDelta) -> bool:
+        self.fill()
+        return super().take(delta)

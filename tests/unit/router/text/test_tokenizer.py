@@ -1,0 +1,145 @@
+"""Loading a checkpoint's tokenizer files, and encoding as they say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from protocol.errors import ModelLoadError
+from router.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that a test may change."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "model"))
+
+
+@pytest.fixture
+def load(folder: Path) -> Iterator[Callable[..., Tokenizer]]:
+    """Loads `folder` with changes to its tokenizer_config.json."""
+    loaded: list[Tokenizer] = []
+
+    def load_with(**changes: object) -> Tokenizer:
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+        loaded.append(Tokenizer(folder))
+        return loaded[-1]
+
+    yield load_with
+    for each in loaded:
+        each.close()
+
+
+def add_bos_by_processor(folder: Path) -> None:
+    tokenizer = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", 0)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+async def test_text_goes_there_and_back(tokenizer):
+    text = "Hello wörld 你好 <|end|>"
+    ids = await tokenizer.encode_async(text, add_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == text.removesuffix("<|end|>")
+
+
+def test_special_tokens_are_known(tokenizer):
+    assert tokenizer.special_tokens == {"eos_token": "<|end|>"}
+    assert tokenizer.special_ids == {0, 1}
+    assert tokenizer.eos_id == 1
+    assert tokenizer.token_bytes(1) == b"<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("by_processor", "add_bos", "starts_with_bos"),
+    [
+        (True, None, True),
+        (False, None, False),
+        (True, False, False),
+        (False, True, True),
+        (True, True, True),
+        (False, False, False),
+    ],
+)
+def test_the_settings_decide_over_the_first_token(
+    folder, load, by_processor, add_bos, starts_with_bos
+):
+    if by_processor:
+        add_bos_by_processor(folder)
+    changes = {} if add_bos is None else {"add_bos_token": add_bos}
+    tokenizer = load(bos_token={"content": "<|start|>"}, **changes)
+    plain = tokenizer.encode("Hello", add_special_tokens=False)
+    bos = [0] if starts_with_bos else []
+    assert tokenizer.encode("Hello", add_special_tokens=True) == bos + plain
+
+
+def test_tokens_named_by_the_config_alone_are_added(load, tokenizer):
+    entry = {"content": "<|call|>", "special": True, "lstrip": False, "rstrip": False}
+    entry |= {"single_word": False, "normalized": False}
+    next_id = tokenizer.vocab_size
+    extended = load(added_tokens_decoder={str(next_id): entry})
+    assert extended.encode("a<|call|>", add_special_tokens=False)[-1] == next_id
+    assert next_id in extended.special_ids
+    assert extended.vocab_size == next_id + 1
+
+
+def test_the_model_s_vocabulary_bounds_the_ids(folder, load):
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 100}))
+    assert load().vocab_size == 100
+
+
+def test_truncation_in_the_file_is_switched_off(folder, load):
+    raw = HfTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.enable_truncation(2)
+    raw.enable_padding(length=50)
+    raw.save(str(folder / "tokenizer.json"))
+    tokenizer = load()
+    text = "one two three"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "text"),
+    [
+        ("from config", None, "from config"),
+        ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], None, "d"),
+        ("from config", "from file", "from file"),
+    ],
+)
+def test_where_the_chat_template_comes_from(folder, load, config, file, text):
+    if file:
+        (folder / "chat_template.jinja").write_text(file)
+    template = load(chat_template=config).chat_template
+    assert template is not None
+    assert template.render([]) == text
+
+
+def test_a_checkpoint_may_have_no_chat_template(load):
+    assert load(chat_template=None).chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "{}", "tokenizer.json cannot be read as a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json must hold a JSON object"),
+    ],
+)
+def test_a_bad_file_is_named(folder, file, content, message):
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(ModelLoadError, match=message):
+        Tokenizer(folder)

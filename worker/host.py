@@ -1,0 +1,304 @@
+"""What every worker process consists of besides its role: engine, sockets, transfers, reports.
+
+Waits for whatever arrives first, runs steps, answers what any worker is asked. The role's loop
+uses these services and tells the host nothing about requests but their number. All methods
+belong to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+
+from engine.engine import Engine
+from engine.kv_pool import KvPool, block_digest
+from engine.step_result import StepResult
+from kv_transfer.authentication import verify_descriptor
+from kv_transfer.handoff.key import Named
+from kv_transfer.service import TransferService
+from kv_transfer.transfer_loop import ServiceFailed, TransferEvent
+from process.clock import wall_us
+from process.lifecycle import StopSignal
+from process.sockets.control import ControlServer, Peer
+from process.wakeup import Wakeup
+from protocol.errors import ProtocolError, TransferError
+from protocol.messages import (
+    AttemptFailed,
+    CacheDumpRequest,
+    ControlMessage,
+    Message,
+    PeerDescriptor,
+)
+from protocol.registration import WorkerState
+from scheduling.batch import Batch
+from scheduling.sequence import Sequence
+from worker.counters import Count
+from worker.intake import Intake
+from worker.reporter import Reporter
+from worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_MS = 20
+
+
+class Membership(Protocol):
+    """Our place in the fleet, as `process.store.membership.WorkerLease` keeps it."""
+
+    has_lapsed: bool
+    is_replaced: bool
+    is_asked_to_drain: bool
+
+    def register_anew(self, incarnation: str) -> None:
+        """Come back after a lapse."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of a planned batch: results, and sequences whose step raised.
+
+    `reason` is for those; `is_their_fault` says that others ran in the same step, so that the
+    failed ones would fail anywhere.
+    """
+
+    results: list[StepResult]
+    failed: list[Sequence] = field(default_factory=list)
+    is_their_fault: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """What a host is assembled from; whoever made them closes them."""
+
+    engine: Engine
+    pool: KvPool
+    transfers: TransferService
+    server: ControlServer
+    reporter: Reporter
+    intake: Intake
+    wakeup: Wakeup
+    stop: StopSignal
+    announce: Callable[[WorkerState], None]
+
+
+class WorkerHost:
+    """The services of one worker process."""
+
+    def __init__(self, settings: WorkerSettings, worker_id: str, parts: WorkerParts) -> None:
+        self.settings = settings
+        self.worker_id = worker_id
+        self.engine = parts.engine
+        self.transfers = parts.transfers
+        self.server = parts.server
+        self.intake = parts.intake
+        self.poller = zmq.Poller()
+        self._pool = parts.pool
+        self._reporter = parts.reporter
+        self._wakeup = parts.wakeup
+        self._stop = parts.stop
+        self._announce = parts.announce
+        self._descriptors: dict[str, PeerDescriptor] = {}  # verified ones, by agent
+        self._transfer_peers: set[str] = set()  # agents that the transport knows
+        self._totals: Counter[str] = Counter()
+        self._is_busy = False
+        self._membership: Membership | None = None
+        self._is_draining = False
+        self.poller.register(self.server.socket, zmq.POLLIN)
+        self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
+
+    def join(self, membership: Membership) -> None:
+        """From now on follow what becomes of our registration; before, we have none."""
+        self._membership = membership
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def is_finished(self, num_jobs: int) -> bool:
+        """Whether the loop may end: told to stop, and no jobs left or their grace over.
+
+        The fleet hears of it first: from then on routers send nothing new here.
+        """
+        member = self._membership
+        if member is not None and (member.is_asked_to_drain or member.is_replaced):
+            self._stop.request()
+        if self._stop.since is None:
+            return False
+        if not self._is_draining:
+            self._is_draining = True
+            self._announce(WorkerState.DRAINING)
+            log.info("%s is to stop: %d requests to finish", self.worker_id, num_jobs)
+        grace_over = self.now() - self._stop.since >= self.settings.drain_grace_s
+        return num_jobs == 0 or grace_over
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker is to stop, and takes nothing new."""
+        return self._is_draining
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether others may take us for dead: drop what was for them, then `reincarnate`."""
+        return self._membership is not None and self._membership.has_lapsed
+
+    def reincarnate(self) -> None:
+        """Come back to the fleet as another worker; nothing of the former life is left."""
+        assert self._membership is not None
+        incarnation = uuid.uuid4().hex
+        self.server.reincarnate(incarnation)
+        self._reporter.reincarnate(incarnation)
+        self._membership.register_anew(incarnation)
+        self.count(Count.LAPSES)
+        log.warning("registered anew as incarnation %s", incarnation)
+
+    def wait(self) -> None:
+        """Until something can be received; not at all after a step that computed something: wakes
+        meanwhile are left for the first wait after it."""
+        if self._is_busy:
+            return
+        self.poller.poll(IDLE_WAIT_MS)
+        self._wakeup.clear()
+
+    def run_step(self, batch: Batch) -> StepOutcome:
+        """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
+        alone. If all of them fail, or there was just one, the worker may be to blame. One step
+        ahead there may be two to blame: both are forgotten, and the next plan runs by itself."""
+        self._is_busy = not batch.is_empty or self.engine.is_ahead
+        self.count(Count.PREEMPTIONS, len(batch.preempted))
+        result, reason = self._try_run(batch, self.engine.run)
+        if result is not None:
+            return StepOutcome([result])
+        if self.engine.try_withdraw():
+            return StepOutcome([])
+        members = batch.split()
+        if len(members) == 1:
+            return StepOutcome([], batch.sequences, reason=reason)
+        outcomes = [(each, *self._try_run(each, self.engine.run_alone)) for each in members]
+        results = [result for _, result, _ in outcomes if result is not None]
+        failed = [member.sequences[0] for member, result, _ in outcomes if result is None]
+        reason = next((reason for _, _, reason in outcomes if reason), "")
+        return StepOutcome(results, failed, is_their_fault=bool(results), reason=reason)
+
+    def _try_run(
+        self, batch: Batch, run: Callable[[Batch], StepResult]
+    ) -> tuple[StepResult | None, str]:
+        """The result, or None and why: it is logged."""
+        try:
+            result = run(batch)
+        except Exception as error:  # the top of a task: what the engine raises ends no worker
+            log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
+            self.count(Count.FAILED_STEPS)
+            return None, f"its step failed on the worker: {type(error).__name__}"
+        if not result.batch.is_empty or result.failed:
+            self.count(Count.STEPS)
+            self.count(Count.FAILED_ROWS, len(result.failed))
+        return result, ""
+
+    def publish(self, num_handoffs: int, num_ignored: int) -> None:
+        """Report load and cache, as far as it is due; `num_ignored` messages so far were about
+        handoffs that are none."""
+        self.count_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
+        self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
+        self.count_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
+        self._reporter.publish(self.now(), num_handoffs)
+
+    # -- for the role's handlers ------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds of the monotonic clock, the same that the engine measures steps with."""
+        return time.monotonic()
+
+    def wall_us(self, monotonic_s: float | None = None) -> int:
+        """Microseconds of the Unix epoch now, or at a reading of `now`."""
+        ago_s = 0.0 if monotonic_s is None else self.now() - monotonic_s
+        return wall_us() - round(ago_s * 1e6)
+
+    def count(self, name: Count, number: int = 1) -> None:
+        """Add to one of the counters that load reports carry."""
+        self._reporter.counters[name] += number
+
+    def count_up_to(self, name: Count, source: str, total: int) -> None:
+        """Add what a total that `source` keeps has grown by since the last call."""
+        self.count(name, total - self._totals[source])
+        self._totals[source] = total
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Send, or count as undeliverable: `server.lost` names the peer soon."""
+        if not self.server.send(peer, message):
+            self.count(Count.UNDELIVERABLE_MESSAGES)
+
+    def failure(self, attempt: Named, reason: str, retryable: bool) -> AttemptFailed:
+        """The message that ends an attempt."""
+        return AttemptFailed(
+            request_id=attempt.request_id,
+            attempt=attempt.attempt,
+            worker_id=self.worker_id,
+            reason=reason,
+            retryable=retryable,
+        )
+
+    def answer_common(self, peer: Peer, message: ControlMessage) -> None:
+        """What any worker is asked; anything else is counted and dropped."""
+        if isinstance(message, CacheDumpRequest):
+            self.send(peer, self._reporter.dump())
+            return
+        self.count(Count.UNEXPECTED_MESSAGES)
+        log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)
+
+    def follow_common(self, event: TransferEvent) -> None:
+        """What the transfer thread reports to any worker. Raises TransferError when it died."""
+        if isinstance(event, ServiceFailed):
+            raise TransferError(event.reason)
+        log.debug("transfer thread: %s", event)
+
+    def try_add_transfer_peer(self, message: PeerDescriptor) -> bool:
+        """Make a peer's pool writable, if its descriptor is authentic and of our transport."""
+        secret = self.settings.cluster_secret.encode()
+        try:
+            if message.transport != self.transfers.transport_name:
+                raise ProtocolError(
+                    f"transport differs: ours is {self.transfers.transport_name}, "
+                    f"the peer's is {message.transport}"
+                )
+            if message.layout is not None:
+                raise ProtocolError("its pool is sharded over ranks, ours is not")
+            verify_descriptor(
+                secret, message.agent, message.descriptor, message.num_blocks, message.digest
+            )
+        except ProtocolError as error:
+            log.warning("refused the pool of agent %s: %s", message.agent, error)
+            self.count(Count.DESCRIPTORS_REFUSED)
+            return False
+        self._descriptors[message.agent] = message
+        self.restore_transfer_peer(message.agent)
+        return True
+
+    def restore_transfer_peer(self, agent: str) -> None:
+        """Add a peer that the transport dropped since its pool was verified."""
+        if agent not in self._transfer_peers:
+            message = self._descriptors[agent]
+            self._transfer_peers.add(agent)
+            self.transfers.add_peer(agent, message.descriptor, message.num_blocks)
+
+    def note_dropped_transfer_peer(self, agent: str) -> None:
+        """The transport dropped this peer after a failure; `restore_transfer_peer` may follow."""
+        self._transfer_peers.discard(agent)
+
+    def remove_transfer_peer(self, agent: str) -> None:
+        """This peer is gone: outstanding writes to it fail, its next descriptor adds it anew."""
+        self._descriptors.pop(agent, None)
+        self._transfer_peers.discard(agent)
+        self.transfers.remove_peer(agent)
+
+    def block_digests(self, blocks: Seq[int]) -> list[bytes]:
+        """A digest per pool block with `kv_checksum` on, else nothing."""
+        if not self.settings.kv_checksum:
+            return []
+        return [block_digest(self._pool.tensor[block]) for block in blocks]

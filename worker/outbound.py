@@ -1,0 +1,252 @@
+"""The sending side of handoffs in a worker: joins the machine that decides with those that act.
+
+`kv_transfer.handoff.sender` decides what to write; the transfer thread writes it; decode workers
+grant, renew and abort over the control socket, and get first tokens and answers there. Any worker
+whose blocks others may take has one of these. It owns no blocks: they are its owner's, who says
+what is ready and keeps everything pinned until `on_released`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release, SenderAction
+from kv_transfer.transfer_loop import (
+    NotificationArrived,
+    PeerFailed,
+    TransferEvent,
+    WriteCommand,
+    WriteFinished,
+)
+from process.sockets.control import Peer
+from protocol import wire
+from protocol.messages import Abort, HandoffToken, KvClosed, KvGrant, KvRenew, PeerDescriptor
+from protocol.traces import WriteSpan
+from worker.counters import Count
+from worker.host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+_COMPLETE_WAIT_S = 5.0
+
+FromDecodeWorker = PeerDescriptor | KvGrant | KvRenew | Abort
+
+
+class HandoffOwner(Protocol):
+    """Whose blocks are sent, and who hears how that goes; unknown keys are to be ignored."""
+
+    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+        """Blocks of the handoff are in place."""
+        ...
+
+    def on_unwanted(self, key: HandoffKey) -> None:
+        """Its decode worker gave it up; writes may still be outstanding."""
+        ...
+
+    def on_closed(self, key: HandoffKey, error: str) -> None:
+        """Its decode worker is being told of its end; `error` is empty for a good one."""
+        ...
+
+    def on_released(self, key: HandoffKey) -> None:
+        """It is over: the blocks need not stay pinned for it."""
+        ...
+
+
+class OutboundHandoffs:
+    """Every handoff that this worker sends; belongs to the loop's thread."""
+
+    def __init__(self, host: WorkerHost, sender: HandoffSender, owner: HandoffOwner) -> None:
+        self._host = host
+        self._sender = sender
+        self._owner = owner
+        self._writes: dict[int, PostWrite] = {}
+        self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
+        self._speakers: dict[HandoffKey, Peer] = {}  # who spoke last of an open one: is answered
+        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until there is somebody to tell
+
+    @property
+    def num_open(self) -> int:
+        """Handoffs that have not closed."""
+        return self._sender.num_open
+
+    @property
+    def ignored(self) -> int:
+        """What arrived for handoffs that are none."""
+        return self._sender.ignored
+
+    def error_of(self, key: HandoffKey) -> str:
+        """Why a closed handoff failed; empty if it did not, or is not remembered."""
+        return self._sender.error_of(key)
+
+    def is_granted(self, key: HandoffKey) -> bool:
+        """Whether a decode worker waits for this handoff."""
+        return self._sender.agent_of(key) is not None
+
+    # -- what the owner says ----------------------------------------------------------------
+
+    def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
+        """A handoff of `num_blocks` blocks begins; its grant must come before `deadline`."""
+        self._carry_out(self._sender.open(key, num_blocks, self._host.now(), deadline))
+
+    def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int) -> None:
+        """Blocks of the pool that are ready; `chunk` completed them (-1: there before)."""
+        actions = self._sender.blocks_ready(key, first_block, blocks, chunk, self._host.now())
+        self._carry_out(actions)
+
+    def finish(self, key: HandoffKey, token: HandoffToken) -> None:
+        """Every block was offered, and this token follows them: the decode worker gets it as
+        soon as it has granted.
+
+        With the output's last token the router has all it wanted, and will not say if the decode
+        worker is gone: the grant must come soon then.
+        """
+        if self._sender.is_open(key):
+            self._tokens[key] = token
+        self._try_send_token(key)
+        now = self._host.now()
+        wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
+        self._carry_out(self._sender.finish(key, now, now + wait_s))
+
+    def abort(self, key: HandoffKey, error: str) -> None:
+        """Write nothing more; the decode worker hears why."""
+        self._carry_out(self._sender.abort(key, error))
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
+        """What a decode worker says; one whose pool we cannot write to is turned away."""
+        if isinstance(message, PeerDescriptor):
+            if self._host.try_add_transfer_peer(message):
+                self._agents[peer] = message.agent
+            return
+        agent = self._agents.get(peer)
+        if agent is None:
+            self._turn_away(peer, key_of(message))
+        else:
+            self._handle_handoff(peer, agent, message)
+
+    def lose(self, peer: Peer) -> None:
+        """A connection is gone; if it was the last of a decode worker, what was for it fails."""
+        self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
+        agent = self._agents.pop(peer, None)
+        if agent is not None and self._connection_of(agent) is None:
+            self._host.remove_transfer_peer(agent)
+            self._carry_out(self._sender.peer_lost(agent))
+
+    def follow(self, event: TransferEvent) -> None:
+        """What the transfer thread reports."""
+        match event:
+            case WriteFinished(key=int(write_id)):
+                self._finish_write(write_id, event)
+            case PeerFailed():
+                log.warning("decode worker's agent %s: %s", event.agent, event.reason)
+                self._host.note_dropped_transfer_peer(event.agent)
+                self._carry_out(self._sender.peer_lost(event.agent))
+            case NotificationArrived():
+                self._host.count(Count.STALE_MESSAGES)
+            case _:
+                self._host.follow_common(event)
+
+    def sweep(self) -> None:
+        """Act on what has run out; every turn of the loop."""
+        self._carry_out(self._sender.sweep(self._host.now()))
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
+        """What a decode worker says of a handoff; `agent` is its transfer agent."""
+        if isinstance(message, KvGrant) and message.agent != agent:
+            self._host.answer_common(peer, message)
+            return
+        now, key = self._host.now(), key_of(message)
+        self._speakers[key] = peer
+        match message:
+            case KvGrant():
+                self._host.restore_transfer_peer(agent)
+                self._try_send_token(key)  # before Closed, which may be the answer
+                self._carry_out(self._sender.grant(message, now))
+            case KvRenew():
+                self._carry_out(self._sender.renew(message, agent, now))
+            case Abort():
+                self._carry_out(self._sender.abort(key, agent=agent))
+                self._owner.on_unwanted(key)
+
+    def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
+        """A decode worker whose pool we cannot write to must not wait for us, nor keep its blocks
+        behind their fence. What it granted by another connection ends in its own order."""
+        self._host.count(Count.STALE_MESSAGES)
+        reason = "the pool of the decode worker is not known here"
+        if self._sender.agent_of(key) is not None:
+            self._speakers[key] = peer
+            self._carry_out(self._sender.abort(key, reason))
+            return
+        if self._sender.is_open(key):
+            self._carry_out(self._sender.abort(key, reason))
+        request_id, attempt = key
+        self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
+
+    def _try_send_token(self, key: HandoffKey) -> None:
+        """The first token goes to the decode worker once, when both are known."""
+        peer = self._listener(key, self._sender.agent_of(key))
+        if peer is not None and key in self._tokens:
+            self._host.send(peer, self._tokens.pop(key))
+
+    def _finish_write(self, write_id: int, event: WriteFinished) -> None:
+        write = self._writes.pop(write_id)
+        if event.error is None and self._sender.is_open(write.key):
+            num_blocks = len(write.source_blocks)
+            span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)
+            self._host.count(Count.BLOCKS_SENT, num_blocks)
+            self._owner.on_written(write.key, span)
+        self._carry_out(self._sender.write_finished(write_id, event.error))
+
+    def _carry_out(self, actions: list[SenderAction]) -> None:
+        for action in actions:
+            match action:
+                case PostWrite():
+                    self._post(action)
+                case Close():
+                    self._close(action)
+                case Release():
+                    self._tokens.pop(action.key, None)
+                    self._owner.on_released(action.key)
+
+    def _post(self, write: PostWrite) -> None:
+        """The blocks were committed, but a card may still compute them: the write waits for that,
+        this thread does not."""
+        self._writes[write.write_id] = write
+        digests = self._host.block_digests(write.source_blocks)
+        notification = wire.encode(write.notification(digests))
+        command = WriteCommand(
+            write.write_id,
+            write.agent,
+            write.source_blocks,
+            write.target_blocks,
+            notification,
+            write.post_before,
+            self._host.engine.computed,
+        )
+        self._host.transfers.write(command)
+
+    def _close(self, action: Close) -> None:
+        self._owner.on_closed(action.key, action.error)
+        peer = self._listener(action.key, action.agent)
+        self._speakers.pop(action.key, None)
+        if peer is not None:
+            request_id, attempt = action.key
+            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
+            self._host.send(peer, closed)
+
+    def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
+        """Who is told of a handoff that `agent` granted: that connection of the decode worker by
+        which it spoke of it last, if it stands."""
+        speaker = self._speakers.get(key)
+        return self._connection_of(agent) if speaker is None and agent is not None else speaker
+
+    def _connection_of(self, agent: str) -> Peer | None:
+        """The newest connection of a decode worker."""
+        peers = [peer for peer, each in self._agents.items() if each == agent]
+        return peers[-1] if peers else None

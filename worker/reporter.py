@@ -1,0 +1,108 @@
+"""Publishes a worker's load and the changes of its prefix cache; answers for the whole cache.
+
+Cache events are numbered without gaps, and published before the load that they explain. A dump
+carries the number that it stands for, so that a router can put later events on top.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from engine.engine import Engine
+from process.clock import wall_us
+from process.sockets.events import EventPublisher
+from protocol.events import CacheEvents, WorkerStats
+from protocol.messages import CacheDump
+from worker.counters import Count
+
+
+class Reporter:
+    """One worker's voice on the event plane. `counters` has every `Count`, in every report.
+
+    Load is published when it changed, at most every `interval_s`, and at least every `idle_s`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: EventPublisher,
+        worker_id: str,
+        incarnation: str,
+        interval_s: float,
+        idle_s: float = 1.0,
+    ) -> None:
+        self.counters: Counter[Count] = Counter(dict.fromkeys(Count, 0))
+        self._engine = engine
+        self._publisher = publisher
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._interval_s = interval_s
+        self._idle_s = idle_s
+        self._seq = 0
+        self._last = self.stats(num_handoffs=0)
+        self._last_at = float("-inf")
+
+    def reincarnate(self, incarnation: str) -> None:
+        """Report as another worker from now on."""
+        self._incarnation = incarnation
+
+    def publish(self, now: float, num_handoffs: int) -> None:
+        """Publish what is due."""
+        self._publish_cache_events()
+        if now - self._last_at < self._interval_s:
+            return
+        stats = self.stats(num_handoffs)
+        if stats == self._last and now - self._last_at < self._idle_s:
+            return
+        self._last, self._last_at = stats, now
+        self._publisher.publish(msgspec.structs.replace(stats, reported_us=wall_us()))
+
+    def stats(self, num_handoffs: int) -> WorkerStats:
+        """The load right now."""
+        scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
+        fixed, per_token, per_attended = scheduler.model.coefficients
+        return WorkerStats(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            queued_tokens=scheduler.queued_tokens,
+            blocks_total=blocks.num_blocks,
+            blocks_used=blocks.num_pinned,
+            blocks_cached=blocks.num_cached_free,
+            num_handoffs=num_handoffs,
+            step_fixed_us=fixed * 1e6,
+            step_per_token_us=per_token * 1e6,
+            step_per_attended_us=per_attended * 1e6,
+            counters={name.value: number for name, number in self.counters.items()},
+        )
+
+    def latest(self) -> WorkerStats:
+        """The last load that was reported. May be called from any thread."""
+        return self._last
+
+    def dump(self) -> CacheDump:
+        """Every hash that is usable now."""
+        self._publish_cache_events()
+        return CacheDump(
+            incarnation=self._incarnation,
+            seq=self._seq,
+            hashes=self._engine.scheduler.blocks.hashes(),
+        )
+
+    def _publish_cache_events(self) -> None:
+        delta = self._engine.scheduler.blocks.drain_events()
+        if not delta.stored and not delta.removed:
+            return
+        self._seq += 1
+        self._publisher.publish(
+            CacheEvents(
+                worker_id=self._worker_id,
+                incarnation=self._incarnation,
+                seq=self._seq,
+                stored=delta.stored,
+                removed=delta.removed,
+            )
+        )
