@@ -1,1 +1,4 @@
-"""The `baton` command: starts processes, shows what they do, and knows nothing of how."""
+"""The `baton` command: starts processes and shows what they do.
+
+Imports the settings of every process; the processes themselves are named, not imported.
+"""

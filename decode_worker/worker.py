@@ -119,12 +119,12 @@ class DecodeWorker:
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
             self._inbound.lose(incarnation)
-            self._despair(incarnation, "the prefill worker is gone")
+            self._give_up_on_peer(incarnation, "the prefill worker is gone")
         for incarnation in self._peers.reset():
-            self._despair(incarnation, "the prefill worker lost its connection to us")
+            self._give_up_on_peer(incarnation, "the prefill worker lost its connection to us")
         self._silent = self._peers.silent(self._host.now())
         for incarnation in self._silent:
-            self._despair(incarnation, _SILENT, of_blocks=True)
+            self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
         for event in self._host.transfers.drain():
             self._follow(event)
         uncompiled, self._uncompiled = self._uncompiled, []
@@ -225,9 +225,9 @@ class DecodeWorker:
                 self._host.count(Count.UNEXPECTED_MESSAGES)
                 log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
 
-    def _despair(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
-        """A first token that has not come from this prefill worker is not waited for any more, nor
-        blocks, if one despairs of them, too: those may yet be written."""
+    def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
+        """Wait no longer for this prefill worker's first tokens, and with `of_blocks` not for its
+        blocks either, although they may yet be written."""
         for task in self._tasks:
             if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._give_up(task, reason, retryable=True)

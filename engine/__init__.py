@@ -1,5 +1,5 @@
 """One model on one device: weights, paged KV pool, attention, sampler and the step loop.
 
-It knows nothing of networks, roles or HTTP. This file imports nothing, so that the modules that
-need no torch (config, scheduler, block manager, ...) stay importable without it.
+Imports `scheduling`, whose batches it runs, and `protocol`; knows no network, role or HTTP. This
+file imports nothing, so that the configuration of a model can be read without torch.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -17,7 +18,7 @@ from engine.device import PASSED, Fence, fence_of, to_device, wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.models.decoder import RunnableModel
 from engine.sampling.chosen_tokens import Choices, LateTokens, SampledToken, read_tokens
-from engine.sampling.grammar import Grammars, TokenMask
+from engine.sampling.grammar import GrammarMatcher, Grammars, TokenMask
 from engine.sampling.prompt_logprobs import record_chunk
 from engine.sampling.sampler import InvalidLogits, Sampler, SampleRow
 from engine.sampling.token_history import TokenHistory, mask_of, words_ends
@@ -165,7 +166,11 @@ class ModelRunner:
         """Masks by row of the sequences with a grammar, and the rows whose grammar has failed."""
         allowed: dict[int, TokenMask] = {}
         failures: dict[int, RowFailure] = {}
-        constrained = [(row, s.grammar) for row, s in enumerate(sampled) if s.grammar is not None]
+        constrained = [
+            (row, cast(GrammarMatcher, sequence.grammar))
+            for row, sequence in enumerate(sampled)
+            if sequence.grammar is not None
+        ]
         if not constrained:
             return allowed, failures
         masks = self._grammars.masks([grammar for _, grammar in constrained])

@@ -1,1 +1,4 @@
-"""The prefill role: computes prompts in chunks and streams their KV blocks to decode workers."""
+"""The prefill role: computes prompts in chunks and streams their KV blocks to decode workers.
+
+Imports `worker` and what lies below it; not the other role, not the router.
+"""

@@ -1,5 +1,4 @@
-"""What every process of Baton needs, whatever its role.
+"""The kit of every process, whatever its role: settings, lifecycle, sockets, store, metrics, logs.
 
-Settings, lifecycle, control and event sockets, membership under leases, the embedded Valkey,
-metrics and logs. Knows no role's work and no HTTP; imports only `protocol`.
+Imports `protocol` alone; knows no engine, no role's work and no HTTP.
 """

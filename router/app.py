@@ -14,7 +14,7 @@ from starlette.responses import Response
 from router.api.anthropic.messages import messages_router
 from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
-from router.api.models import service_router
+from router.api.models import models_router
 from router.api.openai.chat import chat_router
 from router.api.openai.completions import completions_router
 from router.api.openai_responses.responses import responses_router
@@ -23,13 +23,13 @@ from router.api.sampling_defaults import load_sampling_defaults
 from router.api.timing import TraceLookup
 from router.api.tokenize import tokenize_router
 from router.chat.markup import find_markup
-from router.chat.parser_names import AUTO
 from router.http.anthropic_errors import error_response
 from router.http.errors import describe
 from router.http.fast_path import Application
 from router.http.metrics import ApiMetrics
 from router.http.request_scope import RequestScope, record_of
-from router.requests.generation import Generator, ReadinessCheck, ServedModel
+from router.parser_names import AUTO
+from router.requests.interface import Generator, ReadinessCheck, ServedModel
 from router.text.grammar import GrammarChecker
 from router.text.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ def create_app(
         responses_router(context),
         messages_router(context),
         tokenize_router(context),
-        service_router(context),
+        models_router(context),
         probe_router(registry, ready),
         documents_router(),
     )

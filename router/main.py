@@ -47,7 +47,7 @@ from router.http.connection import BoundedProtocols, ConnectionLimits
 from router.http.server import Doorway, HttpServer, TlsFiles, listen, url_of, write_port_file
 from router.requests.dispatcher import Dispatcher
 from router.requests.event_ids import ids_key
-from router.requests.generation import ServedModel
+from router.requests.interface import ServedModel
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings
 from router.startup_app import LateApp, waiting_app

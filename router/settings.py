@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from process.settings import setting, setting_of
 from protocol.errors import ConfigError
-from router.chat.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from router.http.api_keys import KEY_PATTERN
+from router.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from worker.settings import WorkerSettings
 
 DOORS = ("open", "api", "admin")

@@ -17,7 +17,7 @@ from protocol.errors import Overloaded
 from router.api.documents import documents_router
 from router.api.probes import probe_router
 from router.http.errors import describe
-from router.requests.generation import ReadinessCheck
+from router.requests.interface import ReadinessCheck
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol
 
-from engine.sampling.grammar import GrammarMatcher
-from engine.sampling.token_history import TokenHistory
 from protocol.hashing import next_hash
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, SamplingParams
 from scheduling.prompt_record import PromptRecord
 
 Key = tuple[str, int]
+
+
+class OutputGrammar(Protocol):
+    """A grammar that follows the output of one sequence."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is compiled."""
+
+    def advance(self, token_id: int) -> bool:
+        """Follow a chosen token; whether the grammar is complete and nothing more can come."""
 
 
 class SequenceState(StrEnum):
@@ -73,8 +83,8 @@ class Sequence:
     priority: int = 0
     remote: bool = False
     prefill_only: bool = False
-    grammar: GrammarMatcher | None = None
-    history: TokenHistory | None = None
+    grammar: OutputGrammar | None = None
+    history: Any = None
     prompt_record: PromptRecord | None = None
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0

@@ -105,7 +105,11 @@ SUBJECTS = [
     ),
     Subject(
         "retries",
-        ["router/requests/retries.py", "router/requests/attempt.py"],
+        [
+            "router/requests/retries.py",
+            "router/requests/attempt.py",
+            "router/requests/generation.py",
+        ],
         [
             "tests/unit/router/requests/test_dispatcher.py",
             "tests/unit/router/requests/test_retries.py",

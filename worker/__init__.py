@@ -1,4 +1,4 @@
 """What both roles of worker share: the host process, settings, intake, outbound blocks, reports.
 
-Imports `engine`, `kv_transfer`, `process` and what lies below them.
+Imports `engine`, `kv_transfer`, `process` and what lies below them; no role.
 """

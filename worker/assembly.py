@@ -26,7 +26,8 @@ from engine.gpu.share import limit_to_share
 from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
-from kv_transfer.transports.interface import PoolMemory, Transport, create_transport
+from kv_transfer.transports.interface import PoolMemory, Transport
+from kv_transfer.transports.registry import create_transport
 from process.cores import cores_in, keep_to_cores
 from process.garbage_collector import spare_the_collector
 from process.lifecycle import StopSignal

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from kv_transfer.transports.registry import AUTO, TRANSPORTS
 from process.cores import CORES_PATTERN
 from process.settings import setting
 from protocol.errors import ConfigError
@@ -134,7 +135,7 @@ class WorkerSettings:
     transport: str = setting(
         "auto",
         help="how KV blocks move; auto: nixl where it can be imported, else shm (one host)",
-        choices=("auto", "nixl", "shm"),
+        choices=(AUTO, *TRANSPORTS),
     )
     grant_ttl_ms: int = setting(
         5000,

@@ -1,1 +1,4 @@
-"""Tokens per second of engines: Baton's and its peers', on the same checkpoint."""
+"""`python -m bench.engine`: tokens per second of Baton and its peers, on the same checkpoint.
+
+Imports `engine`, `scheduling`, `process` and `bench.tools`.
+"""

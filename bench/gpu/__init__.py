@@ -1,1 +1,4 @@
-"""Builds, checks and measurements of the engine on a CUDA card."""
+"""`python -m bench.gpu`: builds, checks and measurements of the engine on a CUDA card.
+
+Imports `engine`, `scheduling` and the other benchmarks.
+"""

@@ -1,1 +1,4 @@
-"""Other engines, each a script of its own that runs under the interpreter it is installed in."""
+"""Other engines, each a script that runs under the interpreter that the engine is installed in.
+
+Imports nothing of Baton's but each other.
+"""

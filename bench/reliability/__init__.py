@@ -1,1 +1,4 @@
-"""Loads, faults and inputs of the chaos, soak and fuzzing benchmarks."""
+"""Loads, faults and inputs of `bench.chaos`, `bench.soak` and `bench.fuzz`.
+
+Imports the parsers that are fuzzed, and `bench.tools`.
+"""

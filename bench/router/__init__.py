@@ -1,1 +1,4 @@
-"""What the router costs per request and per token, in front of workers that compute nothing."""
+"""`python -m bench.router`: what the router costs per request and per token.
+
+The workers behind it compute nothing. Imports `protocol`, `process` and `bench.tools`.
+"""

@@ -1,1 +1,4 @@
-"""What several benchmarks share: checkpoints, processes, fleets, loads over HTTP."""
+"""What several benchmarks share: checkpoints, processes, fleets, loads over HTTP.
+
+Imports `protocol` and `process`; no other benchmark.
+"""

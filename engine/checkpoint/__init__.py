@@ -1,1 +1,4 @@
-"""Reading a checkpoint: its configuration, its files, its weights."""
+"""Reading a checkpoint: its configuration, its files, its weights.
+
+Imports `protocol` and `engine.device`; only `weights` needs torch.
+"""

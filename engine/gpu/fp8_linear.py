@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import torch
 
-FP8 = torch.float8_e4m3fn
-FP8_LIMIT = 448.0
-"""The largest finite value of e4m3."""
+from engine.gpu.fp8_format import FP8, FP8_LIMIT
+
 MIN_CAPABILITY = (8, 9)
 _STEP = 16  # what inputs and outputs have to be multiples of
 _SMALLEST_ROW = 1e-12

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import KvTarget
 from engine.gpu import kernels
-from engine.gpu.fp8_linear import FP8, FP8_LIMIT
+from engine.gpu.fp8_format import FP8, FP8_LIMIT
 from engine.layers.ops import Rotation, TorchOps
 
 _GATE_BLOCK = 1024

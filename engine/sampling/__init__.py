@@ -1,1 +1,4 @@
-"""From logits to tokens: the sampler, top-p, penalties, grammars, log-probabilities of prompts."""
+"""From logits to tokens: sampler, top-p, penalties, grammars, log-probabilities of prompts.
+
+Imports `scheduling` and `protocol`; only what works on logits needs torch.
+"""

@@ -1,4 +1,4 @@
-"""The interface of a transport, what it reports, and the table of those that exist.
+"""The interface of a transport, and what it reports.
 
 A transport writes blocks of this process's pool into blocks of a peer's pool and delivers a
 notification after the data. All its methods but the constructor belong to one thread. It knows
@@ -7,15 +7,12 @@ no handoffs: who may write where, and when, is decided above it.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.head_slices import HeadSlices, Pieces
-from protocol.errors import ConfigError, TransferError
-
-AUTO = "auto"
+from protocol.errors import TransferError
 
 
 @dataclass(frozen=True)
@@ -115,27 +112,6 @@ class Transport(Protocol):
         """Give everything back. Peers must have stopped writing. A second call does nothing."""
 
 
-def new_agent_name() -> str:
-    """A name that no other incarnation has or had."""
-    return uuid.uuid4().hex
-
-
-def create_transport(name: str, device: str) -> Transport:
-    """A transport by name; `auto` takes NIXL on Linux where it is installed, else `shm`.
-
-    Raises ConfigError that says which there are and, if NIXL cannot be loaded, why.
-    """
-    if name == AUTO:
-        name = _pick(device)
-    factory = _TRANSPORTS.get(name)
-    if factory is None:
-        known = ", ".join([AUTO, *sorted(_TRANSPORTS)])
-        reason = _why_not_nixl(device)
-        note = f" ({reason})" if reason else ""
-        raise ConfigError(f"transport {name!r} is unknown; available: {known}{note}")
-    return factory(device)
-
-
 def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Join pairs of blocks that are adjacent on both sides: (source, target, number of blocks)."""
     start = 0
@@ -178,34 +154,3 @@ def check_blocks(
     for what, blocks, limit in (("source", source, num_source), ("target", target, num_target)):
         if min(blocks) < 0 or max(blocks) >= limit:
             raise TransferError(f"a {what} block is outside of a pool of {limit} blocks")
-
-
-def _pick(device: str) -> str:
-    from kv_transfer.transports.shm import ShmTransport
-
-    return "nixl" if not _why_not_nixl(device) or not ShmTransport.serves(device) else "shm"
-
-
-def _why_not_nixl(device: str) -> str:
-    from kv_transfer.transports.nixl import load_nixl
-
-    try:
-        load_nixl(device)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def _create_nixl(device: str) -> Transport:
-    from kv_transfer.transports.nixl import NixlTransport
-
-    return NixlTransport(new_agent_name(), device)
-
-
-def _create_shm(device: str) -> Transport:
-    from kv_transfer.transports.shm import ShmTransport
-
-    return ShmTransport(new_agent_name(), device)
-
-
-_TRANSPORTS: dict[str, Callable[[str], Transport]] = {"nixl": _create_nixl, "shm": _create_shm}

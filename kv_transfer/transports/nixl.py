@@ -92,6 +92,15 @@ class NixlTransport:
         self._writes: dict[int, _Write] = {}
         self._next_handle = 0
 
+    @staticmethod
+    def why_not(device: str) -> str:
+        """Why NIXL cannot be loaded here; "" where it can."""
+        try:
+            load_nixl(device)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
     def allocate(self, num_bytes: int) -> memoryview | None:
         """None: any memory of the device can be registered."""
         return None

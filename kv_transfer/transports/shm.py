@@ -78,10 +78,8 @@ class ShmTransport:
 
     def __init__(self, agent: str, device: str, folder: Path | None = None) -> None:
         """Claim the agent's files and open the socket. Raises ConfigError."""
-        if not self.serves(device):
-            raise ConfigError(
-                f"the transport shm serves pools in host memory, not on {device}; use nixl"
-            )
+        if reason := self.why_not(device):
+            raise ConfigError(reason)
         self.agent = _checked_name(agent)
         self.num_refused = 0  # datagrams that were not ours
         self._memory: mmap.mmap | None = None
@@ -100,9 +98,11 @@ class ShmTransport:
             raise ConfigError(f"a socket cannot be made in {self._folder}: {error}") from error
 
     @staticmethod
-    def serves(device: str) -> bool:
-        """Whether pools on this device can be moved."""
-        return device == "cpu"
+    def why_not(device: str) -> str:
+        """Why pools on this device cannot be moved; "" where they can."""
+        if device == "cpu":
+            return ""
+        return f"the transport shm serves pools in host memory, not on {device}; use nixl"
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """The shared memory that the pool must be made in; once."""
@@ -115,7 +115,7 @@ class ShmTransport:
         """Remember where in the allocated memory the pool lies."""
         if self._pool is not None:
             raise ValueError("a pool is registered already")
-        if not self.serves(pool.device):
+        if self.why_not(pool.device):
             raise ConfigError(f"the transport shm does not serve a pool on {pool.device}")
         if self._memory is None:
             raise ValueError("the pool must live in the memory that allocate() returned")

@@ -1,1 +1,4 @@
-"""ZeroMQ sockets: options, encryption, authentication, the control plane and the event plane."""
+"""ZeroMQ sockets: options, encryption, authentication, the control plane and the event plane.
+
+Imports `protocol`.
+"""

@@ -1,1 +1,4 @@
-"""The store that holds the fleet: membership under leases in Redis or Valkey."""
+"""The store that holds the fleet: membership under leases in Redis or Valkey.
+
+Imports `protocol`.
+"""

@@ -1,1 +1,4 @@
-"""The OpenAI-compatible endpoints and their request and response schemas."""
+"""The endpoints of the HTTP API: OpenAI's, vLLM's, Anthropic's, and the operators' own.
+
+Imports every other room of the router.
+"""

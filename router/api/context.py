@@ -8,7 +8,7 @@ from router.api.sampling_defaults import SamplingDefaults
 from router.api.timing import TraceLookup
 from router.chat.markup import ChatMarkup
 from router.http.metrics import ApiMetrics
-from router.requests.generation import Generator, ServedModel
+from router.requests.interface import Generator, ServedModel
 from router.text.grammar import GrammarChecker
 from router.text.tokenizer import Tokenizer
 

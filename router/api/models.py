@@ -10,27 +10,10 @@ from starlette.responses import Response
 from router.api.context import ApiContext
 from router.api.openai.answers import Model, ModelList
 from router.api.plan import check_model
-
-NOT_GENERATION = (
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/v1/score",
-    "/v1/moderations",
-    "/v1/audio/speech",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/v1/images/generations",
-    "/v1/images/edits",
-    "/embeddings",
-    "/pooling",
-    "/classify",
-    "/rerank",
-    "/score",
-)
-"""Endpoints of OpenAI and vLLM that need a model of another kind."""
+from router.http.paths import NOT_GENERATION
 
 
-def service_router(context: ApiContext) -> APIRouter:
+def models_router(context: ApiContext) -> APIRouter:
     """The endpoints, for an application."""
     router = APIRouter()
     served = context.model

@@ -18,11 +18,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from process.version import baton_version
-from router.api.anthropic.answer import AnthropicError
 from router.api.operations import OPERATIONS, Operation
 from router.api.timing import TIMING_HEADER
 from router.http.access import Door
-from router.http.anthropic_errors import is_anthropics
+from router.http.anthropic_errors import AnthropicError, is_anthropics
 from router.requests.event_ids import HEADER as RESUMING_HEADER
 
 _REF = "#/components/schemas/{name}"

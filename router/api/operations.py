@@ -16,7 +16,6 @@ from router.api.anthropic.answer import (
     TokenCount,
 )
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
-from router.api.models import NOT_GENERATION
 from router.api.openai.answers import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
@@ -25,6 +24,7 @@ from router.api.openai_responses.request import ResponsesRequest
 from router.api.probes import ServiceStatus, ServiceVersion
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
 from router.http.access import Door
+from router.http.paths import NOT_GENERATION
 
 _BODY_ERRORS = (400, 404, 413, 415)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 500, 503)

@@ -21,7 +21,7 @@ from router.api.sampling import (
 )
 from router.requests.choices import Choice
 from router.requests.event_ids import HEADER, StreamIdentity, check_positions
-from router.requests.generation import GenerationRequest
+from router.requests.interface import GenerationRequest
 from router.requests.output_text import OutputText, StopRules
 
 

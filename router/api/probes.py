@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from process.version import baton_version
 from protocol.errors import Overloaded
-from router.requests.generation import ReadinessCheck
+from router.requests.interface import ReadinessCheck
 
 
 class ServiceStatus(Struct, frozen=True):

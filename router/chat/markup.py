@@ -14,10 +14,10 @@ from protocol.errors import ModelLoadError
 from router.chat import hermes, llama, mistral, pythonic
 from router.chat.conversation import Conversation
 from router.chat.message_parser import MessageParser
-from router.chat.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
 from router.chat.tool_grammar import CallForm, ToolGrammar
 from router.chat.tool_parser import CallIds, ToolParser
+from router.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from router.text.tokenizer import Tokenizer
 
 

@@ -128,7 +128,7 @@ class WorkerLink:
         """Whether the worker was alive after a ping: it has answered that one, or a later."""
         return self._last_answered >= number
 
-    async def hear(self, number: int, timeout_s: float) -> None:
+    async def wait_for_pong(self, number: int, timeout_s: float) -> None:
         """Wait until the worker has answered that ping, or a later one, its connection is gone, or
         the time is over."""
         if not self._is_ready or self.has_answered(number):

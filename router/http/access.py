@@ -18,19 +18,16 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import RequestError
-from router.api.models import NOT_GENERATION
 from router.http.anthropic_errors import error_response
 from router.http.api_keys import KeyRing, load_key_ring
 from router.http.errors import HttpError
+from router.http.paths import API_PATHS, DOCUMENTS, PROBES
 from router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
 _UNAUTHORIZED = 401
 _SCHEME = b"bearer"
-_API_PATHS = frozenset(("/tokenize", "/detokenize", *NOT_GENERATION))
-_PROBES = frozenset(("/health", "/ready", "/live", "/ping", "/version"))
-_DOCUMENTS = frozenset(("/openapi.json", "/docs"))
 
 
 class Door(enum.Enum):
@@ -58,13 +55,13 @@ class AccessRules:
     def door_of(self, path: str) -> Door:
         """What a path needs. An API key asks for an admin key, too; not the other way round."""
         door = Door.ADMIN
-        if path.startswith("/v1/") or path in _API_PATHS:
+        if path.startswith("/v1/") or path in API_PATHS:
             door = Door.API
-        elif path in _PROBES:
+        elif path in PROBES:
             door = self.health
         elif path == "/metrics":
             door = self.metrics
-        elif path in _DOCUMENTS:
+        elif path in DOCUMENTS:
             door = Door.OPEN
         if not self.api and (door is Door.API or not self.admin):
             return Door.OPEN

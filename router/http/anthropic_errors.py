@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from protocol.errors import InvalidRequest
-from router.api.anthropic.answer import AnthropicError, AnthropicErrorDetail, UnsupportedThread
 from router.http.errors import HttpError
 
 _PREFIX = "/v1/messages"
@@ -19,6 +18,28 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+class UnsupportedThread(Struct, frozen=True):
+    """That a conversation cannot be kept, for clients that go on without."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class AnthropicErrorDetail(Struct, frozen=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+    details: UnsupportedThread | UnsetType = UNSET
+
+
+class AnthropicError(Struct, frozen=True, tag="error"):
+    """Every answer under `/v1/messages` that is not a success; in a stream, the last event."""
+
+    error: AnthropicErrorDetail
+    request_id: str | None
 
 
 class ThreadsUnsupported(InvalidRequest):

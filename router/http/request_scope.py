@@ -20,17 +20,11 @@ from router.http.anthropic_errors import error_response, is_anthropics
 from router.http.disconnect import ClientGone
 from router.http.errors import describe
 from router.http.metrics import CLIENT_GONE_STATUS, ApiMetrics
+from router.http.paths import COUNTED
 
 MAX_CLIENT_ID_CHARS = 128
 _KEY = "baton.request"
 _OTHER = "other"
-_ENDPOINTS = frozenset(
-    (
-        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
-        "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/health", "/ready",
-        "/live", "/ping", "/version", "/metrics", "/openapi.json", "/docs", "/fleet",
-    )
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -114,7 +108,7 @@ class RequestScope:
             return
         headers = dict(reversed(scope["headers"]))
         record = scope[_KEY] = RequestRecord(self._metrics.clock(), scope["path"], headers)
-        endpoint = scope["path"] if scope["path"] in _ENDPOINTS else _OTHER
+        endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
         shown = self._shown.get(endpoint)
         if shown is None:
             shown = self._shown[endpoint] = _EndpointMetrics(self._metrics, endpoint)

@@ -1,1 +1,4 @@
-"""The life of a request: attempts, retries, hand-over, resumption, token order, traces."""
+"""The life of a request: attempts, retries, hand-over, resumption, token order, traces.
+
+Imports `router.fleet`, `router.routing` and `router.text`; no HTTP but its metrics.
+"""

@@ -18,7 +18,7 @@ from protocol.errors import GenerationFailed
 from protocol.messages import FinishReason
 from router.http.metrics import LatencyProbe
 from router.requests.event_ids import NOTHING, Position
-from router.requests.generation import GenerationRequest, Generator, TokenDelta
+from router.requests.interface import GenerationRequest, Generator, TokenDelta
 from router.requests.output_text import OutputText, TextDelta
 
 

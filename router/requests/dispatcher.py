@@ -39,10 +39,11 @@ from protocol.messages import (
 from router.fleet.fleet import Fleet
 from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Loss, Worker
-from router.requests.attempt import Attempt, End, Failure, Generation
+from router.requests.attempt import Attempt
 from router.requests.deadlines import Deadlines
-from router.requests.generation import DeltaSink, GenerationRequest, TokenDelta
+from router.requests.generation import End, Failure, Generation
 from router.requests.handover import orders
+from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
 from router.requests.launch import Launcher, legs
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
@@ -52,7 +53,7 @@ from router.settings import RouterSettings
 
 
 class Dispatcher:
-    """Implements `router.requests.generation.Generator` over a fleet of workers."""
+    """Implements `router.requests.interface.Generator` over a fleet of workers."""
 
     def __init__(
         self,
@@ -175,9 +176,12 @@ class Dispatcher:
         if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
             generation.deliver(TokenDelta([], finish=FinishReason.LENGTH))
             return
-        await asyncio.sleep(self._retries.count(generation, failure.reason))
-        keeper = self._fleet.worker(generation.prefer_decode or "")
-        await generation.hear(keeper, self._settings.silence_s / 4)
+        failures = generation.failures
+        await asyncio.sleep(
+            self._retries.pause_s(name, failures, generation.num_attempts, failure.reason)
+        )
+        keeper = self._fleet.worker(failures.prefer_decode or "")
+        await failures.wait_for_pong(keeper, self._settings.silence_s / 4)
         try:
             async with asyncio.timeout(self._settings.recovery_wait_s):
                 await self._fleet.wait_for_decode()
@@ -247,7 +251,7 @@ class Dispatcher:
             if generation.attempt is not None and generation.attempt.involves(worker):
                 self._fail(generation, worker, f"{worker.worker_id}: {reason}", loss=loss)
             elif loss is Loss.BROKEN:
-                generation.blame_late(worker)
+                generation.failures.count_late_death(worker)
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
         """A worker has the stream: it goes on there. One that is not wanted any more ends."""
@@ -329,7 +333,8 @@ class Dispatcher:
             self._fail(generation, worker, f"{worker.worker_id}: {error}")
             return
         if fresh:
-            generation.got_on(attempt)
+            num_new = len(generation.stream.token_ids) - attempt.first_index
+            generation.failures.on_progress(attempt, num_new)
         for each in fresh:
             generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
             cached, told = generation.cached_tokens, each.prompt_logprobs
@@ -369,7 +374,7 @@ class Dispatcher:
     ) -> None:
         """End the current attempt by the fault of one of its workers."""
         attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
-        generation.blame(attempt, worker, loss)
+        generation.failures.blame(attempt, worker, loss)
         generation.events.put(Failure(reason, retryable))
 
     def _give_up(self, generation: Generation, reason: str) -> None:

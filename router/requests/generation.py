@@ -1,145 +1,122 @@
-"""The seam between the HTTP half of the router and the half that talks to workers.
+"""One generation while it runs: its attempts, its tokens in order, and what is left to handle.
 
-The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and takes
-`TokenDelta`s; whoever implements `Generator` decides where a request runs and hides retries.
-Nothing here knows HTTP, text or workers. Deltas of one request arrive in order, without gaps or
-duplicates, and the last one carries `finish`. They are pushed, the moment a worker's message is
-read: a task that is woken for each token would cost more than all that is done with it.
+It has one attempt at a time; its token stream and the history of its failures outlive attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
 
-import msgspec
+from router.fleet.worker import Worker
+from router.requests.attempt import Attempt
+from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
+from router.requests.retries import FailureHistory
+from router.requests.single_reader_queue import Mailbox
+from router.requests.token_stream import TokenStream
+from router.requests.trace import AttemptTrace, RequestTrace
+from router.routing.policy import Mode
 
-from protocol.messages import FinishReason
-from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
-
-_T = TypeVar("_T")
-
-ReadinessCheck = Callable[[], str | None]
-"""Returns None while requests can be served, otherwise the reason why they cannot."""
+_LIFE_BITS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that this router serves.
+class End:
+    """The generation is over: it finished, or its consumer went away."""
 
-    `path` is the checkpoint's folder; `context` tells the tokens that a prompt and its output may
-    have together by what the fleet takes now; `created` is in seconds of the Unix epoch.
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt ended without finishing its generation."""
+
+    reason: str
+    retryable: bool
+
+
+@dataclass
+class Generation:
+    """A request on its way to its last token.
+
+    Deltas go straight to the sink. Once it was full (`is_behind`), they queue up among the events
+    until it has caught up.
     """
 
-    name: str
-    path: Path
-    context: Callable[[], int]
-    created: int
-
-    @property
-    def max_context(self) -> int:
-        """Prompt and output tokens together that every decode worker takes now."""
-        return self.context()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One sequence to generate. `deadline_ms` is the time that remains for all of it.
-
-    A resumable one may be taken up by another router if this one dies: `life` is 0,
-    and then greater each time. Its deltas begin with the first token in every life.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    sampling: SamplingParams
-    priority: int
-    deadline_ms: int
-    cache_salt: str
-    is_resumable: bool = False
-    life: int = 0
-
-
-class TokenDelta(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that became known together.
-
-    `logprobs` has one entry per token, or is None where none were asked for. `finish` is set on
-    the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
-    counts the prompt tokens that needed no computing; 0 until known. `prompt_logprobs` come with
-    the output's first token, where they were asked for.
-    """
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
-    finish: FinishReason | None = None
+    request: GenerationRequest
+    sink: DeltaSink
+    deadline: float
+    trace: RequestTrace
+    stream: TokenStream = field(init=False)
+    events: Mailbox[TokenDelta | Failure | End] = field(default_factory=Mailbox)
+    attempt: Attempt | None = None
+    num_attempts: int = 0
+    failures: FailureHistory = field(default_factory=FailureHistory)
     cached_tokens: int = 0
-    prompt_logprobs: PromptLogprobs | None = None
+    is_behind: bool = False
+    is_ended: bool = False
+    outcome: str = "closed"
 
-    def split(self, at: int) -> list[TokenDelta]:
-        """The first `at` tokens by themselves, then the rest, if anything is left to say."""
-        if len(self.token_ids) < at and self.finish is None:
-            return [self]
-        first, rest = (None, None) if self.logprobs is None else _halves(self.logprobs, at)
-        head, tail = _halves(self.token_ids, at)
-        parts = [TokenDelta(head, first, None, self.cached_tokens, self.prompt_logprobs)]
-        if tail or self.finish is not None:
-            parts.append(TokenDelta(tail, rest, self.finish, self.cached_tokens))
-        return parts
-
-    def one_by_one(self) -> list[TokenDelta]:
-        """Each token by itself. An end by length comes behind the last token, since it may also be
-        found out later."""
-        ids, finish = self.token_ids, self.finish
-        ends_apart = finish is FinishReason.LENGTH and bool(ids)
-        if len(ids) <= 1 and not ends_apart:
-            return [self]
-        parts = [
-            TokenDelta(
-                [token_id],
-                None if self.logprobs is None else [self.logprobs[place]],
-                finish if place == len(ids) - 1 and not ends_apart else None,
-                self.cached_tokens,
-                None if place else self.prompt_logprobs,
-            )
-            for place, token_id in enumerate(ids)
-        ]
-        if ends_apart:
-            parts.append(TokenDelta([], None, finish, self.cached_tokens))
-        return parts
-
-
-def _halves(items: list[_T], at: int) -> tuple[list[_T], list[_T]]:
-    return items[:at], items[at:]
-
-
-class DeltaSink(Protocol):
-    """Where the deltas of one request go as they come."""
+    def __post_init__(self) -> None:
+        is_scored = self.request.sampling.prompt_logprobs is not None
+        self.stream = TokenStream(len(self.request.token_ids) if is_scored else 0)
 
     @property
-    def is_full(self) -> bool:
-        """Whether it takes nothing for now, because its reader is slow."""
-        ...
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.request.token_ids) + len(self.stream.token_ids)
 
-    async def wait_room(self) -> None:
-        """Returns when it is not full, or nobody reads any more."""
-        ...
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and all the output that there may be."""
+        return len(self.request.token_ids) + self.request.sampling.max_tokens
 
-    def take(self, delta: TokenDelta) -> bool:
-        """Take a delta at once; False if no other one is wanted. Never raises."""
-        ...
+    @property
+    def attempt_number(self) -> int:
+        """Of the latest attempt. Each life has numbers of its own, above those of former lives, so
+        that whatever another router's attempts left behind is older."""
+        return (self.request.life << _LIFE_BITS) + self.num_attempts
 
+    def begin(self, attempt: Attempt, now_us: int) -> None:
+        """From now on this attempt's messages count, and no other's."""
+        self.attempt = attempt
+        self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
+        self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
 
-class Generator(Protocol):
-    """Produces the tokens of a request, wherever they are computed."""
+    def drop_attempt(self) -> Attempt | None:
+        """From now on no message counts. Returns the attempt that ran, closed, if one did."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.close()
+        return attempt
 
-    async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
-        """Give deltas to `sink` until one carries `finish` or it wants no other one.
+    def takes_from(self, worker: Worker) -> bool:
+        """Whether the attempt that runs gets its KV from this worker."""
+        return self.attempt is not None and self.attempt.prefill is worker
 
-        While the sink is full they wait here, within bounds. Cancellation aborts everywhere at
-        once. Raises `RequestError` (such as `PromptTooLong`) for what the caller did wrong,
-        `Overloaded` where no worker can take the request, `GenerationFailed` when the attempts
-        are used up.
-        """
-        ...
+    def note_cached(self, cached_tokens: int) -> None:
+        """How much of the prompt was cached when it was first computed."""
+        if self.num_attempts == 1 and not self.cached_tokens:
+            self.cached_tokens = min(cached_tokens, len(self.request.token_ids))
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """Give a new delta to the sink, or keep it until the sink has caught up."""
+        if self.is_behind or self.sink.is_full:
+            self.is_behind = True
+            self.events.put(delta)
+        else:
+            self.hand_over(delta)
+
+    def hand_over(self, delta: TokenDelta) -> None:
+        """Give the next delta to the sink; after the last one `End` is among the events."""
+        if self.is_ended:
+            return
+        wants_more = self.sink.take(delta)
+        if delta.finish is not None:
+            self.outcome = "finished"
+        if delta.finish is not None or not wants_more:
+            self.is_ended = True
+            self.events.put(End())
+
+    async def catch_up(self, delta: TokenDelta) -> None:
+        """Give a delta that was kept to the sink, as soon as that has room."""
+        while self.sink.is_full and not self.is_ended:
+            await self.sink.wait_room()
+        self.hand_over(delta)
+        self.is_behind = bool(self.events)

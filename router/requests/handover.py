@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from protocol.messages import HandOver
 from router.fleet.worker import Worker
-from router.requests.attempt import Generation
+from router.requests.generation import Generation
 
 
 def orders(generations: Iterable[Generation], targets: Sequence[Worker]) -> list[HandOver]:

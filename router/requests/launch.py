@@ -14,8 +14,9 @@ from protocol.hashing import block_hashes, chain_root
 from protocol.messages import Generate, Prefill, PrefillPeer, Role
 from router.fleet.fleet import Fleet, FleetIdentity
 from router.fleet.worker import Worker
-from router.requests.attempt import Attempt, Generation
-from router.requests.generation import GenerationRequest
+from router.requests.attempt import Attempt
+from router.requests.generation import Generation
+from router.requests.interface import GenerationRequest
 from router.routing.policy import Mode, Placement, PlacementQuery, place, place_handover
 from router.settings import RouterSettings
 
@@ -74,14 +75,14 @@ class Launcher:
             each.worker_id
             for role in (Role.PREFILL, Role.DECODE)
             for each in self._fleet.ready(role)
-            if each.info.incarnation in generation.failed
+            if each.info.incarnation in generation.failures.failed
         )
         return PlacementQuery(
             num_tokens=num_tokens,
             max_tokens=generation.max_tokens,
             block_size=identity.block_size,
-            exclude=frozenset(excluded if generation.failed else ()),
-            prefer_decode=generation.prefer_decode,
+            exclude=frozenset(excluded if generation.failures.failed else ()),
+            prefer_decode=generation.failures.prefer_decode,
         )
 
     def _charge(

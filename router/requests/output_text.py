@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopMatcher
 

@@ -1,50 +1,141 @@
-"""Whether another attempt follows one that failed, and after which pause.
+"""Whether another attempt follows one that failed, after which pause, and without which workers.
 
-Bounded in failures and in deaths since the last new token: a request that gets on may outlive any
-number of workers, one that kills them is not given to a third. The pause grows with every failure
-and is jittered. It waits for nothing itself.
+Bounded in failures and in deaths since the last new token: a request that makes progress may
+outlive any number of workers, one that kills them is not given to a third. The pause grows with
+every failure and is jittered.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from dataclasses import dataclass, field
 
 from protocol.errors import GenerationFailed
-from router.requests.attempt import Generation
+from router.fleet.worker import Loss, Worker
+from router.requests.attempt import Attempt
 from router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""A request that was lost with so many workers in a row, and got no token on, is suspected."""
+"""A request that lost so many workers in a row without a new token is suspected of killing them."""
+
+
+@dataclass
+class FailureHistory:
+    """What went wrong with one request, and which workers its next attempt avoids or prefers.
+
+    `num_failures` counts attempts that failed since the last new token, `num_deaths` workers that
+    died under the request since a decode worker computed one. A request that makes progress is not
+    blamed for workers that die around it, and no request for workers that stood still.
+
+    `suspects` are the legs of attempts that lost a worker, by incarnation. The second leg to die
+    counts as another death if it outlived the first: then it has answered the ping whose number is
+    the value (None: it is dead). A decode worker may report a failed handoff before the router
+    knows that the other end, `lost_peer`, has died. `failed` holds the incarnations to avoid.
+    """
+
+    num_failures: int = 0
+    num_deaths: int = 0
+    suspects: dict[str, int | None] = field(default_factory=dict)
+    lost_peer: Worker | None = None
+    failed: set[str] = field(default_factory=set)
+    failed_handoffs: set[str] = field(default_factory=set)
+    prefer_decode: str | None = None
+
+    def on_progress(self, attempt: Attempt, num_new: int) -> None:
+        """A new token came, the `num_new`th of this attempt: no earlier failure counts any more.
+
+        Nor does a death, unless the token is the one that a prefill worker gives in every attempt:
+        what comes after it may be what kills.
+        """
+        self.num_failures = 0
+        if attempt.prefill is None or num_new > 1:
+            self.num_deaths = 0
+            self.suspects.clear()
+            self.lost_peer = None
+
+    def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
+        """Remember which worker the next attempt avoids, and which it prefers.
+
+        A handoff that fails is reported by its decode worker, but mostly the other end or the
+        way between them is at fault: the first time the decode worker keeps the request, with
+        whatever blocks arrived, and only the prefill worker is avoided.
+        """
+        if loss is Loss.BROKEN:
+            self._count_death(attempt, worker)
+        self.prefer_decode = None
+        incarnation = worker.info.incarnation
+        in_handoff = not attempt.decode_runs and loss is None
+        if worker is attempt.prefill:
+            self.prefer_decode = attempt.decode.worker_id
+        elif attempt.prefill and in_handoff and incarnation not in self.failed_handoffs:
+            self.failed_handoffs.add(incarnation)
+            self.lost_peer = attempt.prefill
+            self.prefer_decode = worker.worker_id
+            incarnation = attempt.prefill.info.incarnation
+        self.failed.add(incarnation)
+
+    def count_late_death(self, worker: Worker) -> None:
+        """The other end of a failed handoff is gone: a death that the router saw after the failure.
+        The worker that reported the failure outlived it."""
+        if self.lost_peer is worker:
+            self.lost_peer = None
+            if worker.info.incarnation not in self.suspects:
+                self.num_deaths += 1
+                self.suspects[worker.info.incarnation] = None
+
+    async def wait_for_pong(self, keeper: Worker | None, timeout_s: float) -> None:
+        """Wait until the worker that is to keep the request, if another died beside it, has shown
+        that it lives: if it dies of the request after that, it is another death."""
+        asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
+        if keeper is not None and asked is not None:
+            await keeper.link.wait_for_pong(asked, timeout_s)
+
+    def _count_death(self, attempt: Attempt, worker: Worker) -> None:
+        """Once for each worker, and once for both legs of the attempt if they fell together."""
+        if not self._fell_before(worker):
+            self.num_deaths += 1
+            for each in (attempt.decode, attempt.prefill):
+                if each is not None and each is not worker:
+                    self.suspects.setdefault(each.info.incarnation, each.link.ping())
+        self.suspects[worker.info.incarnation] = None
+
+    def _fell_before(self, worker: Worker) -> bool:
+        """Whether its death is counted already, by itself or with that of another leg."""
+        incarnation = worker.info.incarnation
+        if incarnation not in self.suspects:
+            return False
+        asked = self.suspects[incarnation]
+        return asked is None or not worker.link.has_answered(asked)
 
 
 class Retries:
-    """The rule for all generations of a router."""
+    """The rule for all requests of a router."""
 
     def __init__(self, settings: RouterSettings, rng: random.Random) -> None:
         self._settings = settings
         self._rng = rng
 
-    def count(self, generation: Generation, reason: str) -> float:
-        """Seconds to wait before the next attempt, after one more failure for this reason.
+    def pause_s(
+        self, request_id: str, failures: FailureHistory, num_attempts: int, reason: str
+    ) -> float:
+        """Count a failure of the `num_attempts`th attempt; seconds to wait before the next.
 
         Raises GenerationFailed if there may be no other.
         """
-        name = generation.request.request_id
-        if generation.num_deaths >= MAX_DEATHS:
+        if failures.num_deaths >= MAX_DEATHS:
             raise GenerationFailed(
-                f"request {name} is not tried again: {generation.num_deaths} workers died over it; "
-                f"the last: {reason}"
+                f"request {request_id} is not tried again: {failures.num_deaths} workers died over "
+                f"it; the last: {reason}"
             )
-        generation.num_failures += 1
-        if generation.num_failures >= self._settings.max_attempts:
+        failures.num_failures += 1
+        if failures.num_failures >= self._settings.max_attempts:
             raise GenerationFailed(
-                f"request {name} failed after {generation.num_attempts} attempts; "
-                f"the last: {reason}"
+                f"request {request_id} failed after {num_attempts} attempts; the last: {reason}"
             )
-        log.info("request %s is tried again: %s", name, reason)
-        backoff_ms: float = self._settings.retry_backoff_ms * 2 ** (generation.num_failures - 1)
+        log.info("request %s is tried again: %s", request_id, reason)
+        backoff_ms: float = self._settings.retry_backoff_ms * 2 ** (failures.num_failures - 1)
         backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
         return backoff_ms / 1000 * self._rng.uniform(0.5, 1.0)

@@ -1,1 +1,4 @@
-"""Text and tokens: tokenizer, detokenizer, chat template, stop strings, grammars."""
+"""Text and tokens: tokenizer, detokenizer, chat template, stop strings, grammars.
+
+Imports `protocol`.
+"""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kv_transfer.transports.interface import create_transport
+from kv_transfer.transports.registry import create_transport
 from tests.integration.control_bench import Bench
 from tests.integration.reference import Reference, load_references
 from tests.integration.transport_workers import TransportWorker, Worker, files_of

@@ -38,7 +38,8 @@ from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
 from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, WriteCommand, WriteFinished
-from kv_transfer.transports.interface import PoolMemory, create_transport
+from kv_transfer.transports.interface import PoolMemory
+from kv_transfer.transports.registry import create_transport
 from process.process_watch import WatchedProcess
 from protocol import wire
 from protocol.layout import KvLayout

@@ -27,7 +27,8 @@ from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
 from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, WriteCommand, WriteFinished
-from kv_transfer.transports.interface import PoolMemory, create_transport
+from kv_transfer.transports.interface import PoolMemory
+from kv_transfer.transports.registry import create_transport
 from protocol.layout import KvLayout
 from protocol.messages import PeerDescriptor
 from scheduling.batch import Batch

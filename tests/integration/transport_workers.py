@@ -30,8 +30,8 @@ from kv_transfer.transports.interface import (
     PoolMemory,
     Transport,
     WriteDone,
-    create_transport,
 )
+from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shm_segments import default_folder
 from protocol.errors import TransferError
 from tests.forked import fork_context

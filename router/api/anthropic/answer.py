@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
+
+from router.http.anthropic_errors import AnthropicError
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
@@ -124,28 +126,6 @@ class EndDelta(Struct, frozen=True, tag="message_delta"):
 
 class MessageStop(Struct, frozen=True, tag="message_stop"):
     """The last event."""
-
-
-class UnsupportedThread(Struct, frozen=True):
-    """That a conversation cannot be kept, for clients that go on without."""
-
-    error_code: str
-    unsupported: list[str]
-
-
-class AnthropicErrorDetail(Struct, frozen=True):
-    """What went wrong."""
-
-    type: str
-    message: str
-    details: UnsupportedThread | UnsetType = UNSET
-
-
-class AnthropicError(Struct, frozen=True, tag="error"):
-    """Every answer under `/v1/messages` that is not a success; in a stream, the last event."""
-
-    error: AnthropicErrorDetail
-    request_id: str | None
 
 
 AnthropicEvent = (

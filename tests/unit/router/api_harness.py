@@ -23,7 +23,7 @@ from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
 from router.http.connection import BoundedProtocols, ConnectionLimits
-from router.requests.generation import DeltaSink, GenerationRequest, ServedModel, TokenDelta
+from router.requests.interface import DeltaSink, GenerationRequest, ServedModel, TokenDelta
 from router.requests.trace import RequestTrace
 from router.text.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.link import LinkTimes, WorkerLink
 from router.fleet.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
-from router.requests.generation import GenerationRequest, TokenDelta
+from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker

@@ -17,7 +17,7 @@ from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
 from router.http.connection import BoundedProtocols, ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
-from router.requests.generation import ServedModel, TokenDelta
+from router.requests.interface import ServedModel, TokenDelta
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MODEL, ScriptedGenerator
 

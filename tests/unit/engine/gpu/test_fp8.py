@@ -9,7 +9,8 @@ import torch
 
 from engine.attention.flashinfer_backend import PoolLayers
 from engine.checkpoint.config import load_model_config
-from engine.gpu.fp8_linear import FP8, FP8_LIMIT, Fp8Linear, scaled_rows
+from engine.gpu.fp8_format import FP8, FP8_LIMIT
+from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
 from engine.kv_pool import KvPool
 from engine.layers.linear import linear_layer
 from engine.loader import EngineConfig, load_engine

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.transports import nixl as nixl_transport
-from kv_transfer.transports.interface import check_blocks, create_transport, runs
+from kv_transfer.transports.interface import check_blocks, runs
+from kv_transfer.transports.registry import create_transport
 from protocol.errors import ConfigError, TransferError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.errors import Overloaded
 from router.api.context import ApiLimits
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause
 

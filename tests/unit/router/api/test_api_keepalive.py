@@ -10,7 +10,7 @@ from openai._streaming import SSEDecoder
 
 from protocol.errors import Overloaded
 from router.api.context import ApiLimits
-from router.requests.generation import GenerationRequest
+from router.requests.interface import GenerationRequest
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import LiveApi, Pause, Step, events_of
 

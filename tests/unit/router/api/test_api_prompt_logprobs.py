@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi, events_of
 
 

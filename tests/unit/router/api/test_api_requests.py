@@ -13,7 +13,7 @@ from tokenizers import processors
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams, TokenLogprobs
 from router.api.sampling import choice_seed
-from router.requests.generation import GenerationRequest, TokenDelta
+from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace import RequestTrace
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi, events_of

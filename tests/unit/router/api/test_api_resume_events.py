@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from protocol.messages import FinishReason
-from router.requests.generation import GenerationRequest, TokenDelta
+from router.requests.interface import GenerationRequest, TokenDelta
 from tests.unit.router.api_clients import CALL, SCHEMA, SHORT_CALL, THINKING
 from tests.unit.router.api_harness import MODEL, LiveApi, Step, token_steps
 

@@ -14,7 +14,7 @@ from anthropic import beta_tool
 from pydantic import BaseModel
 
 from protocol.messages import FinishReason
-from router.requests.generation import GenerationRequest
+from router.requests.interface import GenerationRequest
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_clients import SCHEMA, THINKING
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, LiveApi, Step, token_steps

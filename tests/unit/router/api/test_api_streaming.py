@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import GenerationFailed, Overloaded
 from protocol.messages import FinishReason
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, events_of
 
 

@@ -17,7 +17,7 @@ from router.chat.markup import (
     TOOL_MARKUPS,
     find_markup,
 )
-from router.chat.parser_names import REASONING_PARSERS, TOOL_PARSERS
+from router.parser_names import REASONING_PARSERS, TOOL_PARSERS
 from router.text.tokenizer import Tokenizer
 
 HERMES = "{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>"

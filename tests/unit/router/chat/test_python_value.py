@@ -50,6 +50,7 @@ def test_what_python_writes_is_read_however_it_is_cut(value: object, data: st.Da
         assert rest == ", "
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @given(st.text("'\"\\nxuU0179aAé\n {}"))
 def test_a_string_says_what_python_says(inner: str) -> None:
     for quote in ("'", '"', "'''", '"""'):

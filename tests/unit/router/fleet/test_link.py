@@ -130,12 +130,12 @@ async def test_a_silent_worker_is_not_responsive_but_ready(harness: Harness) -> 
 async def test_an_answer_is_waited_for_as_long_as_one_can_come(harness: Harness) -> None:
     (worker,) = await harness.join("d1")
     link = harness.fleet.worker("d1").link
-    await asyncio.wait_for(link.hear(link.ping(), 60), WAIT_S)
+    await asyncio.wait_for(link.wait_for_pong(link.ping(), 60), WAIT_S)
     worker.answers_pings = False
     asked = link.ping()
-    await link.hear(asked, 0.01)
+    await link.wait_for_pong(asked, 0.01)
     assert not link.has_answered(asked)
-    waiting = asyncio.create_task(link.hear(asked, 60))
+    waiting = asyncio.create_task(link.wait_for_pong(asked, 60))
     await asyncio.sleep(0)
     await harness.kill("d1")
     await asyncio.wait_for(waiting, WAIT_S)

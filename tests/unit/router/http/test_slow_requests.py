@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from protocol.messages import FinishReason
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from tests.unit.router.served_http import COMPLETIONS, SOON_S, WAIT_S, Serve, completion
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.messages import FinishReason
 from router.http.connection import WRITE_BUFFER_BYTES
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import Forever
 from tests.unit.router.served_http import (
     COMPLETIONS,

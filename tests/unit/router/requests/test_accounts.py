@@ -16,7 +16,7 @@ from protocol.messages import (
 )
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet.cache_index import PrefixMatch
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from tests.unit.router.fake_worker import prefill_trace
 from tests.unit.router.router_harness import (
     WHOLE,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import FinishReason
-from router.requests.generation import TokenDelta
+from router.requests.interface import TokenDelta
 from router.requests.output_text import OutputText, StopRules, TextDelta
 from tests.unit.router.api_harness import fake_logprobs
 
