@@ -17,8 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 from tokenizers import Tokenizer
+
+from bench.tools.extras import missing_extra
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise missing_extra(error) from error
 
 MIN_MARGIN = 1e-3
 """Answers with a closer choice than this may differ by rounding, and are not used."""

@@ -15,9 +15,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from bench.tools.extras import missing_extra
 from router.text.word_table import MAX_WORDS
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise missing_extra(error) from error
 
 PROMPT_CHARACTERS = (30, 200, 800, 3000, 6000)
 MAX_TOKENS = (1, 8, 24, 48, 96)

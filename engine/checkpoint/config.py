@@ -1,8 +1,8 @@
 """What a checkpoint's config.json and generation_config.json say, checked; imports no torch.
 
-Owns the list of supported architectures and how they differ, so that the model can be one
-decoder that follows `ModelConfig`. Knows nothing of weights or devices. Anything that is not
-supported is refused here, by name, before a weight is read.
+Turns them into a `ModelConfig`, which the decoder follows whatever the architecture. Knows nothing
+of weights or devices. Anything that is not supported is refused here, by name, before a weight is
+read.
 """
 
 from __future__ import annotations
@@ -12,34 +12,12 @@ from pathlib import Path
 
 from engine.checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
+from engine.models.architectures import ARCHITECTURES, Architecture
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KvLayout
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-
-
-@dataclass(frozen=True)
-class _Family:
-    """How an architecture differs from the others: defaults as transformers has them."""
-
-    configurable_biases: bool  # honours attention_bias (Llama also mlp_bias)
-    qkv_bias: bool = False  # always has biases on q, k, v (and none on o)
-    qk_norm: bool = False
-    multi_head_default: bool = False  # no num_key_value_heads means one per query head
-    head_dim_required: bool = False
-    windows: str = "none"  # "none", "uniform" (Mistral) or "layers" (Qwen)
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family(configurable_biases=True, multi_head_default=True),
-    "MistralForCausalLM": _Family(configurable_biases=False, windows="uniform"),
-    "Qwen2ForCausalLM": _Family(configurable_biases=False, qkv_bias=True, windows="layers"),
-    "Qwen3ForCausalLM": _Family(
-        configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
-    ),
-}
-SUPPORTED_ARCHITECTURES = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -154,18 +132,18 @@ def load_generation_config(folder: Path) -> GenerationConfig:
 
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
     """The checked configuration that the keys of a config.json describe; ModelLoadError if none."""
-    architecture, family = _family(keys)
+    name, kind = _architecture(keys)
     if "quantization_config" in keys:
         raise ModelLoadError(
             f"{keys.where}: quantized weights ('quantization_config') are not supported; "
             f"supported are {', '.join(DTYPE_BYTES)}"
         )
     num_layers = keys.integer("num_hidden_layers")
-    num_heads, num_kv_heads, head_dim = _heads(keys, family)
+    num_heads, num_kv_heads, head_dim = _heads(keys, kind)
     max_positions = keys.integer("max_position_embeddings")
-    attention_bias = family.configurable_biases and keys.flag("attention_bias", False)
+    attention_bias = kind.configurable_biases and keys.flag("attention_bias", False)
     return ModelConfig(
-        architecture=architecture,
+        architecture=name,
         vocab_size=keys.integer("vocab_size"),
         hidden_size=keys.integer("hidden_size"),
         intermediate_size=keys.integer("intermediate_size"),
@@ -179,41 +157,43 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         rope=parse_rope(keys, max_positions),
         dtype=_dtype(keys),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
-        qkv_bias=family.qkv_bias or attention_bias,
+        qkv_bias=kind.qkv_bias or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and keys.flag("mlp_bias", False),
-        qk_norm=family.qk_norm,
-        sliding_windows=_sliding_windows(keys, family, num_layers),
+        mlp_bias=kind.configurable_mlp_bias and keys.flag("mlp_bias", False),
+        qk_norm=kind.qk_norm,
+        sliding_windows=_sliding_windows(keys, kind, num_layers),
         eos_token_ids=generation_eos or keys.token_ids("eos_token_id"),
     )
 
 
-def _family(keys: JsonKeys) -> tuple[str, _Family]:
+def _architecture(keys: JsonKeys) -> tuple[str, Architecture]:
     names = keys.raw("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise keys.wrong("architectures", "a list of one architecture")
-    family = _FAMILIES.get(names[0])
-    if family is None:
+    kind = ARCHITECTURES.get(names[0])
+    if kind is None:
         raise ModelLoadError(
             f"{keys.where}: the architecture {names[0]!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
-    return names[0], family
+    return names[0], kind
 
 
-def _heads(keys: JsonKeys, family: _Family) -> tuple[int, int, int]:
+def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:
     """`(num_heads, num_kv_heads, head_dim)`."""
     num_heads = keys.integer("num_attention_heads")
     num_kv_heads = keys.integer(
-        "num_key_value_heads", num_heads if family.multi_head_default else REQUIRED
+        "num_key_value_heads", num_heads if kind.multi_head_default else REQUIRED
     )
     if num_heads % num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
     hidden_size = keys.integer("hidden_size")
-    if "head_dim" not in keys and not family.head_dim_required and hidden_size % num_heads:
+    if "head_dim" not in keys and not kind.head_dim_required and hidden_size % num_heads:
         raise keys.wrong("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
     head_dim = keys.integer(
-        "head_dim", REQUIRED if family.head_dim_required else hidden_size // num_heads, minimum=2
+        "head_dim",
+        REQUIRED if kind.head_dim_required else hidden_size // num_heads,
+        minimum=2,
     )
     if head_dim % 2:
         raise keys.wrong("head_dim", "even")
@@ -237,12 +217,12 @@ def _dtype(keys: JsonKeys) -> str:
     return name
 
 
-def _sliding_windows(keys: JsonKeys, family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    if family.windows == "uniform":
+def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tuple[int | None, ...]:
+    if kind.windows == "uniform":
         # An absent key means 4096 to transformers' Mistral; null means no window.
         window = keys.integer("sliding_window", None if "sliding_window" in keys.values else 4096)
         return (window,) * num_layers
-    if family.windows == "none":
+    if kind.windows == "none":
         return (None,) * num_layers
     window = None
     if keys.flag("use_sliding_window", False):

@@ -24,7 +24,7 @@ from router.fleet.cache_index import CacheIndex
 from router.fleet.link import LinkCallbacks
 from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Link, Loss, Worker, describe
-from router.routing.policy import WorkerLoad
+from router.routing.view import WorkerLoad
 
 log = logging.getLogger(__name__)
 

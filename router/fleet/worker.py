@@ -15,7 +15,7 @@ from protocol.events import WorkerStats
 from protocol.messages import Message, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.cache_index import PrefixMatch
-from router.routing.policy import WorkerLoad
+from router.routing.view import WorkerLoad
 
 _STATS_UNTIL_COUNTED = 2
 

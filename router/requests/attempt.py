@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.messages import Abort
 from protocol.registration import WorkerState
 from router.fleet.worker import Reservation, Worker
-from router.routing.policy import Placement
+from router.routing.view import Placement
 
 
 @dataclass

@@ -14,7 +14,7 @@ from router.requests.retries import FailureHistory
 from router.requests.single_reader_queue import Mailbox
 from router.requests.token_stream import TokenStream
 from router.requests.trace import AttemptTrace, RequestTrace
-from router.routing.policy import Mode
+from router.routing.view import Mode
 
 _LIFE_BITS = 16
 

@@ -17,7 +17,8 @@ from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
-from router.routing.policy import Mode, Placement, PlacementQuery, place, place_handover
+from router.routing.policy import place, place_handover
+from router.routing.view import Mode, Placement, PlacementQuery
 from router.settings import RouterSettings
 
 

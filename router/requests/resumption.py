@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from protocol.messages import NotKept, Resume, Resumed
 from router.fleet.worker import Worker
-from router.routing.policy import Candidate, Mode, Placement
+from router.routing.view import Candidate, Mode, Placement
 
 
 class Search:

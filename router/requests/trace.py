@@ -17,7 +17,7 @@ import msgspec
 from process.trace_context import CURRENT_TRACE
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.fleet.metrics import FleetMetrics
-from router.routing.policy import Placement
+from router.routing.view import Placement
 
 
 @dataclass

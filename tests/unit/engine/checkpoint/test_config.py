@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.config import (
-    SUPPORTED_ARCHITECTURES,
     GenerationConfig,
     load_generation_config,
     load_model_config,
@@ -18,6 +17,7 @@ from engine.checkpoint.config import (
 )
 from engine.checkpoint.json_keys import JsonKeys
 from engine.checkpoint.rope_config import ROPE_KINDS, RopeConfig
+from engine.models.architectures import ARCHITECTURES
 from protocol.errors import ModelLoadError
 from protocol.layout import KvLayout
 
@@ -218,7 +218,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ({key: WITHOUT}, [f"'{key}'", "missing"])
         for key in sorted(BASE.keys() - {"num_key_value_heads"})
     ],
-    ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", *SUPPORTED_ARCHITECTURES]),
+    ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", *ARCHITECTURES]),
     ({"architectures": []}, ["'architectures'", "[]"]),
     ({"architectures": "LlamaForCausalLM"}, ["'architectures'"]),
     ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": WITHOUT}, ["num_key_value"]),

@@ -11,7 +11,7 @@ from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet.metrics import FleetMetrics
 from router.requests.trace import AttemptTrace, TraceStore
-from router.routing.policy import Candidate, Mode, Placement
+from router.routing.view import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
 
 

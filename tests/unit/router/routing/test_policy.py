@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import Overloaded, PromptTooLong
-from router.routing.policy import Mode, PlacementQuery, WorkerLoad, place
+from router.routing.policy import place
+from router.routing.view import Mode, PlacementQuery, WorkerLoad
 
 BLOCK = 16
 
