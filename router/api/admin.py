@@ -1,4 +1,4 @@
-"""Routes for operators: the fleet as this router sees it, and where a request's time went."""
+"""Endpoints for operators: the fleet as this router sees it, and where a request's time went."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def admin_router(fleet: Fleet, traces: TraceStore) -> APIRouter:
 
     @router.get("/requests/{request_id}/trace")
     async def get_trace(request_id: str) -> Response:
-        """A generation's trace. An HTTP request's id gives its first choice's."""
+        """One generation's trace. The id of an HTTP request selects its first choice."""
         trace = traces.get(request_id)
         if trace is None:
             return _not_found(request_id).response()

@@ -1,4 +1,4 @@
-"""What every endpoint works with; made once per application."""
+"""The dependencies of every endpoint; created once per application."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """Bounds on one HTTP request: seconds for all of it, bytes of its body.
+    """Limits of one HTTP request: its total time in seconds, its body in bytes.
 
-    `keepalive_s`: how long a stream may be silent before a comment says that it lives.
+    `keepalive_s`: how long a stream may be silent before a keep-alive comment is sent.
     """
 
     request_timeout_s: float = 600.0
@@ -26,14 +26,14 @@ class ApiLimits:
 
 
 def no_traces(request_id: str) -> None:
-    """For a generator that leaves no traces."""
+    """The trace lookup of a generator that keeps no traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The parts behind the API. Nothing here changes after start.
+    """The parts behind the API. Nothing here changes after startup.
 
-    `ids_key` is the key of streams' event ids, see `router.requests.event_ids`.
+    `ids_key` signs the event ids of streams, see `router.requests.event_ids`.
     """
 
     generator: Generator

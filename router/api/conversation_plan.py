@@ -1,7 +1,7 @@
-"""From a conversation to the choices that answer it, for every endpoint that chats.
+"""Plans the choices that answer a conversation, for every chat endpoint.
 
-Rendering and encoding happen off the event loop, unless they are quick. What the checkpoint's
-template has no place for is refused by name: it would change nothing.
+Rendering and encoding run off the event loop, unless they are quick. Fields that the
+checkpoint's template does not use are refused by name, since they would have no effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_INLINE_CHARS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class ConversationPlan:
-    """The choices of an answer, and what makes messages of their text: `parsers[choice.index]`."""
+    """The choices of an answer, and the parsers of their text: `parsers[choice.index]`."""
 
     choices: list[Choice]
     parsers: list[MessageParser]
@@ -40,9 +40,9 @@ async def plan_conversation(
     fields: GenerationFields,
     wish: OutputWish,
 ) -> ConversationPlan:
-    """The choices that answer a conversation, sampled as `fields` say.
+    """The choices that answer a conversation, sampled as `fields` specify.
 
-    Raises InvalidRequest for what the model's template or parsers cannot do, PromptTooLong.
+    Raises PromptTooLong, and InvalidRequest for what the model's template or parsers lack.
     """
     is_cut = fields.truncate_prompt_tokens is not None
     with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
@@ -63,8 +63,8 @@ async def plan_conversation(
 async def _tool_grammar(
     context: ApiContext, conversation: Conversation, prompt: str, wished: str | None
 ) -> str | None:
-    """The grammar of an answer with calls in it, or with those or else what is `wished`; None
-    where the tools need none. Raises InvalidRequest."""
+    """The grammar of an answer with calls; if `wished` is given, an answer without calls follows
+    it. None if the tools need no grammar. Raises InvalidRequest."""
     form = None if wished is None else only_rule(wished)
     is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
     if wished is not None and form is None and is_free_to_call:
@@ -87,8 +87,8 @@ async def encode_conversation(
 ) -> tuple[str, list[int]]:
     """Text and token ids of the prompt; templates write the special tokens themselves.
 
-    Raises InvalidRequest; with `limited_param`, which holds the conversation, also PromptTooLong
-    for one that is far too long, before all of it is encoded.
+    Raises InvalidRequest. If `limited_param` names the field of the conversation, also raises
+    PromptTooLong for one that is far too long, before all of it is encoded.
     """
     tokenizer = context.tokenizer
 
@@ -110,7 +110,7 @@ async def encode_conversation(
 
 
 def _is_plain(conversation: Conversation) -> bool:
-    """Whether it is rendered in no time: a few messages, not too long, and nothing else."""
+    """Whether rendering is quick: a few messages of limited length, and nothing else."""
     messages = conversation.messages
     return (
         len(messages) <= MAX_INLINE_MESSAGES
@@ -122,7 +122,7 @@ def _is_plain(conversation: Conversation) -> bool:
 
 
 def takes_effort(context: ApiContext) -> bool:
-    """Whether the model's template has a switch for how much to think."""
+    """Whether the model's template has a variable for the reasoning effort."""
     template = context.tokenizer.chat_template
     return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
 
@@ -151,7 +151,7 @@ def _template_of(tokenizer: Tokenizer) -> ChatTemplate:
 
 
 def _check(context: ApiContext, template: ChatTemplate, conversation: Conversation) -> None:
-    """Refuses what would have no effect."""
+    """Raises InvalidRequest for fields that would have no effect."""
     variables = conversation.template_variables
     for name in variables:
         if name in RESERVED_NAMES:
@@ -181,7 +181,7 @@ def _check(context: ApiContext, template: ChatTemplate, conversation: Conversati
 
 
 def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, object]:
-    """The template's variables; an effort also switches thinking where that is all there is."""
+    """The template's variables. Without `reasoning_effort`, an effort sets `enable_thinking`."""
     effort = conversation.reasoning_effort
     variables: dict[str, object] = {}
     if effort is not None:
@@ -192,7 +192,7 @@ def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, 
 
 
 def _cut_behind(text: str, content: str) -> str:
-    """The prompt up to the end of its last message, without what the template puts there."""
+    """The prompt up to the end of its last message, without the template's text after it."""
     for wanted in (content.lstrip(), content.strip()):
         start = text.rfind(wanted) if wanted else -1
         if start >= 0:

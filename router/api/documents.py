@@ -1,6 +1,6 @@
-"""`/openapi.json`, and `/docs`, which shows it: one page of ours that loads nothing from elsewhere.
+"""`/openapi.json`, and `/docs`, a page that shows it and loads nothing from other hosts.
 
-The page writes what it fetches as text, never as markup, and may talk to this router alone.
+The page renders the document as text, never as markup, and may connect to this router only.
 """
 
 from __future__ import annotations

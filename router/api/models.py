@@ -1,4 +1,4 @@
-"""The models served here, and a clear no to what a model of text cannot do."""
+"""The list of served models, and clear errors for endpoints that a text model cannot serve."""
 
 from __future__ import annotations
 

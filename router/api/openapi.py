@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 document of the HTTP API, made from the table of operations.
 
-Request schemas come from the pydantic models that check requests, answers from the structs that
-are encoded, so that the document cannot say anything else than the code does. It is made once,
-when somebody first asks; no request that generates passes through here.
+Request schemas come from the pydantic models that check requests, answer schemas from the structs
+that are encoded, so the document cannot differ from the code. It is built once, on the first
+request for it; generation requests never pass through this module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCHEMES = {
 
 
 class ErrorDetail(Struct, frozen=True):
-    """What went wrong. `param` names the field at fault, `code` is for programs."""
+    """What went wrong. `param` names the faulty field, `code` is machine-readable."""
 
     message: str
     type: str
@@ -64,7 +64,7 @@ def openapi_json() -> bytes:
 
 
 def openapi_document() -> dict[str, Any]:
-    """The document, as JSON's types."""
+    """The document, as JSON types."""
     answers, schemas = _answer_schemas(OPERATIONS)
     bodies, body_schemas = _body_schemas(OPERATIONS)
     clash = schemas.keys() & body_schemas.keys()
@@ -86,7 +86,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _answer_schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Schemas of answers and events by type (or its name, as types need not be hashable)."""
+    """Schemas of answers and events by the type's name, since types need not be hashable."""
     named = [each for one in operations for each in (one.answer, one.event)]
     documents = [each for each in named if each is not None and each not in _TEXTS]
     types = [ErrorAnswer, AnthropicError, *documents]

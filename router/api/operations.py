@@ -1,6 +1,6 @@
-"""Every operation of the HTTP API in one table: what it takes and what it may answer.
+"""All operations of the HTTP API in one table: what each one accepts and returns.
 
-The OpenAPI document is made from it, and a test holds it equal to the routes that are served.
+The OpenAPI document is made from this table. A test checks that it matches the served routes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _GENERATION_ERRORS = (*_BODY_ERRORS, 500, 503)
 class Operation:
     """One method of one path.
 
-    `answer` is the type of the JSON answer, or a media type for what is not JSON, or None where
-    every answer is an error; `event` is the type of a stream's events. `errors` are statuses
-    besides those that any request may end with.
+    `answer` is the type of the JSON answer, a media type for an answer that is not JSON, or None
+    if every answer is an error. `event` is the type of a stream's events. `errors` are the
+    possible statuses besides those that any request may return.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over the conversations of `router.chat`.
+"""Anthropic's Messages API, built on the conversations of `router.chat`.
 
-Imports what `router.api` shares.
+Imports the modules that `router.api` shares.
 """

@@ -1,4 +1,4 @@
-"""The JSON of Anthropic's Messages API, field for field as its clients read it."""
+"""The JSON of Anthropic's Messages API, field for field as clients expect it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class TextBlock(Struct, frozen=True, tag="text"):
 
 
 class ThinkingBlock(Struct, frozen=True, tag="thinking"):
-    """What the model thought first; not signed."""
+    """The model's reasoning before its answer; not signed."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
-    """A call. In a stream `input` is empty at first, and its JSON text follows in deltas."""
+    """A tool call. In a stream `input` starts empty, and its JSON text follows in deltas."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageUsage(Struct, frozen=True):
-    """Tokens; the prompt's are those computed plus those read from a cache."""
+    """Token counts. The prompt's length is the tokens computed plus those read from a cache."""
 
     input_tokens: int
     output_tokens: int
@@ -69,7 +69,7 @@ class TextPiece(Struct, frozen=True, tag="text_delta"):
 
 
 class ThinkingPiece(Struct, frozen=True, tag="thinking_delta"):
-    """More thoughts of a block."""
+    """More reasoning of a block."""
 
     thinking: str
 
@@ -94,7 +94,7 @@ class MessageStart(Struct, frozen=True, tag="message_start"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """The connection lives."""
+    """The connection is alive."""
 
 
 class BlockStart(Struct, frozen=True, tag="content_block_start"):
@@ -105,20 +105,20 @@ class BlockStart(Struct, frozen=True, tag="content_block_start"):
 
 
 class BlockDelta(Struct, frozen=True, tag="content_block_delta"):
-    """More of the block that is open."""
+    """More of the open block."""
 
     index: int
     delta: TextPiece | ThinkingPiece | InputPiece
 
 
 class BlockStop(Struct, frozen=True, tag="content_block_stop"):
-    """The block is whole."""
+    """The block is complete."""
 
     index: int
 
 
 class EndDelta(Struct, frozen=True, tag="message_delta"):
-    """Why the message ended, and its tokens."""
+    """Why the message ended, and its token counts."""
 
     delta: MessageEnding
     usage: MessageUsage

@@ -1,4 +1,4 @@
-"""From Anthropic's blocks to the neutral conversation."""
+"""Converts Anthropic's blocks to a `Conversation`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EFFORT_BUDGETS = ((4096, "low"), (16384, "medium"))
 
 
 def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversation:
-    """The neutral form. `can_think`: the model's template takes an effort.
+    """The request as a `Conversation`. `can_think`: the model's template accepts an effort.
 
     Raises InvalidRequest, which names the field.
     """
@@ -56,7 +56,7 @@ def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversatio
 
 
 def _messages_of(message: MessageFields, param: str) -> list[Message]:
-    """A turn as messages: the results of tools have one each, ahead of what the user says."""
+    """A turn as messages: one for each tool result, then one for the user's text."""
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
     blocks = message.content
@@ -117,7 +117,7 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:
 
 
 def _effort(request: CountTokensRequest, can_think: bool) -> str | None:
-    """The template's effort; None leaves it to the template."""
+    """The effort to pass to the template; None leaves the choice to the template."""
     thinking, config = request.thinking, request.output_config
     named = config.effort if config else None
     wants = named is not None or (thinking is not None and thinking.type != "disabled")

@@ -1,4 +1,4 @@
-"""One answer of `/v1/messages`, whole or as events, from what the message's parser reads."""
+"""Formats one answer of `/v1/messages`, whole or as events, from the message parser's output."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from router.requests.output_text import TextDelta
 
 
 class MessageFormat:
-    """See AnswerFormat; chunks are framed events, as many as a delta makes.
+    """See AnswerFormat. A chunk holds all the framed events that one delta produces.
 
-    A block is closed where the next one of another kind begins.
+    A block is closed when the next block begins.
     """
 
     def __init__(self, message_id: str, model: str, parser: MessageParser) -> None:
@@ -98,7 +98,7 @@ class MessageFormat:
         )
 
     def _block_events(self, event: MessageEvent) -> list[AnthropicEvent]:
-        """What one event says, in a block of its kind; calls have one each."""
+        """The event as block events, in a block of its kind; every call has its own block."""
         if isinstance(event, ToolCallBegin):
             return self._begin(ToolCallArguments, ToolUseBlock(event.id, event.name, {}))
         begin: list[AnthropicEvent] = []
@@ -158,7 +158,7 @@ def _blocks(message: MessageDelta) -> list[ContentBlock]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The input of a call; what was cut off, or is no object, is shown as text."""
+    """The input of a call. Truncated JSON, or JSON that is not an object, is returned as text."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients ask them."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`, for Anthropic's clients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def messages_router(context: ApiContext) -> APIRouter:
 
 
 async def _grammar(context: ApiContext, fields: MessagesRequest) -> str | None:
-    """What the text is held to. Raises InvalidRequest for a schema that cannot be compiled."""
+    """The output's grammar, if any. Raises InvalidRequest for a schema that does not compile."""
     wanted = fields.output_config.format if fields.output_config else None
     if wanted is None:
         return None
@@ -74,7 +74,7 @@ async def _grammar(context: ApiContext, fields: MessagesRequest) -> str | None:
 
 
 def _check_version(request: Request) -> None:
-    """Versions are dates; the first had another shape of stream. Raises InvalidRequest."""
+    """Checks the date; earlier versions stream in another format. Raises InvalidRequest."""
     version = request.headers.get(VERSION_HEADER, FIRST_VERSION)
     if not _VERSION_FORMAT.fullmatch(version) or version < FIRST_VERSION:
         raise InvalidRequest(
@@ -84,7 +84,7 @@ def _check_version(request: Request) -> None:
 
 
 def _style(request_id: str) -> StreamStyle:
-    """Events have names, errors too; a ping keeps the connection."""
+    """All events are named, errors included; a ping keeps the connection alive."""
     return StreamStyle(
         frame=as_it_is,
         done=b"",

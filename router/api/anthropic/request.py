@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`.
 
-`cache_control` is taken anywhere and needs nothing: every prefix is cached. Blocks, tools and
-fields that this model has no use for are refused by name.
+`cache_control` is accepted everywhere and has no effect: every prefix is cached. Unsupported
+blocks, tools and fields are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_STOP_SEQUENCES = 16
 
 
 class CacheControl(StrictModel):
-    """A wish that the prompt up to here be cached, which it is in any case."""
+    """Asks to cache the prompt up to this point. No effect: prompts are always cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -54,7 +54,7 @@ class ToolUseFields(_Block):
 
 
 class ToolResultFields(_Block):
-    """What a call gave; where `is_error`, the model reads it behind the word "Error"."""
+    """The result of a call. With `is_error` the model sees the prefix "Error: " before it."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -63,7 +63,7 @@ class ToolResultFields(_Block):
 
 
 class ThinkingFields(StrictModel):
-    """What the assistant thought earlier; `signature` is not checked."""
+    """The assistant's earlier reasoning; `signature` is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -80,8 +80,8 @@ def _content_shape(value: Any) -> str:
 
 
 class MessageFields(StrictModel):
-    """One turn, or what the system says between two. If the last one is the assistant's, the answer
-    goes on in it."""
+    """One turn, or a system message between turns. If the last message is the assistant's, the
+    answer continues it."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -91,7 +91,7 @@ class MessageFields(StrictModel):
 
 
 class AnthropicTool(_Block):
-    """A function that the model may call. Its input always streams eagerly, as it is written."""
+    """A function that the model may call. Its input is always streamed eagerly."""
 
     type: Literal["custom"] | None = None
     name: ToolName
@@ -104,7 +104,7 @@ class AnthropicTool(_Block):
 
 
 class AnthropicToolChoice(StrictModel):
-    """Which tools may or must be called; `name` with "tool" alone."""
+    """Which tools may or must be called; `name` is set for the type "tool" only."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -112,7 +112,7 @@ class AnthropicToolChoice(StrictModel):
 
 
 class ThinkingConfig(StrictModel):
-    """Whether to think. A budget chooses an effort; its tokens are not counted out."""
+    """Whether to think. A budget selects an effort; it is not enforced as a token limit."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1024)] | None = None
@@ -120,21 +120,21 @@ class ThinkingConfig(StrictModel):
 
 
 class SchemaFormat(StrictModel):
-    """JSON of a schema, which the text always conforms to."""
+    """JSON that always conforms to the schema."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(StrictModel):
-    """How much to think, and what the text has to look like."""
+    """How much to think, and the format of the text."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: SchemaFormat | None = None
 
 
 class CountTokensRequest(RequestBody):
-    """A conversation whose prompt is to be counted."""
+    """A conversation whose prompt tokens are to be counted."""
 
     model: str
     messages: Annotated[list[MessageFields], Field(min_length=1)]
@@ -150,7 +150,7 @@ class CountTokensRequest(RequestBody):
 
 
 class Metadata(StrictModel):
-    """About the caller; a label that changes nothing."""
+    """A label for the caller; no effect."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
@@ -177,14 +177,14 @@ class MessagesRequest(CountTokensRequest):
     thread: Annotated[Any, Field(description="Not supported: nothing is stored.")] = None
 
     def check_together(self) -> None:
-        """See the base."""
+        """See the base class."""
         super().check_together()
         if self.thread is not None:
             raise ThreadsUnsupported
 
     @property
     def generation(self) -> GenerationFields:
-        """How to sample and when to stop, as every endpoint says it."""
+        """How to sample and when to stop, in the form that all endpoints share."""
         return GenerationFields(
             model=self.model,
             temperature=self.temperature,

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions, and the JSON that they answer with.
+"""OpenAI's chat completions and completions, and the JSON of their answers.
 
-Imports what `router.api` shares.
+Imports the modules that `router.api` shares.
 """

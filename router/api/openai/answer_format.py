@@ -1,4 +1,4 @@
-"""JSON of one kind of answer, whole or in chunks; and any of them with its timing added."""
+"""The JSON of each kind of answer, whole or in chunks, optionally with usage and timing added."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ class AnswerFormat(Protocol):
     """JSON documents of one kind of completion."""
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        """A chunk of a stream, for one choice; `is_first` of that choice."""
+        """One chunk of a stream; `is_first` marks the first chunk of its choice."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last chunk of a stream whose client wants to know the usage."""
+        """The last chunk of a stream whose client asked for the usage."""
         ...
 
     def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
-        """The whole answer, given each choice's whole text."""
+        """The whole answer, given the complete text of each choice."""
         ...
 
 
 def wants_timing(header: str | None) -> bool:
-    """Whether the client asks for it, if it sent the header. Raises InvalidRequest for what is
-    neither yes nor no."""
+    """Whether the client asked for timing. `header` is None if it was not sent. Raises
+    InvalidRequest for a value other than 0 and 1."""
     if header not in (None, "0", "1"):
         raise InvalidRequest(f"the header '{TIMING_HEADER}' must be 0 or 1", TIMING_HEADER)
     return header == "1"
 
 
 class CountingFormat:
-    """Says in every chunk what was used so far; `count` knows it."""
+    """Adds the usage so far, as returned by `count`, to every chunk."""
 
     def __init__(self, inner: AnswerFormat, count: Callable[[], Usage]) -> None:
         self._inner = inner
@@ -88,7 +88,7 @@ class TimedFormat:
         return self._timed(self._inner.answer(texts, usage), shown)
 
     def _timed(self, document: bytes, shown: Sequence[Choice]) -> bytes:
-        """Tells of the choices shown, as they are numbered there, then of all others."""
+        """Adds the timing of the shown choices, with their indexes, then of all others."""
         places: dict[str, int | None] = {each.request.request_id: each.index for each in shown}
         for each in self._choices:
             places.setdefault(each.request.request_id, None)

@@ -1,6 +1,6 @@
-"""The JSON that the endpoints answer with, field for field as OpenAI's clients read it.
+"""The JSON of the endpoints' answers, field for field as OpenAI's clients expect it.
 
-Fields that may be absent default to UNSET; null is said with None.
+Fields that may be absent default to UNSET; None is encoded as null.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class CachedTokens(Struct, frozen=True):
-    """Detail of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a whole HTTP request; every prompt counts once."""
+    """Token counts of a whole HTTP request; every prompt counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,9 +26,9 @@ class Usage(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Parallel lists, one entry a token; `text_offset` counts characters of the text.
+    """Parallel lists with one entry per token; `text_offset` is in characters of the text.
 
-    Null stands for what an echoed prompt's first token has not: it follows nothing.
+    The first token of an echoed prompt has null entries, because no token comes before it.
     """
 
     tokens: list[str]
@@ -38,7 +38,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class PromptTokenLogprob(Struct, frozen=True):
-    """A token that might stand at some place of the prompt; the most likely has rank 1."""
+    """A candidate token at one position of the prompt; the most likely one has rank 1."""
 
     logprob: float
     rank: int
@@ -46,13 +46,13 @@ class PromptTokenLogprob(Struct, frozen=True):
 
 
 PromptTokenLogprobs = list[dict[str, PromptTokenLogprob] | None]
-"""By place, null at first, then by token id: the prompt's own token, and the most likely ones."""
+"""Per position (null for the first), by token id: the prompt's token and the most likely ones."""
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One text, or a piece of it in a stream, of which the last one says why it ended.
+    """One text, or in a stream a piece of it. The last piece says why the text ended.
 
-    `stop_reason` is the stop string or token that ended it, null where none of those did.
+    `stop_reason` is the stop string or token that ended the text, or null if none did.
     """
 
     index: int
@@ -66,7 +66,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """Answer of `/v1/completions`, and every chunk of its stream."""
+    """Answer of `/v1/completions`, and each chunk of its stream."""
 
     id: str
     created: int
@@ -77,7 +77,7 @@ class Completion(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token that might have been chosen. `bytes` are its part of the UTF-8 text."""
+    """A candidate token. `bytes` are its part of the UTF-8 text."""
 
     token: str
     logprob: float
@@ -85,7 +85,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class ChatTokenLogprob(Struct, frozen=True):
-    """A chosen token and the most likely ones at its place."""
+    """A chosen token and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -101,14 +101,14 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """What a tool call calls; `arguments` is JSON text, in a stream a piece of it."""
+    """The function of a tool call; `arguments` is JSON text, in a stream a piece of it."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ChatToolCall(Struct, frozen=True):
-    """A tool call of a message. Only in a stream it has an `index`, and `id` only at first."""
+    """A tool call of a message. In a stream it has an `index`, and `id` in its first chunk only."""
 
     function: FunctionCall
     index: int | UnsetType = UNSET
@@ -117,9 +117,9 @@ class ChatToolCall(Struct, frozen=True):
 
 
 class ChatMessageBody(Struct, frozen=True):
-    """The assistant's message; null for content says that there are tool calls alone.
+    """The assistant's message. Null content means that there are only tool calls.
 
-    Reasoning has two names, its older one and the one that vLLM has now.
+    Reasoning appears under two names: the older `reasoning_content` and vLLM's `reasoning`.
     """
 
     content: str | None
@@ -131,7 +131,7 @@ class ChatMessageBody(Struct, frozen=True):
 
 
 class ChatDelta(Struct, frozen=True):
-    """What a chunk adds to the message; the first one names the role."""
+    """What a chunk adds to the message; the first chunk names the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -152,7 +152,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatChunkChoice(Struct, frozen=True):
-    """A piece of one message; the last one says why it ended."""
+    """A piece of one message; the last piece says why the message ended."""
 
     index: int
     delta: ChatDelta
@@ -191,7 +191,7 @@ class ChatChunk(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """An entry of the list of models. `max_model_len` is the context in tokens."""
+    """An entry of the list of models. `max_model_len` is the context length in tokens."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""Which of a prompt's candidates are answered, as OpenAI's `best_of` has it."""
+"""Selects the candidates to return for each prompt, as in OpenAI's `best_of`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _Text = tuple[Choice, TextDelta]
 
 
 def best_of_each_prompt(texts: Sequence[_Text], kept: int) -> list[_Text]:
-    """So many of each prompt's texts, numbered anew; if there are more, those with the highest
-    log-probability per token, the best first."""
+    """Keeps `kept` texts of each prompt and renumbers them. If a prompt has more, keeps those with
+    the highest log-probability per token, the best first."""
     by_prompt: dict[int, list[_Text]] = {}
     for each in texts:
         by_prompt.setdefault(each[0].prompt_index, []).append(each)
@@ -27,6 +27,6 @@ def best_of_each_prompt(texts: Sequence[_Text], kept: int) -> list[_Text]:
 
 
 def _mean_logprob(text: TextDelta) -> float:
-    """Of the reported tokens; a text without any is the least likely."""
+    """The mean over the reported tokens; a text without tokens ranks last."""
     logprobs = [max(LOWEST, token.logprobs.logprob) for token in text.tokens]
     return sum(logprobs) / len(logprobs) if logprobs else LOWEST

@@ -84,7 +84,7 @@ def chat_router(context: ApiContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """JSON of one request's answer, whole or in chunks; `parsers` by index of the choice."""
+    """JSON of one request's answer, whole or in chunks; `parsers` are indexed by choice."""
 
     request_id: str
     created: int
@@ -95,7 +95,7 @@ class ChatFormat:
     frames: dict[int, TextFrame] = field(default_factory=dict)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        """See AnswerFormat. The first chunk of a choice names the role, whatever its text."""
+        """See AnswerFormat. The first chunk of a choice always names the role."""
         message = self._parsed(choice, delta)
         text = None if is_first else message.only_content
         if text is None or self.fields.logprobs or self.fields.return_token_ids:
@@ -108,7 +108,7 @@ class ChatFormat:
         return frame.fill(text)
 
     def _parsed(self, choice: Choice, delta: TextDelta) -> MessageDelta:
-        """What a delta says, without the reasoning if that is not wanted."""
+        """The parsed delta, without reasoning if the client excludes it."""
         message = self.parsers[choice.index].push(delta)
         return message.answer_alone if self.fields.include_reasoning is False else message
 

@@ -53,8 +53,8 @@ _Content = Annotated[
 class ChatMessage(StrictModel):
     """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`.
 
-    `reasoning` is vLLM's name for that. `parsed` is what OpenAI's client made of the content of an
-    answer, and goes with it when that is sent back: it says nothing new.
+    `reasoning` is vLLM's name for `reasoning_content`. `parsed` is ignored: OpenAI's client adds
+    its parsed form of an answer's content, and sends it back with the answer.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -71,7 +71,7 @@ class ChatMessage(StrictModel):
     function_call: Unsupported = None
 
     def as_message(self, place: int) -> Message:
-        """The neutral form; text parts become lines of one text. Raises InvalidRequest."""
+        """As a `Message`; text parts become lines of one text. Raises InvalidRequest."""
         param = f"messages[{place}]"
         calls = tuple(call.as_call() for call in self.tool_calls or ())
         if calls and self.role != "assistant":
@@ -141,12 +141,12 @@ class ChatRequest(GenerationFields):
 
     @property
     def logprobs_count(self) -> int | None:
-        """How many alternatives to report for every token; None for no log-probabilities."""
+        """Number of alternatives to report per token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def conversation(self) -> Conversation:
-        """The neutral form. Raises InvalidRequest."""
+        """The request as a `Conversation`. Raises InvalidRequest."""
         return Conversation(
             messages=tuple(each.as_message(place) for place, each in enumerate(self.messages)),
             tools=tuple(tool.as_tool() for tool in self.tools or ()),
@@ -165,7 +165,7 @@ class ChatRequest(GenerationFields):
         return ToolChoice(ToolMode(self.tool_choice or "auto"))
 
     def check_together(self) -> None:
-        """See the base."""
+        """See the base class."""
         super().check_together()
         if self.max_tokens == 0:
             raise InvalidRequest("'max_tokens' must be at least 1", "max_tokens")

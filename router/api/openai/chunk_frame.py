@@ -1,6 +1,6 @@
-"""A chunk's JSON with a hole for its text: most chunks of a stream differ in nothing else.
+"""A template of a chunk's JSON: most chunks of a stream differ only in their text.
 
-Made from a chunk that was encoded the usual way, so that it cannot differ from one.
+The template is made from a chunk that was encoded the usual way, so the output is the same.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextFrame:
-    """Gives the documents of one choice's plain chunks."""
+    """Encodes the text-only chunks of one choice."""
 
     def __init__(self, document_of: Callable[[str], bytes]) -> None:
-        """`document_of` encodes a chunk with a text; called once."""
+        """`document_of` encodes a chunk with the given text; it is called once."""
         self._before, hole, self._after = document_of(_HOLE).partition(_encode(_HOLE))
         assert hole, "the document holds its text"
 
     def fill(self, text: str) -> bytes:
-        """The document of a chunk with this text."""
+        """The JSON document of a chunk with this text."""
         return b"%b%b%b" % (self._before, _encode(text), self._after)

@@ -45,7 +45,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Every prompt by itself. The first element decides which kind all of them are."""
+        """The prompts as a list. All elements have the type of the first one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         texts = [each for each in self.prompt if isinstance(each, str)]
@@ -59,26 +59,27 @@ class CompletionRequest(GenerationFields):
 
     @property
     def has_spare_choices(self) -> bool:
-        """Whether more is generated than answered."""
+        """Whether more sequences are generated than returned."""
         return self.num_candidates > (self.n or 1)
 
     @property
     def output_logprobs(self) -> int | None:
-        """How many alternatives to compute for every token; 0 where the best are to be chosen."""
+        """Number of alternatives to compute per output token. Ranking for `best_of` needs at
+        least 0, that is, each token's own log-probability."""
         if self.logprobs is None and self.has_spare_choices:
             return 0
         return self.logprobs
 
     @property
     def scored_alternatives(self) -> int | None:
-        """How many alternatives to compute for every token of a prompt, for `prompt_logprobs` or
-        for its echo; None where neither is wanted."""
+        """Number of alternatives to compute per prompt token, for `prompt_logprobs` or for the
+        echo; None if neither is requested."""
         echoed = self.logprobs if self.echo else None
         counts = [each for each in (self.prompt_logprobs, echoed) if each is not None]
         return max(counts, default=None)
 
     def check_together(self) -> None:
-        """See the base. Also bounds the number of sequences that one request may start."""
+        """See the base class. Also limits the number of sequences that one request may start."""
         super().check_together()
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise InvalidRequest("'best_of' must be at least 'n'", "best_of")

@@ -106,7 +106,7 @@ async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """JSON of one request's answer, whole or in chunks (which differ in `usage` only)."""
+    """JSON of one request's answer, whole or in chunks (the two differ in `usage` only)."""
 
     request_id: str
     created: int
@@ -160,7 +160,7 @@ class CompletionFormat:
         )
 
     def _logprobs(self, choice: Choice, delta: TextDelta) -> CompletionLogprobs | None:
-        """Of the output, and before it of the prompt where that is echoed."""
+        """Log-probabilities of the output, preceded by those of an echoed prompt."""
         count, told = self.fields.logprobs, delta.prompt_logprobs
         if count is None:
             return None

@@ -1,8 +1,8 @@
-"""Log-probabilities of reported tokens in the two shapes of OpenAI's API, and in vLLM's of prompts.
+"""Log-probabilities in the two formats of OpenAI's API, and in vLLM's format for prompts.
 
-A token that is not whole characters by itself is written `bytes:\\xe2\\x80`, as OpenAI does; where
-ids are wanted instead of text, every token is written `token_id:7`, as vLLM does.
-JSON has no infinity: what a filter made impossible is reported as -9999.
+A token that is not valid UTF-8 by itself is written `bytes:\\xe2\\x80`, as in OpenAI's API. If the
+client asks for ids instead of text, every token is written `token_id:7`, as in vLLM.
+JSON has no infinity, so tokens that a filter excluded are reported as -9999.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TokenNames:
     by_id: bool = False
 
     def of(self, token_id: int) -> str:
-        """The name of one."""
+        """The name of one token."""
         if self.by_id:
             return f"token_id:{token_id}"
         return _token_text(self.tokenizer.token_bytes(token_id))
@@ -41,7 +41,7 @@ class TokenNames:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as token ids and as the text that the answer repeats."""
+    """A prompt as token ids, and its text as repeated in the answer."""
 
     token_ids: list[int]
     text: str
@@ -53,7 +53,7 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """Lists by position; the alternatives always include the chosen token.
 
-    `echoed_chars` of the prompt stand before the output.
+    `echoed_chars` is the number of prompt characters before the output.
     """
     return CompletionLogprobs(
         tokens=[names.of(token.token_id) for token in tokens],
@@ -66,7 +66,7 @@ def completion_logprobs(
 def echoed_logprobs(
     prompt: EchoedPrompt, told: PromptLogprobs, count: int, names: TokenNames
 ) -> CompletionLogprobs:
-    """The same of the prompt itself, with `count` alternatives; its first token has none."""
+    """The same for an echoed prompt, with `count` alternatives; its first token has no values."""
     listed = CompletionLogprobs([], [], [], _offsets(prompt, names.tokenizer))
     listed.tokens.extend(names.of(each) for each in prompt.token_ids)
     listed.token_logprobs.append(None)
@@ -79,7 +79,7 @@ def echoed_logprobs(
 
 
 def joined_logprobs(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
-    """Those of a text, and of what follows it."""
+    """Concatenates the lists of a text and of its continuation."""
     return CompletionLogprobs(
         first.tokens + then.tokens,
         first.token_logprobs + then.token_logprobs,
@@ -91,7 +91,7 @@ def joined_logprobs(first: CompletionLogprobs, then: CompletionLogprobs) -> Comp
 def prompt_logprobs(
     token_ids: list[int], told: PromptLogprobs, count: int, tokenizer: Tokenizer
 ) -> PromptTokenLogprobs:
-    """vLLM's shape: each token of the prompt first, then the `count` most likely at its place."""
+    """vLLM's format: the prompt's own token, then the `count` most likely ones at its position."""
     listed: PromptTokenLogprobs = [None]
     for token_id, entry in zip(token_ids[1:], told.entries(), strict=True):
         ranked = [(token_id, entry.logprob, entry.rank)]
@@ -105,7 +105,7 @@ def prompt_logprobs(
 
 
 def chat_logprobs(tokens: list[OutputToken], names: TokenNames) -> ChatLogprobs:
-    """One entry a token, each with as many alternatives as were asked for."""
+    """One entry per token, each with the requested number of alternatives."""
     entries: list[ChatTokenLogprob] = []
     for token in tokens:
         chosen = _top_logprob(token.token_id, token.logprobs.logprob, names)
@@ -136,7 +136,7 @@ def _token_text(data: bytes) -> str:
 
 
 def _offsets(prompt: EchoedPrompt, tokenizer: Tokenizer) -> list[int]:
-    """Where the text of each token begins. Special tokens that stand in the text have one."""
+    """Where each token's text begins, in characters. Special tokens in the text count, too."""
     special = tokenizer.special_ids.intersection(prompt.token_ids)
     shown = frozenset(each for each in special if tokenizer.token_name(each) in prompt.text)
     detokenizer = tokenizer.detokenizer(prompt.skips_special, at_start=True, kept_ids=shown)
