@@ -1,4 +1,4 @@
-"""The sequences that one HTTP request starts: its prompts times its choices."""
+"""Plans the sequences that one HTTP request starts: its prompts times its choices."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from router.requests.output_text import OutputText, StopRules
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as token ids, and its text where the answer repeats it.
+    """A prompt as token ids, and as text in `echo` if the answer repeats it.
 
-    `kept_ids` are special tokens whose text its output shows although others are skipped.
+    `kept_ids` are special tokens whose text the output shows even if special tokens are skipped.
     """
 
     token_ids: list[int]
@@ -39,13 +39,13 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OutputWish:
-    """What each kind of request says in its own way.
+    """The parameters that each kind of request expresses in its own way.
 
-    `default_tokens` is the output limit where none was `requested_tokens` (None: all that the
-    context has left); `prompt_param` is the field that holds the prompt; `grammar` constrains the
-    output's text; `bad_words` are the token sequences that it may not contain; `prompt_logprobs`
-    is how many alternatives to compute for each token of a prompt, None for no log-probabilities;
-    `num_choices` are generated for each prompt.
+    `default_tokens` is the output limit if `requested_tokens` is None (None: the rest of the
+    context). `prompt_param` is the field that holds the prompt. `grammar` constrains the output's
+    text. `bad_words` are token sequences that the output must not contain. `prompt_logprobs` is
+    the number of alternatives to compute per prompt token, or None for no log-probabilities.
+    `num_choices` is the number of sequences generated for each prompt.
     """
 
     requested_tokens: int | None
@@ -59,12 +59,12 @@ class OutputWish:
 
     @property
     def is_echo_only(self) -> bool:
-        """Whether nothing is to be generated."""
+        """Whether the answer contains no generated tokens."""
         return self.requested_tokens == 0
 
     @property
     def generated_tokens(self) -> int | None:
-        """What workers are asked for: a prompt's log-probabilities come with a first token."""
+        """The limit sent to workers: prompt log-probabilities come with a first output token."""
         if self.is_echo_only and self.prompt_logprobs is not None:
             return 1
         return self.requested_tokens
@@ -79,8 +79,8 @@ def check_model(context: ApiContext, name: str) -> None:
 
 
 def check_length(context: ApiContext, text: str, param: str) -> None:
-    """Raises PromptTooLong for a prompt so long that its beginning is too much for the context;
-    one that is not may still be too long. Takes its time: not for the event loop."""
+    """Raises PromptTooLong if the beginning of the prompt alone exceeds the context. A prompt that
+    passes may still be too long. This is slow: do not call it on the event loop."""
     most = context.model.max_context
     least = context.tokenizer.least_tokens(text, most)
     if least:
@@ -100,7 +100,7 @@ class ChoicePlanner:
     wish: OutputWish
 
     def plan(self, prompts: list[EncodedPrompt]) -> list[Choice]:
-        """All choices in the answer's order. Raises RequestError for what cannot be served."""
+        """All choices, in the order of the answer. Raises RequestError if one cannot be served."""
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
         choices: list[Choice] = []
         for prompt_index, whole in enumerate(prompts):
@@ -117,14 +117,15 @@ class ChoicePlanner:
         return choices
 
     def _tells_prompt(self, index: int, number: int) -> bool:
-        """Whether a choice is to report its prompt's log-probabilities: the first one for all of
-        that prompt, but in a stream, where none waits for another, each whose client has none."""
+        """Whether a choice reports its prompt's log-probabilities. In a whole answer the prompt's
+        first choice reports them for all. In a stream choices do not wait for each other, so
+        every choice reports them, unless the client already has tokens of that choice."""
         if self.fields.stream:
             return self.identity.position_of(index).num_tokens == 0
         return number == 0
 
     def _truncated(self, prompt: EncodedPrompt) -> EncodedPrompt:
-        """The prompt's end or beginning, where the caller wants no more than so many tokens."""
+        """The prompt cut to `truncate_prompt_tokens`: its end, or with "right" its beginning."""
         kept = self.fields.truncate_prompt_tokens
         if kept is None:
             return prompt
@@ -169,10 +170,10 @@ class ChoicePlanner:
                 request_id=f"{self.identity.request_id}-{index}",
                 token_ids=prompt.token_ids,
                 sampling=sampling,
-                priority=-(self.fields.priority or 0),  # theirs: lower is earlier
+                priority=-(self.fields.priority or 0),  # in the API, lower is earlier
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.fields.cache_salt or "",
-                # what is told of a prompt is not kept with the tokens
+                # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
             ),
@@ -187,7 +188,7 @@ class ChoicePlanner:
         return stop_rules(self.fields, sampling, self.context.defaults)
 
     def _deadline_ms(self) -> int:
-        """What is left for the request. Raises InvalidRequest for a stream whose time is over."""
+        """The request's remaining time. Raises InvalidRequest if a stream has no time left."""
         remaining_s = self.context.limits.request_timeout_s
         if self.identity.life:
             remaining_s -= max(0.0, time.time() - self.identity.created)

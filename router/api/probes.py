@@ -1,8 +1,8 @@
-"""What orchestrators and monitors ask: alive, ready, which version, and the metrics.
+"""Endpoints for orchestrators and monitors: liveness, readiness, version and metrics.
 
-The same before and after the fleet serves. Alive means that this process answers; ready that a
-request would find a worker. `/ping` is `/health` by the name that SageMaker's and vLLM's probes
-use.
+They are served before the fleet is ready, too. Alive means that this process answers; ready means
+that a request would find a worker. `/ping` is the name that SageMaker's and vLLM's probes use for
+`/health`.
 """
 
 from __future__ import annotations

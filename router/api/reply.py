@@ -1,7 +1,7 @@
-"""Answering with the choices of a request: whole, or as a stream of events.
+"""Answers a request with its choices: whole, or as a stream of events.
 
-The same for every endpoint that generates; an `AnswerFormat` gives the JSON. A client that goes
-away ends every choice at once, in either way of answering.
+All endpoints that generate share this code; an `AnswerFormat` produces the JSON. When the client
+disconnects, every choice ends at once, in a whole answer as in a stream.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _TIMING = TIMING_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request asks for: which stream or answer it is, and the choices to run.
+    """The plan of a request: the identity of its stream or answer, and the choices to run.
 
-    Of each prompt's choices an answer holds the `num_best` likeliest, or all.
+    An answer holds the `num_best` most likely choices of each prompt, or all of them if None.
     """
 
     identity: StreamIdentity
@@ -48,7 +48,7 @@ class Plan:
     num_best: int | None = None
 
     def bookmark(self, key: bytes, body_digest: bytes) -> Bookmark | EventCount:
-        """What gives the events of its stream their ids."""
+        """Assigns ids to the events of the request's stream."""
         if self.identity.numbers_events:
             return EventCount(self.identity, key, body_digest)
         return Bookmark(self.identity, len(self.choices), key, body_digest)
@@ -61,7 +61,7 @@ async def reply(
     answer_format: AnswerFormat,
     style: StreamStyle = OPENAI_STYLE,
 ) -> Response:
-    """Runs the choices. Raises what goes wrong before there is anything to send."""
+    """Runs the choices. Raises errors that occur before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
     if not plan.identity.life:
         context.metrics.prompt_tokens.inc(sum(_prompt_lengths(choices).values()))
@@ -120,14 +120,14 @@ class _Answer:
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """Numbers that the answer tells of its prompts."""
+        """How many log-probabilities of prompt tokens the answer contains."""
         told = (_told(parts) for parts in self._parts)
         return sum(len(each.logprobs) + len(each.top_ids) for each in told if each) // 4
 
     def whole(self, answer_format: AnswerFormat) -> bytes:
-        """The answer's document, when all choices have ended.
+        """The answer's JSON document, once all choices have ended.
 
-        What the first choice of a prompt was told of it holds for the others, too.
+        All choices of a prompt share the log-probabilities that its first choice reported.
         """
         texts: list[tuple[Choice, TextDelta]] = []
         told: dict[int, PromptLogprobs | None] = {}
@@ -143,10 +143,10 @@ class _Answer:
 
 
 class _Chunks:
-    """Writes the text of all choices as events, but for what the client has; implements `TextSink`.
+    """Writes the text of all choices as events that the client lacks; implements `TextSink`.
 
-    What it has is formatted like the rest: formats have a state of their own. What is told of a
-    prompt is long, and formatted in a thread; meanwhile nothing else is taken.
+    Events that the client already has are formatted, too, because formats keep state. Prompt
+    log-probabilities are long, so a thread formats them; meanwhile no other delta is taken.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class _Chunks:
         )
 
     async def finish(self) -> None:
-        """After the last delta of all choices."""
+        """Call after the last delta of all choices."""
         if self._telling is not None:
             await self._telling
         if self._wants_usage:
@@ -214,7 +214,7 @@ class _Chunks:
             self._write(self._format.usage_chunk(self._usage.total()))
 
     def close(self) -> None:
-        """Nothing more is written, whatever was to come."""
+        """Stops writing; pending prompt log-probabilities are dropped."""
         if self._telling is not None:
             self._telling.cancel()
 
@@ -243,7 +243,7 @@ def _join(deltas: list[TextDelta]) -> TextDelta:
 
 
 def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
-    """What one of the deltas tells of the prompt."""
+    """The prompt log-probabilities carried by one of the deltas."""
     return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)
 
 
@@ -252,7 +252,7 @@ def _prompt_lengths(choices: list[Choice]) -> dict[int, int]:
 
 
 class _UsageCount:
-    """Adds up the usage of a request; a prompt's cache hits are those of its first choice."""
+    """Adds up the usage of a request. Cache hits of a prompt are counted for its first choice."""
 
     def __init__(self, choices: list[Choice]) -> None:
         self._prompts = _prompt_lengths(choices)

@@ -1,6 +1,6 @@
-"""What bodies of requests share: how to generate, and how strictly every field is read.
+"""The shared parts of request bodies: the generation fields and the strict parsing of all fields.
 
-Types are never coerced, unknown fields are errors, and a field of OpenAI's API that Baton does
+Types are never coerced, and unknown fields are errors. A field of OpenAI's API that Baton does
 not support is refused by name unless its value means "off". Null means absent everywhere.
 """
 
@@ -49,7 +49,7 @@ class Only(AfterValidator):
 
 
 def only(*neutral: Any, why: LiteralString = "this is not supported") -> Only:
-    """A field that is not supported: null and the `neutral` values pass, all else is refused."""
+    """An unsupported field: null and the `neutral` values pass, all others are refused."""
 
     def check(value: Any) -> Any:
         if value is None or any(type(value) is type(each) and value == each for each in neutral):
@@ -63,16 +63,16 @@ Unsupported = Annotated[Any, only()]
 
 
 class StrictModel(BaseModel):
-    """Base of request schemas."""
+    """Base class of request schemas."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class RequestBody(StrictModel):
-    """Base of whole bodies."""
+    """Base class of whole request bodies."""
 
     def check_together(self) -> None:
-        """What no field can say alone. Raises InvalidRequest."""
+        """Checks constraints between fields. Raises InvalidRequest."""
 
 
 class StreamOptions(StrictModel):
@@ -156,7 +156,7 @@ class GenerationFields(RequestBody):
     length_penalty: Annotated[Any, only(1, 1.0)] = None
 
     def check_together(self) -> None:
-        """See the base."""
+        """See the base class."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
         if self.counts_every_chunk and not self.wants_usage:
@@ -175,7 +175,7 @@ class GenerationFields(RequestBody):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
+        """The stop strings, given as one string or as a list."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -187,12 +187,12 @@ class GenerationFields(RequestBody):
 
     @property
     def counts_every_chunk(self) -> bool:
-        """Whether every chunk of a stream says what was used so far."""
+        """Whether every chunk of a stream reports the usage so far."""
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)
 
     def answer_id(self, own: str) -> str:
-        """The id that the answer bears: the caller's, if it gave one, or `own`."""
+        """The answer's id: made from the caller's id if it gave one, else `own`."""
         return own if self.request_id is None else f"{own.partition('-')[0]}-{self.request_id}"
 
 
@@ -200,9 +200,9 @@ Fields = TypeVar("Fields", bound=RequestBody)
 
 
 async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:
-    """Reads and checks a request's body; its digest goes into the request's record.
+    """Reads and checks a request's body, and stores its digest in the request's record.
 
-    Raises InvalidRequest, HTTPException 413 and 415, ClientGone if it breaks off.
+    Raises InvalidRequest, HTTPException 413 and 415, and ClientGone if the client disconnects.
     """
     record = record_of(request.scope)
     content_type = record.header(b"content-type")
@@ -217,8 +217,8 @@ async def read_fields(request: Request, schema: type[Fields], max_body_bytes: in
 
 
 def _checked(schema: type[Fields], body: bytes) -> Fields:
-    """The body as the schema has it; unknown fields that are null are absent, too: clients repeat
-    answers with whatever fields their own types have. Raises InvalidRequest."""
+    """Validates the body. Unknown fields that are null are ignored, because clients send answers
+    back with all the fields of their own types. Raises InvalidRequest."""
     try:
         return schema.model_validate_json(body)
     except PydanticValidationError as error:
@@ -232,7 +232,7 @@ def _checked(schema: type[Fields], body: bytes) -> Fields:
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
-    """All of it, from the connection where that has it already."""
+    """The whole body, directly from the connection if it has already arrived there."""
     whole = connection_of(request.scope).try_body(request.scope)
     if whole is not None:
         _check_length(whole, max_bytes)

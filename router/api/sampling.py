@@ -1,7 +1,7 @@
-"""From a request's fields to the sampling of one sequence.
+"""Converts a request's fields to the sampling parameters of one sequence.
 
-A field that the caller leaves out takes the checkpoint's default. Here everything is checked
-that needs the vocabulary or the prompt's length.
+A field that the caller leaves out takes the checkpoint's default. This module makes all the
+checks that need the vocabulary or the prompt's length.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def build_sampling(
     logprobs: int | None,
     name: str,
 ) -> SamplingParams:
-    """Sampling of choice 0; `choice_seed` varies the seed. The ids in `fields` were checked.
+    """The sampling of choice 0; `choice_seed` varies the seed. Check the ids in `fields` first.
 
-    Without a seed in `fields`, `name` decides, so that any router continues the same text.
+    Without a seed in `fields`, `name` determines it, so that any router continues the same text.
     """
     stop_ids = set(fields.stop_token_ids or ())
     if not fields.ignore_eos:
@@ -60,8 +60,8 @@ def build_sampling(
 def stop_rules(
     fields: GenerationFields, sampling: SamplingParams, defaults: SamplingDefaults
 ) -> StopRules:
-    """How the router cuts the text of a sequence that is sampled so. The model's own end of text
-    is no stop that somebody named."""
+    """The router's stop rules for a sequence with this sampling. The model's own end-of-text
+    tokens do not count as named by the client."""
     ends = () if fields.ignore_eos else defaults.end_token_ids
     return StopRules(
         strings=fields.stop_strings,
@@ -73,7 +73,7 @@ def stop_rules(
 
 
 def check_vocabulary(fields: GenerationFields, vocab_size: int) -> None:
-    """Refuses ids that name no token, in every field but the prompt. Raises InvalidRequest."""
+    """Raises InvalidRequest if any field but the prompt has an id outside the vocabulary."""
     check_token_ids(fields.stop_token_ids or (), vocab_size, "stop_token_ids")
     check_token_ids(fields.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     for key in fields.logit_bias or {}:
@@ -96,8 +96,8 @@ def output_limit(
 ) -> int:
     """How many tokens may be generated.
 
-    Without a `requested` number the `default` is cut to what the context leaves (None: all of
-    it). Raises PromptTooLong, with both numbers.
+    Without a `requested` number, this is `default` or the rest of the context, whichever is less
+    (with None, the rest). Raises PromptTooLong, with both numbers.
     """
     room = max_context - prompt_tokens
     needed = 1 if requested is None else requested
@@ -113,7 +113,7 @@ def output_limit(
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Seed of the n-th choice: the request's own for the first, unrelated ones for the others."""
+    """Seed of the n-th choice: the first uses the request's seed, the others unrelated seeds."""
     if choice == 0:
         return seed
     return _seed_of(f"{seed}/{choice}")

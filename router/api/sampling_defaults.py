@@ -1,4 +1,4 @@
-"""What a checkpoint's `generation_config.json` says where a caller is silent.
+"""Sampling defaults from a checkpoint's `generation_config.json`.
 
 Also collects the ids that end a text, which checkpoints scatter over three files.
 """
@@ -15,7 +15,7 @@ from router.text.checkpoint_files import read_json
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling of a request that names nothing; neutral values where the checkpoint does not."""
+    """Sampling of a request without sampling fields; neutral unless the checkpoint sets a value."""
 
     temperature: float = 1.0
     top_p: float = 1.0

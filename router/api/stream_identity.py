@@ -1,4 +1,4 @@
-"""Which stream, or answer, an HTTP request is for: a new one, or one that another router began."""
+"""Identifies an HTTP request's stream or answer: a new one, or a stream that is resumed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NUM_DIGITS = 32
 def identify(
     request: Request, context: ApiContext, fields: GenerationFields, numbers_events: bool = False
 ) -> StreamIdentity:
-    """That of the request's record, or with a `Last-Event-ID` of the stream that is resumed.
+    """A new identity from the request's record, or with `Last-Event-ID` that of a resumed stream.
 
-    Then the record takes the stream's id. Raises InvalidRequest for an id that is not of a stream
-    of the same endpoint and body.
+    The record of a resumed stream takes the stream's id. Raises InvalidRequest for an event id
+    that does not belong to a stream of the same endpoint and body.
     """
     record = record_of(request.scope)
     last_id = record.header(_LAST_EVENT_ID)

@@ -1,7 +1,7 @@
-"""What an answer's text has to look like: OpenAI's `response_format`, vLLM's `structured_outputs`.
+"""Constraints on an answer's text: OpenAI's `response_format`, vLLM's `structured_outputs`.
 
-Turns either field into the grammar that the workers hold the output to. Errors name the part of
-the field that cannot be honoured.
+Turns either field into the grammar that workers enforce. Errors name the part of the field that
+cannot be honoured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=Tr
 
 
 class JsonSchema(BaseModel):
-    """A schema by name. The output always conforms to it, whatever `strict` says."""
+    """A named schema. The output always conforms to the schema, regardless of `strict`."""
 
     model_config = _STRICT
 
@@ -37,7 +37,7 @@ class JsonSchema(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """Any text: as if nothing had been asked for."""
+    """Any text, as without a format."""
 
     model_config = _STRICT
 
@@ -53,7 +53,7 @@ class JsonObjectFormat(BaseModel):
 
 
 class JsonSchemaFormat(BaseModel):
-    """JSON of a schema; without one, any object."""
+    """JSON that conforms to a schema; without a schema, any object."""
 
     model_config = _STRICT
 
@@ -79,9 +79,9 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(BaseModel):
-    """Exactly one way of saying what the text must be: JSON of a schema (an object, or its text),
-    any JSON object, a regular expression that matches all of it, one of some texts, or a grammar
-    in llguidance's Lark or in GBNF."""
+    """Exactly one constraint on the text: JSON of a schema (given as an object or as JSON text),
+    any JSON object, a regular expression that matches the whole text, one of several texts, or a
+    grammar in llguidance's Lark or in GBNF."""
 
     model_config = _STRICT
 
@@ -98,9 +98,9 @@ async def wanted_grammar(
     structured_outputs: StructuredOutputs | None,
     checker: GrammarChecker,
 ) -> str | None:
-    """The grammar that the two fields ask for together; None where any text will do.
+    """The grammar that the two fields ask for; None if any text is allowed.
 
-    Raises InvalidRequest for what cannot be compiled, and for two wishes at once.
+    Raises InvalidRequest if the grammar does not compile, or if both fields set a constraint.
     """
     wishes = _of_format(response_format) + _of_structured(structured_outputs)
     if len(wishes) > 1:

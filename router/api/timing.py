@@ -1,8 +1,8 @@
-"""Where one answer's time went, for a client that asks with `x-baton-timing: 1`.
+"""Where one answer's time went, for a client that sends `x-baton-timing: 1`.
 
-A short form of the trace that operators see. The workers' own traces come with the last tokens,
-so nothing is waited for; what has no number did not happen, or its worker was not asked to the
-end (a stop string was found here).
+A short form of the trace that operators see. Workers send their traces with the last tokens, so
+the answer never waits for a trace. A value is null if the phase did not happen, or if the router
+ended the generation before the worker finished (the router found a stop string).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class PlacementShown(Struct, frozen=True):
 
 
 class ChoiceTiming(Struct, frozen=True):
-    """Milliseconds of one choice: of its last attempt, but for `ttft_ms` and `decode_ms`.
+    """Durations of one choice: of its last attempt, except for `ttft_ms` and `decode_ms`.
 
-    `index` is its place in the answer; None of a candidate that was not the best.
+    `index` is its place in the answer; None for a `best_of` candidate that is not returned.
     """
 
     index: int | None
@@ -49,11 +49,11 @@ class Timing(Struct, frozen=True):
 
 
 TraceLookup = Callable[[str], RequestTrace | None]
-"""Gives the trace of a generation by its id."""
+"""Looks up the trace of a generation by its id."""
 
 
 def choice_timing(index: int | None, trace: RequestTrace) -> ChoiceTiming:
-    """What a trace says now."""
+    """The timing of a choice, from its trace so far."""
     spans = trace.durations()
     placement = None
     if trace.attempts:
@@ -73,6 +73,6 @@ def choice_timing(index: int | None, trace: RequestTrace) -> ChoiceTiming:
 
 
 def add_timing(document: bytes, timing: Timing) -> bytes:
-    """The JSON object, or the last one of several events, with one more field, `baton`."""
+    """Adds the field `baton` to the JSON object, or to the last one of several events."""
     end = document.rindex(b"}")
     return document[:end] + b',"baton":' + msgspec.json.encode(timing) + document[end:]

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: vLLM's helpers between text and token ids."""
+"""`POST /tokenize` and `/detokenize`: vLLM's endpoints that convert text to token ids and back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from router.chat.conversation import Conversation
 class TokenizeRequest(RequestBody):
     """A text in `prompt`, or a conversation in `messages` as the chat endpoint would render it.
 
-    `add_special_tokens` is true for a text unless it says otherwise, and false for a
-    conversation, whose template writes them itself.
+    `add_special_tokens` defaults to true for a text, and to false for a conversation, whose
+    template writes the special tokens itself.
     """
 
     model: str | None = None
@@ -40,7 +40,7 @@ class TokenizeRequest(RequestBody):
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 
     def check_together(self) -> None:
-        """See the base."""
+        """See the base class."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either 'prompt' or 'messages'", "prompt")
         if self.continue_final_message and self.add_generation_prompt:
@@ -58,7 +58,7 @@ class DetokenizeRequest(RequestBody):
 
 
 class Tokens(Struct, frozen=True):
-    """Answer of `/tokenize`. `token_strs` spells the tokens as the vocabulary does."""
+    """Answer of `/tokenize`. `token_strs` are the tokens as spelled in the vocabulary."""
 
     count: int
     max_model_len: int

@@ -1,4 +1,4 @@
-"""Tools and tool calls in the shape of OpenAI's chat completions."""
+"""Tools and tool calls in the format of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ToolFields(StrictModel):
     function: FunctionFields
 
     def as_tool(self) -> Tool:
-        """The neutral form."""
+        """The tool as a `Tool`."""
         function = self.function
         strict = bool(function.strict)
         return Tool(function.name, function.description, function.parameters, strict)
 
 
 class ChosenFunction(StrictModel):
-    """Which function."""
+    """The name of the chosen function."""
 
     name: ToolName
 
@@ -51,7 +51,7 @@ class NamedToolChoice(StrictModel):
 class CalledFunction(StrictModel):
     """A function and the JSON text of its arguments.
 
-    `parsed_arguments` is what OpenAI's client made of that text, and says nothing new.
+    `parsed_arguments` is ignored: OpenAI's client adds its parsed form of `arguments`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class CalledFunction(StrictModel):
 
 
 class MessageToolCall(StrictModel):
-    """A call in an earlier message of the assistant; clients may repeat `index` of a stream."""
+    """A call in an earlier assistant message; clients may send back the `index` of a stream."""
 
     id: str
     type: Literal["function"] = "function"
@@ -68,10 +68,10 @@ class MessageToolCall(StrictModel):
     index: int | None = None
 
     def as_call(self) -> ToolCall:
-        """The neutral form."""
+        """The call as a `ToolCall`."""
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
 def tool_choice_shape(value: Any) -> str:
-    """Tag of the union's branch that a value means."""
+    """Tag of the union branch that a value belongs to."""
     return "<mode>" if isinstance(value, str) else "<named>"

@@ -1,6 +1,6 @@
-"""Fields that a schema does not know and that are null: they mean as little as if they were absent.
+"""Removes null fields that a schema does not know: an unknown null means the same as no field.
 
-Looked for only where a body was refused, so that those without any cost nothing.
+This runs only for bodies that were refused, so bodies without unknown nulls cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 
 def without_unknown_nulls(body: bytes, error: ValidationError) -> bytes | None:
-    """The body without the nulls for which `error` refused it; None if it has none of these."""
+    """The body without the unknown nulls that `error` lists; None if it lists none."""
     places = [
         each["loc"]
         for each in error.errors(include_url=False)
@@ -23,7 +23,7 @@ def without_unknown_nulls(body: bytes, error: ValidationError) -> bytes | None:
         return None
     try:
         document = json.loads(body)
-    except ValueError:  # a number of too many digits: what else was wrong is the answer
+    except ValueError:  # a number has too many digits: the caller reports `error` instead
         return None
     for place in places:
         _drop(document, place)
@@ -31,9 +31,9 @@ def without_unknown_nulls(body: bytes, error: ValidationError) -> bytes | None:
 
 
 def _drop(value: Any, place: Sequence[int | str]) -> bool:
-    """Removes the null at a place that pydantic names; returns whether it was found.
+    """Removes the null at a location that pydantic reports; returns whether it was found.
 
-    A part of the place may name a branch of a union instead of a key or an index.
+    A part of the location may name a branch of a union instead of a key or an index.
     """
     part, rest = place[0], place[1:]
     if not rest:

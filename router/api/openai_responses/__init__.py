@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over the conversations of `router.chat`, without a store.
+"""OpenAI's Responses API, built on the conversations of `router.chat`, without a store.
 
-Imports what `router.api` shares.
+Imports the modules that `router.api` shares.
 """

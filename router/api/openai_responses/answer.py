@@ -1,4 +1,4 @@
-"""The JSON of OpenAI's Responses API, field for field as its clients read it."""
+"""The JSON of OpenAI's Responses API, field for field as clients expect it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
 
 
 class OutputMessage(Struct, frozen=True, tag="message"):
-    """What the assistant says."""
+    """A message of the assistant."""
 
     id: str
     status: ItemStatus
@@ -36,7 +36,7 @@ class OutputMessage(Struct, frozen=True, tag="message"):
 
 
 class OutputReasoning(Struct, frozen=True, tag="reasoning"):
-    """What the model thought first, as it is; there is no summary."""
+    """The model's reasoning, unabridged; there is no summary."""
 
     id: str
     status: ItemStatus
@@ -45,7 +45,7 @@ class OutputReasoning(Struct, frozen=True, tag="reasoning"):
 
 
 class OutputCall(Struct, frozen=True, tag="function_call"):
-    """A call; `arguments` is JSON text."""
+    """A function call; `arguments` is JSON text."""
 
     id: str
     status: ItemStatus
@@ -72,7 +72,7 @@ class OutputDetails(Struct, frozen=True):
 
 
 class ResponseUsage(Struct, frozen=True):
-    """Tokens."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -82,7 +82,7 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why a response is not whole."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
@@ -95,7 +95,7 @@ class ResponseFailure(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """Answer of `/v1/responses`; fields of the request are repeated."""
+    """Answer of `/v1/responses`; it repeats fields of the request."""
 
     id: str
     created_at: int
@@ -136,7 +136,7 @@ class Created(Struct, frozen=True, tag="response.created"):
 
 
 class InProgress(Struct, frozen=True, tag="response.in_progress"):
-    """The model is at it."""
+    """Generation has started."""
 
     sequence_number: int
     response: Response
@@ -161,14 +161,14 @@ class PartAdded(Struct, frozen=True, tag="response.content_part.added"):
 
 
 class TopTextLogprob(Struct, frozen=True):
-    """A token that might have been chosen."""
+    """A candidate token."""
 
     token: str
     logprob: float
 
 
 class TextLogprob(Struct, frozen=True):
-    """A chosen token and the most likely ones at its place, as events tell of them."""
+    """A chosen token and the most likely tokens at its position, as events show them."""
 
     token: str
     logprob: float
@@ -227,7 +227,7 @@ class ArgumentsDelta(Struct, frozen=True, tag="response.function_call_arguments.
 
 
 class ArgumentsDone(Struct, frozen=True, tag="response.function_call_arguments.done"):
-    """The whole arguments."""
+    """The complete arguments."""
 
     sequence_number: int
     output_index: int
@@ -255,14 +255,14 @@ class ItemDone(Struct, frozen=True, tag="response.output_item.done"):
 
 
 class Completed(Struct, frozen=True, tag="response.completed"):
-    """The last event of a response that is whole."""
+    """The last event of a complete response."""
 
     sequence_number: int
     response: Response
 
 
 class Incomplete(Struct, frozen=True, tag="response.incomplete"):
-    """The last event of a response that reached its limit."""
+    """The last event of a response that reached its token limit."""
 
     sequence_number: int
     response: Response

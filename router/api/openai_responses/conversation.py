@@ -1,6 +1,6 @@
-"""From the items of a response's input to the neutral conversation.
+"""Converts the input items of a response to a `Conversation`.
 
-Items in a row that one turn of the assistant gave (its reasoning, text and calls) become one
+Consecutive items from one turn of the assistant (its reasoning, text and calls) become one
 message, as chat templates expect.
 """
 
@@ -22,7 +22,7 @@ from router.chat.conversation import Conversation, Message, Tool, ToolCall, Tool
 
 
 def conversation_of(request: ResponsesRequest) -> Conversation:
-    """The neutral form. Raises InvalidRequest."""
+    """The request as a `Conversation`. Raises InvalidRequest."""
     messages: list[Message] = []
     if request.instructions is not None:
         messages.append(Message("developer", request.instructions))
@@ -50,7 +50,7 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
 
 @dataclass
 class _Turn:
-    """A turn of the assistant that is being put together."""
+    """A turn of the assistant while its items are collected."""
 
     reasoning: list[str] = field(default_factory=list)
     content: str | None = None

@@ -1,7 +1,7 @@
 """The body of `POST /v1/responses`.
 
-Nothing is stored: what speaks of a stored response is refused by name, and the client sends the
-whole conversation as `input` each time.
+Responses are not stored: fields that refer to a stored response are refused by name, and the
+client sends the whole conversation as `input` each time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _Label = Annotated[str, Field(max_length=512)]
 
 
 class TextItemPart(StrictModel):
-    """A piece of text, of the user's or of an earlier answer, whose log-probabilities are not
-    read."""
+    """A piece of the user's text or of an earlier answer. Its log-probabilities are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -73,7 +72,7 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionOutputItem(StrictModel):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -90,7 +89,7 @@ class ReasoningPart(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """What the assistant thought earlier; the summary is not read where there is content."""
+    """The assistant's earlier reasoning; the summary is ignored if there is content."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -145,7 +144,7 @@ def _choice_shape(value: Any) -> str:
 
 
 class ReasoningConfig(StrictModel):
-    """How much to think. There are no summaries: reasoning is shown as it is."""
+    """How much to think. There are no summaries: the answer contains the reasoning itself."""
 
     effort: Effort | None = None
     summary: Annotated[Any, only("auto")] = None
@@ -153,20 +152,20 @@ class ReasoningConfig(StrictModel):
 
 
 class SchemaFormatFields(JsonSchema):
-    """JSON of a schema, which the output always conforms to."""
+    """JSON that always conforms to the schema."""
 
     type: Literal["json_schema"]
 
     @property
     def as_response_format(self) -> JsonSchemaFormat:
-        """As chat completions say it."""
+        """The same format as a field of chat completions."""
         named = {"name": self.name, "schema": self.schema_, "strict": self.strict}
         schema = JsonSchema.model_validate(named)
         return JsonSchemaFormat(type="json_schema", json_schema=schema)
 
 
 class TextConfig(StrictModel):
-    """What the text has to look like."""
+    """The format of the text."""
 
     format: (
         Annotated[
@@ -179,7 +178,7 @@ class TextConfig(StrictModel):
 
 
 class ResponsesRequest(RequestBody):
-    """A conversation as items; the answer is what the assistant says next."""
+    """A conversation as items; the answer is the assistant's next turn."""
 
     model: str
     input: Annotated[
@@ -222,7 +221,7 @@ class ResponsesRequest(RequestBody):
     top_logprobs: LogprobsCount | None = None
 
     def check_together(self) -> None:
-        """See the base."""
+        """See the base class."""
         if self.stream_options is not None and (
             not self.stream or self.stream_options.include_usage is not None
         ):
@@ -238,18 +237,18 @@ class ResponsesRequest(RequestBody):
 
     @property
     def logprobs_count(self) -> int | None:
-        """How many alternatives to report for every token; None for no log-probabilities."""
+        """Number of alternatives to report per token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.include else None
 
     @property
     def response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
-        """What the text has to look like, as chat completions say it."""
+        """The format of the text, as a field of chat completions."""
         wanted = self.text.format if self.text else None
         return wanted.as_response_format if isinstance(wanted, SchemaFormatFields) else wanted
 
     @property
     def generation(self) -> GenerationFields:
-        """How to sample and when to stop, as every endpoint says it."""
+        """How to sample and when to stop, in the form that all endpoints share."""
         return GenerationFields(
             model=self.model,
             temperature=self.temperature,

@@ -1,4 +1,4 @@
-"""One answer of `/v1/responses`, whole or as events, from what the message's parser reads."""
+"""Formats one answer of `/v1/responses`, whole or as events, from the message parser's output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass
 class _OpenItem:
-    """An item of the output that is being written; a call where `begin` is set."""
+    """The output item that is being written; a call if `begin` is set."""
 
     id: str
     kind: type[MessageEvent]
@@ -39,7 +39,7 @@ class _OpenItem:
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
     def item(self, status: api.ItemStatus) -> api.OutputItem:
-        """As it is now."""
+        """The item in its present state."""
         if self.begin is not None:
             return api.OutputCall(self.id, status, self.begin.id, self.begin.name, self.text)
         parts = [self.part()] if status != "in_progress" else []
@@ -50,7 +50,7 @@ class _OpenItem:
         return api.OutputMessage(self.id, status, texts)
 
     def part(self, is_empty: bool = False) -> api.Part:
-        """Its one part."""
+        """The item's only part."""
         text = "" if is_empty else self.text
         if self.kind is ReasoningText:
             return api.ReasoningText(text)
@@ -58,10 +58,10 @@ class _OpenItem:
 
 
 class ResponseFormat:
-    """See AnswerFormat; chunks are framed events, as many as a delta makes.
+    """See AnswerFormat. A chunk holds all the framed events that one delta produces.
 
-    `blank` is the response before it has output; `has_logprobs` says that the tokens of its text
-    are told.
+    `blank` is the response before it has output; with `has_logprobs` the output text includes
+    log-probabilities.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ResponseFormat:
         return events
 
     def _item_events(self, event: MessageEvent) -> list[api.ResponseEvent]:
-        """What one event says, in an item of its kind; calls have one each."""
+        """The event as item events, in an item of its kind; every call has its own item."""
         logprobs = self._logprobs(event)
         if isinstance(event, ToolCallBegin):
             return self._open_item(_OpenItem(self._name("fc"), ToolCallArguments, event))
@@ -171,7 +171,7 @@ class ResponseFormat:
         return events
 
     def _logprobs(self, event: MessageEvent) -> list[ChatTokenLogprob]:
-        """Of an event's tokens, where they are wanted."""
+        """The log-probabilities of an event's tokens, if the client asked for them."""
         if self._tokens is None:
             return []
         return chat_logprobs(self._tokens.of(event), TokenNames(self._tokenizer)).content
@@ -208,7 +208,7 @@ class ResponseFormat:
 
 
 def _shown(logprobs: Sequence[ChatTokenLogprob]) -> list[api.TextLogprob]:
-    """As events show them: without bytes."""
+    """The log-probabilities as events show them: without `bytes`."""
     return [
         api.TextLogprob(
             each.token,

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, as OpenAI's clients ask it."""
+"""`POST /v1/responses`, for OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def responses_router(context: ApiContext) -> APIRouter:
 
 
 def blank_response(request_id: str, created: int, fields: ResponsesRequest) -> api.Response:
-    """The response before it has output: what was asked for, repeated."""
+    """The response before it has output; it repeats the request's fields."""
     shown = fields.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPEATED)
     return api.Response(
         id=request_id,

@@ -1,4 +1,4 @@
-"""`truncation: auto`: a conversation without its oldest turns, so that it fits into the context."""
+"""`truncation: auto`: drops a conversation's oldest turns until it fits into the context."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from router.chat.conversation import Conversation
 async def truncated(
     context: ApiContext, conversation: Conversation, output_tokens: int | None
 ) -> Conversation:
-    """What is left when as few turns as possible are dropped from the beginning.
+    """The conversation with as few turns as possible dropped from its beginning.
 
-    A turn begins with a message of the user; what instructs the model at the head stays, and so
-    does the last turn, whether or not it fits. `output_tokens` are to have room, too. Raises
+    A turn begins with a user message. System and developer messages at the head stay, and so does
+    the last turn, whether or not it fits. `output_tokens` are reserved for the output. Raises
     InvalidRequest.
     """
     messages = conversation.messages
