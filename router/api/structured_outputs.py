@@ -100,7 +100,7 @@ async def wanted_grammar(
 ) -> str | None:
     """The grammar that the two fields ask for; None if any text is allowed.
 
-    Raises InvalidRequest if the grammar does not compile, or if both fields set a constraint.
+    Raises InvalidRequest if the grammar does not compile, or if there is more than one constraint.
     """
     wishes = _of_format(response_format) + _of_structured(structured_outputs)
     if len(wishes) > 1:

@@ -27,7 +27,7 @@ class PlacementShown(Struct, frozen=True):
 
 
 class ChoiceTiming(Struct, frozen=True):
-    """Durations of one choice: of its last attempt, except for `ttft_ms` and `decode_ms`.
+    """Durations of one choice in ms: of its last attempt, except for `ttft_ms` and `decode_ms`.
 
     `index` is its place in the answer; None for a `best_of` candidate that is not returned.
     """

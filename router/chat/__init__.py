@@ -1,4 +1,4 @@
-"""Conversations: what a chat template reads, and what a model's text says in return.
+"""Conversations: the input of chat templates, and the parsing of the model's answers.
 
-One file for each family's format of tool calls. Imports `router.requests`, `router.text`.
+One file for each model family's tool call format. Imports `router.requests`, `router.text`.
 """

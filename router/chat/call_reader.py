@@ -1,8 +1,8 @@
-"""Reading one tool call written as a JSON object: `{"name": ..., "arguments": {...}}`.
+"""Reads one tool call written as a JSON object: `{"name": ..., "arguments": {...}}`.
 
 Llama's `parameters` means the same as `arguments`; other keys are skipped. The call begins as
-soon as its name is known and its arguments start, and these then pass as they come. Until it
-has begun, nothing is given away: `raw` is the text of an object that turned out to be none.
+soon as its name is known and its arguments start; the arguments are then emitted as they arrive.
+Until the call begins, the reader emits nothing: `raw` keeps the text in case it is not a call.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _Expected(Enum):
 
 
 class CallReader:
-    """Reads one object. With `names`, a call to any other name is no call.
+    """Reads one object. With `names`, a call to any other name does not count as a call.
 
-    `done` once the object is closed, `broken` if it is no call (`begun` tells whether that was
-    found out too late). Takes text only until then.
+    `done` is set once the object is closed, `broken` if the object is not a call. If `begun` is
+    also set, events of the broken call were already emitted. The reader then takes no more text.
     """
 
     def __init__(self, index: int, call_id: str, names: Set[str] | None = None) -> None:
@@ -50,7 +50,7 @@ class CallReader:
         self._arguments: str | None = None
 
     def push(self, text: str) -> int:
-        """Takes what belongs to the object; how many characters that were."""
+        """Takes the text that belongs to the object; returns the number of characters taken."""
         place = 0
         while place < len(text) and not (self.done or self.broken):
             if self._value is not None:
@@ -63,7 +63,7 @@ class CallReader:
         return place
 
     def _read_mark(self, character: str, place: int) -> int:
-        """A character outside of keys and values; where to read on."""
+        """Handles a character outside of keys and values; returns where to continue reading."""
         expected = self._expected
         if expected is _Expected.OPENING and character == "{":
             self._expected = _Expected.KEY
@@ -144,7 +144,7 @@ class CallReader:
 
 
 def _text_of(value: str) -> str | None:
-    """A JSON string decoded; None for anything else."""
+    """The decoded JSON string; None for any other value."""
     try:
         decoded = json.loads(value)
     except ValueError:
@@ -153,7 +153,7 @@ def _text_of(value: str) -> str | None:
 
 
 def _object_of(value: str) -> str | None:
-    """Text of a JSON object, also one that was written as a string, or null for an empty one."""
+    """The text of a JSON object. Also accepts an object in a string, and null as an empty one."""
     if value == "null":
         return "{}"
     text = _text_of(value) if value.startswith('"') else value

@@ -1,7 +1,7 @@
-"""Which of an answer's tokens its content consists of, and not its reasoning or its calls.
+"""Finds the tokens of an answer's content, as opposed to its reasoning and its calls.
 
-Tokens know where their texts lie in the output, and content where it ends there. A token that
-begins in one and ends in another part counts as content.
+Tokens carry the position of their text in the output, and content events their end position. A
+token that spans content and another part counts as content.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from router.requests.output_text import OutputToken, TextDelta
 
 
 class ContentTokens:
-    """The tokens of one message that wait for what is said of them."""
+    """The tokens of one message that have not been assigned to an event yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[OutputToken] = deque()
 
     def add(self, delta: TextDelta) -> None:
-        """More of the output, before its events."""
+        """Adds more output. Call this before `of` with the events of the same delta."""
         self._waiting.extend(delta.tokens)
 
     def of(self, event: MessageEvent) -> list[OutputToken]:
-        """The tokens of the next event; none unless that is content."""
+        """The tokens of the next event; empty unless the event is content."""
         if not isinstance(event, ContentText):
             return []
         begin, end = event.end - len(event.text), event.end

@@ -1,7 +1,7 @@
-"""A conversation as every chat endpoint means it, whatever the shape of its HTTP body.
+"""A conversation in the form that all chat endpoints share, independent of their HTTP bodies.
 
-Endpoints convert their bodies into a `Conversation`; choices are planned from it alone. What a
-chat template reads is made here, in the form that checkpoints' templates expect.
+Endpoints convert their bodies to a `Conversation`; choices are planned from the `Conversation`
+alone. This module also builds the input of chat templates, in the form that they expect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ToolCall:
     arguments: str
 
     def for_template(self, param: str) -> dict[str, Any]:
-        """As templates read it, with decoded arguments. Raises InvalidRequest naming `param`."""
+        """The template's form, with decoded arguments. Raises InvalidRequest naming `param`."""
         try:
             arguments = json.loads(self.arguments or "{}")
         except ValueError:
@@ -50,7 +50,7 @@ class Message:
     tool_call_id: str | None = None
 
     def for_template(self, knows_developer_role: bool, param: str) -> dict[str, Any]:
-        """As templates read it. Raises InvalidRequest naming `param`, the message's place."""
+        """The template's form. Raises InvalidRequest naming `param`, the message's position."""
         is_foreign = self.role == "developer" and not knows_developer_role
         message: dict[str, Any] = {
             "role": "system" if is_foreign else self.role,
@@ -87,7 +87,7 @@ class Tool:
         return self.parameters or {"type": "object", "properties": {}}
 
     def for_template(self) -> dict[str, Any]:
-        """As templates read it: OpenAI's shape."""
+        """The template's form, which is OpenAI's."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -96,7 +96,7 @@ class Tool:
 
 
 class ToolMode(StrEnum):
-    """Whether the answer calls tools: as the model likes, never, at least one, one by name."""
+    """Whether the answer calls tools: the model decides, never, at least one, or a named one."""
 
     AUTO = "auto"
     NONE = "none"
@@ -106,7 +106,7 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`name` is set for NAMED alone."""
+    """The caller's choice of tools; `name` is set for NAMED only."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None
@@ -116,8 +116,8 @@ class ToolChoice:
 class Conversation:
     """Everything that decides the prompt and the form of the answer.
 
-    `reasoning_effort` and `template_variables` are the template's own; `parallel_tool_calls`
-    False allows one call at most; with `continue_final_message` the answer goes on in the last
+    `reasoning_effort` and `template_variables` are passed to the template. `parallel_tool_calls`
+    False allows at most one call. With `continue_final_message` the answer continues the last
     message.
     """
 
@@ -147,11 +147,11 @@ class Conversation:
 
     @property
     def may_call_tools(self) -> bool:
-        """Whether the answer is searched for calls."""
+        """Whether the answer may contain calls, so that it is parsed for them."""
         return bool(self.tools) and self.tool_choice.mode is not ToolMode.NONE
 
     def messages_for_template(self, knows_developer_role: bool) -> list[dict[str, Any]]:
-        """The messages as templates read them. Raises InvalidRequest."""
+        """The messages in the template's form. Raises InvalidRequest."""
         return [
             message.for_template(knows_developer_role, f"messages[{place}]")
             for place, message in enumerate(self.messages)

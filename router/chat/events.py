@@ -1,4 +1,4 @@
-"""What a model's text says, piece by piece: the events of one message."""
+"""The events of one message, parsed piece by piece from the model's text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MessageFinish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the message's content; `end` is where it ends in the model's text, in characters."""
+    """More of the message's content; `end` is its end in the model's text, in characters."""
 
     text: str
     end: int = field(default=0, compare=False)
@@ -19,7 +19,7 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before its answer."""
 
     text: str
 
@@ -35,7 +35,7 @@ class ToolCallBegin:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of the arguments' JSON text of call `index`, which has begun."""
+    """More JSON text of the arguments of call `index`, which has begun."""
 
     index: int
     text: str
@@ -54,7 +54,7 @@ class MessageDelta:
 
     @property
     def only_content(self) -> str | None:
-        """The content, where there is nothing else."""
+        """The content if the delta holds nothing else, else None."""
         if self.finish is None and len(self.events) == 1:
             (event,) = self.events
             if isinstance(event, ContentText):
@@ -63,7 +63,7 @@ class MessageDelta:
 
     @property
     def answer_alone(self) -> MessageDelta:
-        """The same without reasoning."""
+        """The same delta without reasoning."""
         kept: list[MessageEvent] = [
             each for each in self.events if not isinstance(each, ReasoningText)
         ]
@@ -82,7 +82,7 @@ class MessageDelta:
 
 @dataclass(frozen=True, slots=True)
 class JoinedCall:
-    """All that some events say of call `index`; `begin` is None where it began earlier."""
+    """Everything in some events about call `index`; `begin` is None if the call began earlier."""
 
     index: int
     begin: ToolCallBegin | None

@@ -12,7 +12,7 @@ FORM = CallForm(begin=(BEGIN, "\n"), end=("\n", END), separator=("\n",))
 
 
 class HermesParser(ToolParser):
-    """Any number of marked objects, with content before, between and behind them."""
+    """Any number of marked objects, with content before, between and after them."""
 
     _reader: CallReader | None = None
     _awaits_end = False
@@ -35,7 +35,7 @@ class HermesParser(ToolParser):
         return reader.broken or reader.done
 
     def _step_end(self) -> bool:
-        """Takes the end marker; anything else in its place is content."""
+        """Takes the end marker; any other text in its place is content."""
         self._take_space()
         if END.startswith(self._pending) and self._pending != END:
             return False

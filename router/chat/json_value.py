@@ -1,7 +1,7 @@
-"""Finding the end of one JSON value in text that arrives in pieces.
+"""Finds the end of one JSON value in text that arrives in pieces.
 
-Follows strings and brackets only: what stands between them is the caller's to decode. So the end
-does not depend on where the pieces are cut, and no text is ever read twice.
+This only tracks strings and brackets; the caller decodes the rest. So the end does not depend on
+where the text is split, and no text is read twice.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ _SCALAR_END = frozenset(",]} \t\r\n")
 
 
 class JsonValue:
-    """One value, beginning at the first character it is given (no white space before it).
+    """One value, which begins at the first character given (no leading white space).
 
-    `complete` once the value is whole; `broken` if its brackets do not match.
+    `complete` is set once the value is whole, `broken` if its brackets do not match.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class JsonValue:
         self._is_scalar = False
 
     def scan(self, text: str, start: int) -> int:
-        """How far `text`, from `start` on, belongs to the value: the index behind it."""
+        """Scans `text` from `start`; returns the index after the part that is in the value."""
         for place in range(start, len(text)):
             belongs = self._take(text[place])
             if self.complete or self.broken:
@@ -33,7 +33,7 @@ class JsonValue:
         return len(text)
 
     def _take(self, character: str) -> bool:
-        """Whether the character belongs to the value."""
+        """Takes a character; returns whether it belongs to the value."""
         if self._in_string:
             self._take_in_string(character)
             return True

@@ -1,7 +1,7 @@
 """Grammars of calls with named arguments: `name(key=value, key=value)`.
 
-Arguments come in the order of the schema's properties, the required ones always. Values are JSON,
-which the parser of such calls reads like Python's own literals.
+Arguments follow the order of the schema's properties; required ones are always present. Values are
+JSON, which the parser of such calls accepts besides Python literals.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def keyword_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
-    """The rules of one call, the first of which is `rule`.
+    """The rules of one call; the first one is named `rule`.
 
-    Only the properties that the schema lists, or requires, are arguments. Raises InvalidRequest for
-    one that cannot be written so.
+    Only properties that the schema lists or requires are arguments. Raises InvalidRequest if one
+    has a name that cannot be written as a keyword.
     """
     properties, required = _arguments(schema)
     definitions = {each: schema[each] for each in _DEFINITIONS if each in schema}
@@ -45,7 +45,7 @@ def keyword_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
 
 
 def _arguments(schema: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Properties by name, in order, and which of them must be there."""
+    """Properties by name, in order, and the names of the required ones."""
     listed, wanted = schema.get("properties"), schema.get("required")
     properties = dict(listed) if isinstance(listed, dict) else {}
     named = wanted if isinstance(wanted, list) else []

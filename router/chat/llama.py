@@ -1,8 +1,8 @@
 """Tool calls as Llama 3 writes them: a message that is `{"name": ..., "parameters": {...}}`.
 
 The marker `<|python_tag|>` may come first, or after some content; several objects are separated
-by `;`. Without the marker only a message that begins with an object is a call, and only if it
-names a tool that the caller offers: JSON may as well be the answer.
+by `;`. Without the marker, only an object at the beginning of the message can be a call, and only
+if it names a tool that the caller offers, since the answer itself may be JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORM = CallForm(arguments_key="parameters")
 
 
 class LlamaParser(ToolParser):
-    """Objects at the message's beginning, or behind the marker."""
+    """Parses objects at the beginning of the message, or after the marker."""
 
     _reader: CallReader | None = None
     _prefix = ""
@@ -34,7 +34,7 @@ class LlamaParser(ToolParser):
         return False
 
     def _step_before_call(self) -> bool:
-        """White space, a separator and the marker may stand before an object."""
+        """Handles white space, a separator and the marker before an object."""
         self._prefix += self._take_space()
         if self._may_call and self._pending.startswith(";"):
             self._prefix += self._take(1)

@@ -1,7 +1,7 @@
-"""How the served model marks tool calls and reasoning, found out from its checkpoint.
+"""How the served model marks tool calls and reasoning, as detected from its checkpoint.
 
-The family is recognised by what its chat template writes and by its special tokens; an operator
-may name it instead.
+The model family is detected from its chat template and its special tokens; an operator may name
+the family instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkup:
-    """A family's way of calling tools. `markers` are what may be tokens of their own.
+    """How a model family calls tools. `markers` are texts that may be single tokens.
 
-    A vocabulary that has the token `newer_marker` writes calls in the `newer_form`.
+    A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`.
     """
 
     parser: type[ToolParser]
@@ -36,13 +36,13 @@ class ToolMarkup:
     short_ids: bool = False
 
     def grammar(self, ids: Mapping[str, int]) -> ToolGrammar:
-        """What writes grammars for a vocabulary in which these markers are tokens."""
+        """The grammar builder for a vocabulary in which these markers are tokens."""
         if self.newer_form is not None and self.newer_marker in ids:
             return ToolGrammar(self.newer_form, ids)
         return ToolGrammar(self.form, ids)
 
     def call_ids(self, seed: str) -> CallIds:
-        """Ids that are a function of the seed, so that every attempt gives the same ones."""
+        """Call ids derived from the seed, so that every attempt produces the same ids."""
 
         def call_id(index: int) -> str:
             digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=12).hexdigest()
@@ -72,9 +72,9 @@ REASONING_MARKERS = {
 
 @dataclass(frozen=True, slots=True)
 class ChatMarkup:
-    """What the parsers of this model are made from; None where it has no such thing.
+    """The markup of the served model, for its parsers; None where the model has no such markup.
 
-    `tool_ids` and `reasoning_ids` are the tokens of markers, whose text parsers need.
+    `tool_ids` and `reasoning_ids` are the marker tokens; the parsers need their text.
     """
 
     tools: ToolMarkup | None = None
@@ -83,15 +83,16 @@ class ChatMarkup:
     reasoning_ids: Mapping[str, int] = field(default_factory=dict)
 
     def kept_ids(self, conversation: Conversation) -> frozenset[int]:
-        """Special tokens that must not be skipped in the text of an answer."""
+        """Special tokens whose text must be kept in an answer."""
         tool_ids = self.tool_ids.values() if conversation.may_call_tools else ()
         return frozenset((*self.reasoning_ids.values(), *tool_ids))
 
     def grammar(
         self, conversation: Conversation, prompt: str, form_without_calls: str | None = None
     ) -> str | None:
-        """What holds an answer to the tools that were asked for, and one that is free to call and
-        does not to the form that it has then. Raises InvalidRequest."""
+        """The grammar of an answer, for the tool choice and for strict tools; None if any text is
+        allowed. `form_without_calls` constrains an answer that may call tools but does not.
+        Raises InvalidRequest."""
         if self.tools is None or not conversation.may_call_tools:
             return None
         grammar = self.tools.grammar({**self.tool_ids, **self.reasoning_ids})
@@ -102,8 +103,8 @@ class ChatMarkup:
     ) -> MessageParser:
         """A parser of one answer to the conversation.
 
-        `prompt` is its rendered text; `seed` is unique for the choice, and the same in every
-        attempt at it. An answer that may not begin with reasoning is one that never `reasons`.
+        `prompt` is the conversation's rendered text. `seed` is unique to the choice and the same
+        in every attempt. `reasons` is False for an answer that cannot begin with reasoning.
         """
         reasoning = tools = None
         if self.reasoning is not None and reasons:
@@ -119,7 +120,7 @@ class ChatMarkup:
 def find_markup(
     tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> ChatMarkup:
-    """The served model's markup; parsers by name replace what the checkpoint says.
+    """The served model's markup; parsers given by name override the detected ones.
 
     Raises ModelLoadError for an unknown name.
     """

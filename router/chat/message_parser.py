@@ -1,7 +1,7 @@
-"""From the text of one choice to the events of its message.
+"""Converts the text of one choice to the events of its message.
 
-Reasoning comes first, then content and tool calls. Only what was asked for is looked for: without
-a parser the text is content as it is.
+Reasoning comes first, then content and tool calls. Reasoning and calls are only parsed if there is
+a parser for them; other text is content, unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.requests.output_text import TextDelta
 
 
 class MessageParser:
-    """State of one choice. With `max_calls`, calls beyond that many are left out."""
+    """The parser state of one choice. Calls beyond `max_calls` are dropped."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MessageParser:
         self._has_content = False
 
     def push(self, delta: TextDelta) -> MessageDelta:
-        """What a delta says; with its `finish` everything that was held back."""
+        """The events of a delta; `finish` also releases all text that was held back."""
         events: list[MessageEvent] = []
         self._length += len(delta.text)
         content = self._split(delta.text, events)
@@ -51,7 +51,7 @@ class MessageParser:
         return MessageDelta(events, "tool_calls" if self._called and finish == "stop" else finish)
 
     def _split(self, text: str, events: list[MessageEvent]) -> str:
-        """Adds reasoning to the events; the rest of the text."""
+        """Adds reasoning to the events; returns the rest of the text."""
         if self._reasoning is None:
             return text
         reasoning, content = self._reasoning.push(text)
@@ -60,7 +60,7 @@ class MessageParser:
         return content
 
     def _add_content(self, content: str, events: list[MessageEvent]) -> None:
-        """What is not reasoning: the end of the text so far, and from here on all of it."""
+        """Adds text after the reasoning. `content` is the end of the text received so far."""
         if self._tools is None:
             events.append(ContentText(content, self._length))
             return
@@ -80,7 +80,7 @@ class MessageParser:
             events += self._counted(self._tools.flush())
 
     def _counted(self, events: list[ToolEvent]) -> list[ToolEvent]:
-        """Without the calls that are too many."""
+        """The events without those of calls beyond `max_calls`."""
         kept: list[ToolEvent] = []
         for event in events:
             if isinstance(event, ToolCallBegin | ToolCallArguments):

@@ -42,7 +42,7 @@ class _Place(Enum):
 
 
 class MistralParser(ToolParser):
-    """Calls behind the marker, in either form."""
+    """Parses calls after the marker, in either form."""
 
     _place = _Place.CONTENT
     _held = ""
@@ -68,7 +68,7 @@ class MistralParser(ToolParser):
         return True
 
     def _step_head(self) -> bool:
-        """Behind the marker: a list, one object, or a name."""
+        """After the marker: a list, one object, or a name."""
         self._held += self._take_space()
         if not self._pending:
             return False
@@ -111,7 +111,7 @@ class MistralParser(ToolParser):
         return reader.broken or reader.done
 
     def _step_after_item(self) -> bool:
-        """Another object, the list's end, or content where neither comes."""
+        """After an object: another object, the end of the list, or else content."""
         self._held += self._take_space()
         if not self._pending:
             return False

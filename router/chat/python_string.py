@@ -1,4 +1,4 @@
-"""Rewriting one Python string literal, character by character, as a JSON string."""
+"""Rewrites one Python string literal, character by character, as a JSON string."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MAX_OCTAL = 3
 
 
 class PythonString:
-    """A literal in single or triple quotes; `quote` has been read.
+    """A literal with one or three quotes on each side; the first `quote` has been read.
 
-    `complete` once it is whole, `broken` if an escape means no character. An escape that Python
-    does not know stands for itself; a slash may be escaped, as in JSON.
+    `complete` is set once the literal is whole, `broken` if an escape is not a valid character.
+    Escapes that Python does not know are kept as text; a slash may be escaped, as in JSON.
     """
 
     def __init__(self, quote: str) -> None:
@@ -34,18 +34,18 @@ class PythonString:
         self.broken = False
         self._json = '"'
         self._quote = quote
-        self._num_quotes = 1  # in a row, up to here
+        self._num_quotes = 1  # consecutive quotes just read
         self._is_empty = True
         self._is_triple = False
         self._escape = ""
 
     def take_json(self) -> str:
-        """What was rewritten since the last call."""
+        """The JSON text produced since the last call."""
         taken, self._json = self._json, ""
         return taken
 
     def take(self, character: str) -> bool:
-        """Whether the character belongs to the string: one behind an empty one does not."""
+        """Takes a character. Returns False if it comes after the string, which was empty."""
         if self._escape:
             self._take_in_escape(character)
         elif character == self._quote:
@@ -62,7 +62,7 @@ class PythonString:
         return True
 
     def _take_quote(self) -> None:
-        """One more quote: the first three may open the string, and as many close it."""
+        """Handles one more quote: the string opens with one or three, and as many close it."""
         self._num_quotes += 1
         if self._is_empty and not self._is_triple:
             self._is_triple = self._num_quotes == 3
@@ -71,7 +71,7 @@ class PythonString:
             self._end()
 
     def _settle_quotes(self) -> None:
-        """Something else follows: quotes inside of a triple-quoted string are text."""
+        """Called before any other character: quotes inside a triple-quoted string are text."""
         if self._is_triple:
             self._add(self._quote * self._num_quotes)
         self._num_quotes = 0
@@ -103,7 +103,7 @@ class PythonString:
         self._add(text)
 
     def _add(self, text: str) -> None:
-        """Halves of surrogate pairs stay escaped, so that they meet in the JSON's reader."""
+        """Adds text. Surrogates stay escaped, so that the JSON decoder can join the pairs."""
         for character in text:
             is_half = "\ud800" <= character <= "\udfff"
             self._json += json.dumps(character, ensure_ascii=is_half)[1:-1]

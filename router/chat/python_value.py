@@ -1,9 +1,9 @@
-"""Rewriting one Python literal, which arrives in pieces, as JSON.
+"""Rewrites one Python literal, which arrives in pieces, as JSON.
 
-Strings, numbers, True, False and None (also as JSON spells them), lists, tuples and dictionaries
-with strings as keys; anything else is no value. Nothing is evaluated, and nothing is read twice:
-the state is a stack of brackets and what may come next, so neither the outcome nor its cost depends
-on where the text is cut.
+Accepts strings, numbers, True, False and None (also in JSON's spelling), lists, tuples, and
+dictionaries with string keys; anything else is not a value. Nothing is evaluated, and no text is
+read twice: the state is a stack of brackets and the expected next element, so neither the result
+nor the cost depends on where the text is split.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Expected(Enum):
 
 
 class PythonValue:
-    """One value, beginning at the first character it is given (no white space before it).
+    """One value, which begins at the first character given (no leading white space).
 
-    `complete` once the value is whole; `broken` if it is none. `json` is what its text so far says,
-    until the caller takes it away.
+    `complete` is set once the value is whole, `broken` if the text is not a value. `json` holds
+    the JSON produced so far, until the caller takes it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class PythonValue:
         self._needs_comma = False
 
     def scan(self, text: str, start: int) -> int:
-        """How far `text`, from `start` on, belongs to the value: the index behind it."""
+        """Scans `text` from `start`; returns the index after the part that is in the value."""
         for place in range(start, len(text)):
             belongs = self._take(text[place])
             if self.complete or self.broken:
@@ -61,12 +61,12 @@ class PythonValue:
         return len(text)
 
     def take_json(self) -> str:
-        """What was rewritten since the last call."""
+        """The JSON text produced since the last call."""
         taken, self.json = self.json, ""
         return taken
 
     def _take(self, character: str) -> bool:
-        """Whether the character belongs to the value."""
+        """Takes a character; returns whether it belongs to the value."""
         if self._string is not None:
             if self._take_in_string(self._string, character):
                 return True
@@ -83,7 +83,7 @@ class PythonValue:
         return not self.broken
 
     def _take_in_string(self, string: PythonString, character: str) -> bool:
-        """Whether the character belongs to the string."""
+        """Takes a character; returns whether it belongs to the string."""
         belongs = string.take(character)
         self.json += string.take_json()
         self.broken = string.broken
@@ -93,7 +93,7 @@ class PythonValue:
         return belongs
 
     def _take_mark(self, character: str) -> None:
-        """A character outside of strings and words."""
+        """Handles a character outside of strings and words."""
         expected = self._expected
         may_end = expected not in (_Expected.VALUE, _Expected.COLON)
         if may_end and self._closers and character == self._closers[-1]:
@@ -127,7 +127,7 @@ class PythonValue:
             self.broken = True
 
     def _begin_value(self) -> None:
-        """A comma is written when something follows it: in Python it may also come last."""
+        """Writes a pending comma. It waited for the next value: Python allows trailing commas."""
         if self._needs_comma:
             self.json += ", "
         self._needs_comma = False

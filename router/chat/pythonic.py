@@ -1,8 +1,8 @@
 """Tool calls as Llama 4 and some templates of Llama 3.2 write them: `[name(key="value"), ...]`.
 
-The list is the message's beginning, perhaps behind `<|python_start|>`; its first function must be
-one that the caller offers, since a list may as well be the answer. Arguments have names; their
-values are Python's literals, rewritten as JSON while they come.
+The list begins the message, optionally after `<|python_start|>`. Its first function must be one
+that the caller offers, since the answer itself may be a list. Arguments have names; their values
+are Python literals, rewritten as JSON as they arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.chat.tool_parser import ToolParser
 BEGIN = "<|python_start|>"
 END = "<|python_end|>"
 EXAMPLE = "[func_name1("
-"""How templates that ask for such calls explain them."""
+"""The example by which chat templates explain such calls."""
 FORM = CallForm(opening=("[",), closing=("]",), separator=(", ",), has_keywords=True)
 _SPACE = r"\s{0,64}"
 _HEAD = re.compile(
@@ -45,7 +45,7 @@ class _Place(Enum):
 
 
 class PythonicParser(ToolParser):
-    """One list of calls, with content behind it. `_held` is what has not become a call yet."""
+    """One list of calls, with content after it. `_held` is text that is not part of a call yet."""
 
     _place = _Place.START
     _held = ""
@@ -66,7 +66,7 @@ class PythonicParser(ToolParser):
         return steps[self._place]()
 
     def _step_start(self) -> bool:
-        """White space and the marker may stand before the list."""
+        """Handles white space and the marker before the list."""
         self._held += self._take_space()
         if not self._pending:
             return False
@@ -82,7 +82,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _step_head(self) -> bool:
-        """A function's name and its bracket, when it is clear that arguments have names."""
+        """A function's name and bracket, once the text shows that its arguments have names."""
         head = _HEAD.match(self._pending)
         if head is not None and head["name"] in self._names:
             self._take(head.end())
@@ -99,7 +99,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _step_key(self) -> bool:
-        """Behind a bracket or a comma: an argument's name, or the end."""
+        """After a bracket or a comma: an argument's name, or the end of the call."""
         self._take_space()
         if self._pending.startswith(")"):
             self._end_call()
@@ -148,7 +148,7 @@ class PythonicParser(ToolParser):
         self._place = _Place.AFTER_CALL
 
     def _step_after_call(self) -> bool:
-        """Another call, the list's end, or content where neither comes."""
+        """After a call: another call, the end of the list, or else content."""
         self._held += self._take_space()
         if not self._pending:
             return False
@@ -177,7 +177,7 @@ class PythonicParser(ToolParser):
         return False
 
     def _give_up(self) -> None:
-        """What was held is content, and so is the rest, unless an argument or marker broke off."""
+        """Makes held text and all later text content; drops a truncated argument or marker."""
         unfinished = {_Place.KEY: _KEY_SO_FAR.fullmatch(self._pending) is not None}
         unfinished[_Place.AFTER_LIST] = END.startswith(self._pending)
         if unfinished.get(self._place):

@@ -1,7 +1,7 @@
-"""Splitting what a model thinks, between two markers at the beginning, from its answer.
+"""Splits a model's reasoning, between two markers at the beginning, from its answer.
 
-White space next to the markers belongs to the format. The outcome does not depend on where the
-text is cut. A message that ends before the second marker is reasoning alone.
+White space next to the markers belongs to the format. The result does not depend on where the
+text is split. A message that ends before the second marker is all reasoning.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from router.chat.tool_parser import partial_end
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What stands before and behind reasoning."""
+    """The markers before and after reasoning."""
 
     begin: str
     end: str
 
     def is_open(self, prompt: str) -> bool:
-        """Whether a prompt ends inside of reasoning, so that the answer begins there."""
+        """Whether the prompt opens the reasoning, so that the answer begins inside it."""
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -32,7 +32,7 @@ class _Place(Enum):
 
 
 class ReasoningParser:
-    """Splits one message; `is_open` as its prompt says."""
+    """Splits one message; `is_open` says whether the prompt already opened the reasoning."""
 
     def __init__(self, markers: ReasoningMarkers, is_open: bool) -> None:
         self._markers = markers
@@ -41,7 +41,7 @@ class ReasoningParser:
         self._began = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """Reasoning and content that this text settles."""
+        """The reasoning and content that are certain after this text."""
         if self._place is _Place.CONTENT:
             return "", text
         self._pending += text
@@ -51,7 +51,7 @@ class ReasoningParser:
         return reasoning, self._content()
 
     def flush(self) -> tuple[str, str]:
-        """The rest, now that no more text comes."""
+        """The remaining reasoning and content, at the end of the text."""
         rest, self._pending = self._pending, ""
         if self._place is _Place.INSIDE:
             return rest.rstrip(), ""

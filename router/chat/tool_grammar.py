@@ -1,8 +1,8 @@
-"""Grammars that hold an answer to tool calls: the caller's choice, and schemas of strict tools.
+"""Grammars that enforce tool calls: the caller's tool choice, and the schemas of strict tools.
 
-Where a call must come, the whole answer is calls (behind the reasoning of a model that has tokens
-for it). Where it may come, only what follows a call's first marker is held to the tools, unless an
-answer without calls has a form of its own: then the whole is either that or calls.
+If a call is required, the whole answer is calls (after the reasoning of a model that has tokens
+for it). If calls are optional, the grammar only constrains the text after a call's first marker,
+unless an answer without calls has its own form: then the whole answer is that form or calls.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ANY_TEXT = "/(?s:.*)/"
 class CallForm:
     """How a family writes calls: `opening` (`begin` call `end`, by `separator`) `closing`.
 
-    Each is a sequence of texts, of which some may be tokens of their own. A call is a JSON object
-    with the arguments under `arguments_key`, or, without one, the name, `middle` and the
-    arguments; where it `has_keywords` it is `name(key=value, ...)`, and nothing marks where calls
-    begin. `separator` None: there is one call at most.
+    Each is a sequence of texts, some of which may be single tokens. A call is a JSON object with
+    the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
+    and the arguments. With `has_keywords`, a call is `name(key=value, ...)`, and no marker shows
+    where calls begin. If `separator` is None, there is at most one call.
     """
 
     opening: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammar:
-    """Writes grammars for a model whose calls have this form; `ids` are its marker tokens."""
+    """Builds grammars for a model whose calls have this form; `ids` are its marker tokens."""
 
     form: CallForm
     ids: Mapping[str, int]
@@ -54,9 +54,9 @@ class ToolGrammar:
         prompt: str,
         form_without_calls: str | None = None,
     ) -> str | None:
-        """The grammar of an answer; None where any text may come. Raises InvalidRequest.
+        """The grammar of an answer; None if any text is allowed. Raises InvalidRequest.
 
-        `form_without_calls` is the right side of a rule, for an answer that is free to call.
+        `form_without_calls` is the right side of a rule, for an answer with optional calls.
         """
         mode, tools = conversation.tool_choice.mode, conversation.tools
         if mode is ToolMode.NAMED:
@@ -74,7 +74,7 @@ class ToolGrammar:
         return None
 
     def _calls(self, many: bool) -> str:
-        """One call, or where `many` may come one or more."""
+        """One call, or with `many` one or more."""
         form = self.form
         calls = "call"
         if many and form.separator is not None:
@@ -82,13 +82,13 @@ class ToolGrammar:
         return f"{self._parts(form.opening)} {calls} {self._parts(form.closing)}"
 
     def _whole(self, answer: str, tools: Sequence[Tool], thought: tuple[str, list[str]]) -> str:
-        """All that comes: what stands before, with its rules, and the answer."""
+        """The whole grammar: `thought` (the text before the answer, and its rules), then answer."""
         before, rules = thought
         calls = self._call_rules(tools, strict_only=False)
         return "\n".join([f"start: {before} {answer}", *rules, *calls])
 
     def _thought(self, reasoning: ReasoningMarkers | None, prompt: str) -> tuple[str, list[str]]:
-        """What may stand before the calls, and the rules for it."""
+        """The reasoning that may precede the calls, and the rules for it."""
         if reasoning is None:
             return "", []
         rule = f"thought[suffix={text_part(reasoning.end)}]: {_ANY_TEXT}"
@@ -133,7 +133,7 @@ class ToolGrammar:
     def _call_rules(
         self, tools: Sequence[Tool], strict_only: bool, with_begin: bool = True
     ) -> list[str]:
-        """Rule `call`: one call of any of the tools; without `strict`, of any arguments."""
+        """Rule `call`: a call of any tool. `strict_only` frees the arguments of other tools."""
         form = self.form
         begin = self._parts(form.begin) if with_begin else ""
         names = " | ".join(f"call_{place}" for place in range(len(tools)))
@@ -172,5 +172,5 @@ class ToolGrammar:
 
 
 def _escaped(text: str) -> str:
-    """The text as a part of a regular expression between slashes."""
+    """The text escaped for a regular expression between slashes."""
     return "".join(f"\\{each}" if each in r"\/.^$|?*+()[]{}" else each for each in text)

@@ -1,7 +1,8 @@
-"""What the parsers of all model families share: text in, tool calls and content out.
+"""The common part of all model families' parsers: text in, tool calls and content out.
 
-A family says how a call is marked. The outcome does not depend on where the text is cut; what
-turns out to be no call is content, unchanged; white space around calls belongs to the format.
+Each family defines how calls are marked. The result does not depend on where the text is split.
+Text that turns out not to be a call is content, unchanged. White space around calls belongs to
+the format.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ CallIds = Callable[[int], str]
 class ToolParser(ABC):
     """Parses one message. `names` are the tools that the caller offers.
 
-    A family's `_step` takes text from the front of `_pending` and returns whether that changed
-    anything; False waits for more. `_give_up` hands back what an unfinished call held.
+    A family's `_step` takes text from the front of `_pending` and returns whether anything
+    changed; False means that it needs more text. `_give_up` turns the held text of an unfinished
+    call into content.
     """
 
     def __init__(self, call_ids: CallIds, names: Set[str]) -> None:
@@ -34,11 +36,11 @@ class ToolParser(ABC):
         self._after_call = False
 
     def begin_at(self, place: int) -> None:
-        """So many characters of the model's text were not for this parser."""
+        """Sets how many characters of the model's text come before this parser's input."""
         self._length = place
 
     def push(self, text: str) -> list[ToolEvent]:
-        """Events that this text settles."""
+        """The events that are certain after this text."""
         self._length += len(text)
         self._pending += text
         while self._pending and self._step():
@@ -46,7 +48,7 @@ class ToolParser(ABC):
         return self._take_events()
 
     def flush(self) -> list[ToolEvent]:
-        """The rest, now that no more text comes."""
+        """The remaining events, at the end of the text."""
         self._give_up()
         self._add_content(self._take(len(self._pending)))
         if not self._num_calls and self._space:
@@ -64,7 +66,7 @@ class ToolParser(ABC):
         return taken
 
     def _take_content_before(self, marker: str) -> bool:
-        """Passes content on up to the marker; takes the marker, too, and True if it is there."""
+        """Emits the content before the marker. Takes the marker and returns True if found."""
         start = self._pending.find(marker)
         if start >= 0:
             self._add_content(self._take(start))
@@ -80,7 +82,7 @@ class ToolParser(ABC):
         return CallReader(self._num_calls, self._call_ids(self._num_calls), names)
 
     def _read(self, reader: CallReader) -> None:
-        """Lets the reader take its part of the text."""
+        """Passes pending text to the reader, and adds the reader's events."""
         self._take(reader.push(self._pending))
         for event in reader.events:
             self._add_call_event(event)
@@ -94,12 +96,12 @@ class ToolParser(ABC):
         self._events.append(event)
 
     def _add_arguments(self, text: str) -> None:
-        """More arguments of the call that began last."""
+        """Adds arguments to the call that began last."""
         if text:
             self._add_call_event(ToolCallArguments(self._num_calls - 1, text))
 
     def _add_content(self, text: str) -> None:
-        """Content, which was taken last; space at its end waits, since a call may follow."""
+        """Adds the text taken last as content. Trailing space waits, since a call may follow."""
         if self._after_call:
             text = text.lstrip()
             self._after_call = not text
@@ -116,7 +118,7 @@ class ToolParser(ABC):
 
 
 def partial_end(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-length:]):
             return length
