@@ -63,8 +63,8 @@ async def plan_conversation(
 async def _tool_grammar(
     context: ApiContext, conversation: Conversation, prompt: str, wished: str | None
 ) -> str | None:
-    """The grammar of an answer with calls; if `wished` is given, an answer without calls follows
-    it. None if the tools need no grammar. Raises InvalidRequest."""
+    """The grammar of an answer that may call tools; with `wished`, an answer without calls must
+    match that grammar. None if the tools need no grammar. Raises InvalidRequest."""
     form = None if wished is None else only_rule(wished)
     is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
     if wished is not None and form is None and is_free_to_call:

@@ -45,7 +45,7 @@ class PythonString:
         return taken
 
     def take(self, character: str) -> bool:
-        """Takes a character. Returns False if it comes after the string, which was empty."""
+        """Takes a character. Returns False only for the first one after an empty string."""
         if self._escape:
             self._take_in_escape(character)
         elif character == self._quote:

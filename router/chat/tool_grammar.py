@@ -133,7 +133,7 @@ class ToolGrammar:
     def _call_rules(
         self, tools: Sequence[Tool], strict_only: bool, with_begin: bool = True
     ) -> list[str]:
-        """Rule `call`: a call of any tool. `strict_only` frees the arguments of other tools."""
+        """Rule `call`: a call of any tool. `strict_only`: only strict tools constrain arguments."""
         form = self.form
         begin = self._parts(form.begin) if with_begin else ""
         names = " | ".join(f"call_{place}" for place in range(len(tools)))
