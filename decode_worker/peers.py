@@ -30,7 +30,7 @@ _MEET_S = 0.1
 class _Link:
     control: ControlLink
     worker_id: str
-    process: WatchedProcess | None  # if it runs on our machine
+    process: WatchedProcess | None  # if it is known to run on our machine
     is_leaving: bool  # it drains, and is meant to go
     next_look: float = 0.0
     resets: int = 0
@@ -41,7 +41,8 @@ class PrefillPeers:
     """Workers that send, by incarnation.
 
     A peer on our machine is gone as soon as its process has ended, and not before: one that is
-    stopped may go on in the middle of a write. One elsewhere is gone when it is silent for
+    stopped may go on in the middle of a write. The peer says itself where it runs, in its answer to
+    our Hello; before that answer our view of the fleet may know. One elsewhere is gone when it is silent for
     `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
     refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
     ours, or has let go of all. So is one that never answered us within `silence_s`, alive or not:
@@ -110,7 +111,7 @@ class PrefillPeers:
             return
         info = self._around.find(peer.worker_id, peer.incarnation)
         is_leaving = info is not None and info.state is WorkerState.DRAINING
-        process = self._process_of(info)
+        process = None if info is None else self._process_at(info.machine, info.pid)
         self._links[peer.incarnation] = _Link(control, peer.worker_id, process, is_leaving)
         self._poller.register(control.socket, zmq.POLLIN)
         control.send(self._around.descriptor)
@@ -174,6 +175,8 @@ class PrefillPeers:
             return f"its {refused.what} is {refused.ours}, ours is {refused.theirs}"
         if accepted is not None and accepted.incarnation != incarnation:
             return f"{link.control.endpoint} is another worker now"
+        if link.process is None and accepted is not None:
+            link.process = self._process_at(accepted.machine, accepted.pid)
         is_silent = link.control.silent_s(now) >= self._silence_s
         if is_silent and accepted is None and not link.control.resets:
             return f"nobody answers at {link.control.endpoint}"
@@ -186,9 +189,9 @@ class PrefillPeers:
             return "it is silent and its lease has ended"
         return None
 
-    def _process_of(self, info: WorkerInfo | None) -> WatchedProcess | None:
-        is_near = info is not None and info.machine and info.machine == self._around.machine
-        return WatchedProcess(info.pid) if info is not None and is_near else None
+    def _process_at(self, machine: str, pid: int) -> WatchedProcess | None:
+        is_near = machine and machine == self._around.machine
+        return WatchedProcess(pid) if is_near else None
 
     def _close(self, incarnation: str) -> None:
         link = self._links.pop(incarnation)

@@ -52,10 +52,15 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):
-    """The receiver's own name; the connection may be used."""
+    """The receiver's own name; the connection may be used.
+
+    `machine` and `pid` say where its process runs, as in `WorkerInfo`; "" where that is not known.
+    """
 
     worker_id: str
     incarnation: str
+    machine: str = ""
+    pid: int = 0
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):

@@ -182,7 +182,14 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
     engine, layout = local.loaded.engine, local.loaded.engine.layout
     network = Network(settings.cluster_secret)
     stack.callback(network.close, linger_ms=_LINGER_MS)
-    policy = HelloPolicy(worker_id, uuid.uuid4().hex, layout.model_fingerprint, layout.fingerprint)
+    policy = HelloPolicy(
+        worker_id,
+        uuid.uuid4().hex,
+        layout.model_fingerprint,
+        layout.fingerprint,
+        machine=machine_name(),
+        pid=os.getpid(),
+    )
     control = tcp_endpoint(settings.host, settings.control_port)
     server = ControlServer(network, control, policy, settings.peer_silence_s)
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))

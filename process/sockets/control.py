@@ -55,6 +55,8 @@ class HelloPolicy:
     incarnation: str
     model_fingerprint: str
     layout_fingerprint: str
+    machine: str = ""
+    pid: int = 0
 
     def answer(self, hello: Hello) -> HelloAccepted | HelloRefused:
         """Compares version and model, then the layout; an empty layout is not compared."""
@@ -70,7 +72,12 @@ class HelloPolicy:
         ):
             if ours and theirs and ours != theirs:
                 return HelloRefused(what=what, ours=ours, theirs=theirs)
-        return HelloAccepted(worker_id=self.worker_id, incarnation=self.incarnation)
+        return HelloAccepted(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            machine=self.machine,
+            pid=self.pid,
+        )
 
 
 class ControlServer:

@@ -40,10 +40,10 @@ ABORT = Abort(request_id="r", attempt=1)
 class Pair:
     """The links of a decode worker, and a prefill worker's server that they lead to."""
 
-    def __init__(self, model: str = "m") -> None:
+    def __init__(self, model: str = "m", machine: str = "", pid: int = 0) -> None:
         self.network = Network("a secret of the fleet")
         self.clock = Clock()
-        policy = HelloPolicy("p", "p-i", model, "layout")
+        policy = HelloPolicy("p", "p-i", model, "layout", machine, pid)
         any_port = tcp_endpoint("127.0.0.1", 0)
         self.server = ControlServer(self.network, any_port, policy, 1e9, self.clock)
         self.endpoint = self.server.endpoint
@@ -239,18 +239,42 @@ def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
     assert pair.peers.gone(0.0) == []
 
 
-def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(pair: Pair) -> None:
-    """It may be stopped in the middle of a write; neither silence nor its lease says more."""
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this machine that does nothing."""
     with subprocess.Popen(["sleep", "1000"]) as process:
-        pair.info = member(pair, machine="here", pid=process.pid)
-        introduce(pair)
-        pair.alive = False
-        process.send_signal(signal.SIGSTOP)
-        gone = pair.peers.gone(1e9)
+        yield process
         process.kill()
-        assert gone == []
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet
-        assert pair.peers.gone(2e9) == ["p-i"]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it; it waits to be reaped."""
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_neighbour_is_gone_when_its_process_has_ended_and_not_before(
+    pair: Pair, process: subprocess.Popen[bytes]
+) -> None:
+    """It may be stopped in the middle of a write; neither silence nor its lease says more."""
+    pair.info = member(pair, machine="here", pid=process.pid)
+    introduce(pair)
+    pair.alive = False
+    process.send_signal(signal.SIGSTOP)
+    assert pair.peers.gone(1e9) == []
+    end(process)
+    assert pair.peers.gone(2e9) == ["p-i"]
+
+
+def test_a_neighbour_says_itself_where_it_runs(process: subprocess.Popen[bytes]) -> None:
+    """Our view of the fleet may not list it yet when its link opens."""
+    pair = Pair(machine="here", pid=process.pid)
+    introduce(pair)
+    pair.alive = False
+    still_there, _ = pair.peers.gone(1e9), end(process)
+    gone = pair.peers.gone(2e9)
+    pair.close()
+    assert (still_there, gone) == ([], ["p-i"]), "neither silence nor its lease says more"
 
 
 def test_a_process_elsewhere_is_not_looked_for_here(pair: Pair) -> None:
