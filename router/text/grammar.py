@@ -70,7 +70,7 @@ def only_rule(grammar: str) -> str | None:
 
 
 def lark_grammar(source: str, param: str) -> str:
-    """Lark unchanged; GBNF (recognized by `::=`) converted. Raises InvalidRequest naming `param`."""
+    """Lark unchanged; GBNF (has `::=`) converted. Raises InvalidRequest naming `param`."""
     if "::=" not in source:
         return source
     try:

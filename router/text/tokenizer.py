@@ -1,7 +1,7 @@
 """The served checkpoint's tokenizer: encodes text and creates detokenizers.
 
 Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size in
-`config.json`; no torch, no transformers. Rendering and encoding long texts takes milliseconds, so
+`config.json`; no torch, no transformers. Rendering and encoding long texts take milliseconds, so
 the work runs in a small thread pool that this object owns (`close`).
 """
 
