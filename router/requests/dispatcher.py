@@ -386,8 +386,7 @@ class Dispatcher:
     def _end_attempt(
         generation: Generation, reason: str, told: str, failed: Worker | None = None
     ) -> Attempt:
-        """Drop the attempt: its later messages are ignored, and every leg but the failed one
-        gets an abort with the reason."""
+        """Drop the attempt, ignore its later messages, abort every leg but the failed one."""
         attempt = generation.drop_attempt()
         assert attempt is not None, "only a running attempt is ended"
         attempt.abort(generation.request.request_id, told, failed=failed)
@@ -397,8 +396,7 @@ class Dispatcher:
         return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
-        """The generation that a message belongs to; counts messages that are late or come from
-        a worker outside the attempt."""
+        """The generation a message belongs to; counts late messages and those of other workers."""
         generation = self._generations.get(request_id)
         current = generation.attempt if generation else None
         if current is None or current.number != attempt or not current.involves(worker):
