@@ -1,7 +1,8 @@
-"""One process that we started: its command, its log, its life and its end.
+"""One child process: its command, its log, its start and its end.
 
-Owns the process and knows nothing of what it does. A child has a session of its own, so that a
-Ctrl-C at the terminal reaches only us; it learns our pid and ends when we are gone.
+Owns the process and knows nothing of its work. A child has its own session, so that a Ctrl-C at
+the terminal reaches only the parent. The child gets the parent's pid and ends when the parent is
+gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 class Child:
-    """A process by name, restartable. `log_path` collects what all its lives write."""
+    """A named process that can be restarted. `log_path` collects the output of all its runs."""
 
     def __init__(
         self, name: str, role: str, command: Sequence[str], env: Mapping[str, str], log_path: Path
@@ -35,12 +36,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process of its present life."""
+        """The pid of the present run."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, or start it anew after it ended."""
+        """Start the process, or restart it after it ended."""
         assert self._process is None or self.exit_status() is not None, "still running"
         with open(self.log_path, "ab") as log_file:
             self._process = subprocess.Popen(
@@ -54,20 +55,20 @@ class Child:
         self.num_starts += 1
 
     def exit_status(self) -> int | None:
-        """None while it runs, or before it was started; negative: the signal that ended it."""
+        """None while the process runs or before it started; negative: the signal that ended it."""
         return None if self._process is None else self._process.poll()
 
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal if it runs."""
+        """Send a signal if the process runs."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for that at most `timeout_s`."""
+        """Wait at most `timeout_s` for the process to end; returns whether it has ended."""
         if self._process is None:
             return True
         try:
@@ -77,14 +78,14 @@ class Child:
         return True
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How the process ended, in words."""
         status = self.exit_status()
         if status is not None and status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"ended with status {status}"
 
     def new_lines(self) -> list[str]:
-        """Complete lines that it wrote since the last call."""
+        """Complete lines that the process wrote since the last call."""
         with open(self.log_path, "rb") as log_file:
             log_file.seek(self._read_to)
             text = log_file.read()
@@ -93,18 +94,18 @@ class Child:
         return complete.decode(errors="replace").splitlines()
 
     def log_tail(self, num_lines: int = 12) -> str:
-        """The end of its log."""
+        """The last lines of the log."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 
 
 def baton_command(*arguments: str) -> list[str]:
-    """The command line of one of our own processes; no folder but ours is searched for it."""
+    """The command line of a Baton process; `-P` keeps the current folder off the import path."""
     return [sys.executable, "-P", "-m", "cli.main", *arguments]
 
 
 def baton_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with what `baton_command` needs when Baton runs from a folder, not installed."""
+    """`env` plus the PYTHONPATH that `baton_command` needs if Baton is not installed."""
     root = Path(cli.__file__).resolve().parent.parent
     if root.name in _SITE_FOLDERS:
         return dict(env)

@@ -1,7 +1,7 @@
 """From the settings of a fleet to the command line and environment of each of its processes.
 
-Flags carry what was said about the fleet and what must differ between its processes; secrets go
-by environment. What the operator put into environment or file for a process reaches it there.
+Flags carry the fleet's settings and those that differ between processes; secrets go by
+environment. A process reads the operator's own environment variables and file directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GPU_DEVICE = Path("/dev/nvidiactl")
 
 @dataclass(frozen=True)
 class Secrets:
-    """What children get by environment, never as arguments."""
+    """Secrets that children get by environment, never as arguments."""
 
     redis_url: str = field(repr=False)
     cluster_secret: str = field(repr=False)
@@ -37,11 +37,11 @@ class Secrets:
 
 
 class ChildSettings:
-    """Makes the children of one fleet.
+    """Creates the children of one fleet.
 
-    `forwarded` names the settings to hand on as flags: those that the operator gave as flags.
-    None hands on all that differ from their defaults; then children see no BATON_ variables of
-    ours and no file. `environ` is what children inherit.
+    `forwarded` names the settings to forward as flags: those that the operator gave as flags.
+    None forwards all that differ from their defaults; children then see none of our BATON_
+    variables and no file. `environ` is the environment that children inherit.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ChildSettings:
 
     @property
     def torch_threads(self) -> int:
-        """CPU threads of each worker: as set, or its share of the cores."""
+        """CPU threads of each worker: the setting, or an even share of the cores."""
         if self._settings.torch_threads is not None:
             return self._settings.torch_threads
         return max(1, len(usable_cores()) // self._num_workers)
 
     @property
     def core_shares(self) -> list[list[int]]:
-        """The cores that each worker keeps to, prefill workers first; empty: none keeps to any."""
+        """The cores each worker is pinned to, prefill workers first; empty if none is pinned."""
         if not self._settings.pin or not can_keep_to_cores() or self._is_on_gpu:
             return []
         cores = by_neighbourhood(usable_cores())
@@ -82,7 +82,7 @@ class ChildSettings:
         log_dir: Path,
         cores: Sequence[int] = (),
     ) -> Child:
-        """A worker, not started yet, that keeps to `cores`, if any."""
+        """A worker, not started yet, pinned to `cores` if there are any."""
         own: dict[str, Any] = {
             "worker_id": worker_id,
             "host": WORKER_HOST,
@@ -120,7 +120,7 @@ class ChildSettings:
         return Child(name, role, command, baton_environment(env), log_dir / f"{name}.log")
 
     def _environment(self, names: set[str]) -> dict[str, str]:
-        """What a child inherits: of BATON_ variables only those that it knows, if any."""
+        """The environment of a child; it has only those BATON_ variables that the child knows."""
         allowed = names | {CONFIG_ENV} if self._inherits else set()
         return {
             name: value
@@ -136,7 +136,7 @@ class ChildSettings:
         )
 
     def _memory_fraction(self) -> float | None:
-        """A share of the memory for each of several workers on a CPU; None: their own default."""
+        """Each worker's share of the memory on a CPU; None leaves the worker its own default."""
         settings = self._settings
         is_told = settings.num_blocks is not None or settings.memory_fraction is not None
         if is_told or self._is_on_gpu:
@@ -154,5 +154,5 @@ class ChildSettings:
 
 
 def _environment_of(shared: Secrets) -> dict[str, str]:
-    """The secrets that every process of a fleet has."""
+    """The secrets that every process of a fleet gets."""
     return {"redis_url": shared.redis_url, "cluster_secret": shared.cluster_secret}

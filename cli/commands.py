@@ -1,6 +1,6 @@
-"""The commands of `baton`: what each is for, where its main and its settings live.
+"""The commands of `baton`: a summary of each, and the modules of its main and its settings.
 
-Modules are named, not imported: a router process never loads torch because a worker would.
+Modules are named, not imported, so that a router process does not load a worker's torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Command:
     settings: str
 
     def load_main(self) -> Main:
-        """The function that runs it with the arguments after its name."""
+        """The function that runs the command with the arguments after its name."""
         found: Main = _load(self.main)
         return found
 
     def load_settings_class(self) -> type:
-        """Its settings dataclass; cheap to import."""
+        """The command's settings dataclass; cheap to import."""
         found: type = _load(self.settings)
         return found
 
@@ -83,7 +83,7 @@ COMMANDS = {
 
 
 def settings_classes() -> list[type]:
-    """The settings of every process, so that each can tell a foreign name from a wrong one."""
+    """The settings of every process, to tell another process's setting from an unknown name."""
     return [command.load_settings_class() for command in COMMANDS.values()]
 
 

@@ -1,6 +1,6 @@
 """The demo: a fleet with the bundled model, one streamed chat, and where its time went.
 
-`python -m cli.demo`; with `--once` it stops after the chat, and fails if no text came.
+`python -m cli.demo`; with `--once` the demo stops after the chat. It fails if no text came.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DemoSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; 0 if the chat gave text."""
+    """Run the demo; returns 0 if the chat gave text."""
     with other_settings(settings_classes()):
         settings = settings_or_exit(
             DemoSettings,
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def fleet_settings(settings: DemoSettings) -> UpSettings:
-    """One worker of each role; chunks so small that the short chat takes several."""
+    """One worker of each role, with chunks small enough that the short chat takes several."""
     return UpSettings(
         model=str(MODEL_FOLDER),
         served_model_name=SERVED_NAME,
@@ -106,7 +106,7 @@ def fleet_settings(settings: DemoSettings) -> UpSettings:
 
 
 def introduce_workers(url: str) -> None:
-    """One short completion, so that the chat does not pay for the workers' first contact."""
+    """Send one short completion, so that the chat does not wait for the workers' first contact."""
     body = {"model": SERVED_NAME, "prompt": "def with_baton(): " * 16, "max_tokens": 2}
     post_json(f"{url}/v1/completions", body)
 
@@ -130,7 +130,7 @@ def chat_once(url: str, console: Console) -> None:
 
 
 class StreamedChat:
-    """One streamed chat over HTTP; `request_id` is known once `texts` was begun."""
+    """One streamed chat over HTTP; `request_id` is known once `texts` has started."""
 
     def __init__(self, url: str) -> None:
         self.request_id = ""
@@ -141,7 +141,7 @@ class StreamedChat:
         )
 
     def texts(self) -> Iterator[str]:
-        """Pieces of the answer as they come. Raises ServiceError."""
+        """Pieces of the answer as they arrive. Raises ServiceError."""
         body = {"model": SERVED_NAME, "messages": MESSAGES, "stream": True, "temperature": 0}
         try:
             self._connection.request(
@@ -179,7 +179,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def finished_trace(url: str, request_id: str) -> dict[str, Any]:
-    """The request's trace with what its workers report after the last token, if that comes."""
+    """The request's trace, with the workers' final reports if they arrive within TRACE_WAIT_S."""
     deadline = time.monotonic() + TRACE_WAIT_S
     while True:
         trace: dict[str, Any] = get_json(f"{url}/requests/{request_id}/trace")

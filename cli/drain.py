@@ -1,6 +1,6 @@
-"""`baton drain WORKER`: a worker gets nothing new, finishes what it has, and ends.
+"""`baton drain WORKER`: a worker gets no new requests, finishes its present ones, and ends.
 
-The request goes through the fleet's Redis, where the worker finds it at its next renewal.
+The drain request goes through the fleet's Redis; the worker finds it at its next lease renewal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class DrainSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask a worker to drain and wait until it has left; 1 if it is unknown or still there."""
+    """Ask a worker to drain and wait until it has left; returns 1 if it is still there. Raises
+    ServiceError for an unknown worker."""
     names = [each for each in argv if not each.startswith("-")]
     settings = settings_or_exit(
         DrainSettings,

@@ -1,8 +1,8 @@
 """A fleet on this host: Valkey, workers and router as processes, from start to stop.
 
-Owns every process it starts and leaves none behind: stopping goes router, workers, Valkey, and
-whatever does not end within its grace is killed. Children find settings that are not forwarded
-in the environment and file that we were given. Prints nothing.
+Owns every process it starts and leaves none behind: it stops router, workers and Valkey in this
+order, and kills a process that does not end within its grace period. Children read settings that
+are not forwarded from the environment and file that this process was given. Prints nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
 _PROGRESS = re.compile("(loading weights|building kernels).*")
 MISCONFIGURED = 2
-"""Exit status of a process that was told something wrong, in settings or checkpoint."""
+"""Exit status of a process whose settings or checkpoint are wrong."""
 
 
 class Fleet:
-    """Workers and a router for one model; a context manager, and usable from tests."""
+    """Workers and a router for one model; a context manager, also for tests."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Fleet:
         child_settings: ChildSettings | None = None,
         on_progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`on_progress` is told how far starting is, a line at a time. Starts nothing yet."""
+        """`on_progress` gets lines about the progress of the start. Starts nothing yet."""
         self.settings = settings
         self.workers: dict[str, WorkerInfo] = {}
         self.processes: dict[str, Child] = {}
@@ -63,7 +63,7 @@ class Fleet:
         self._started_at: dict[str, float] = {}
         self._drained: set[str] = set()
 
-    # -- what runs --------------------------------------------------------------------------
+    # -- the running fleet ------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -73,22 +73,22 @@ class Fleet:
 
     @property
     def access(self) -> RouterAccess:
-        """What opens the router's operators' paths, whatever keys it was given."""
+        """Access to the router's operators' paths, whatever keys the router was given."""
         return RouterAccess(self._supervisor_key, self.settings.tls_cert_file)
 
     @property
     def redis_url(self) -> str:
-        """Where the fleet is registered; holds a password."""
+        """The Redis where the fleet is registered; the URL holds a password."""
         return self._redis_url
 
     @property
     def valkey(self) -> EmbeddedValkey | None:
-        """The embedded Valkey, None if another one was named."""
+        """The embedded Valkey; None if `redis_url` named another store."""
         return self._valkey
 
     @property
     def log_dir(self) -> Path:
-        """Where each process has its log, `NAME.log`."""
+        """The folder with each process's log, `NAME.log`."""
         assert self._log_dir is not None, "not started"
         return self._log_dir
 
@@ -97,9 +97,9 @@ class Fleet:
     def start(self) -> Fleet:
         """Start everything; returns when the router is connected to every worker and serves.
 
-        Raises ConfigError if Valkey cannot start, or with what a process found wrong in settings
-        or checkpoint; ServiceError with the last log lines of one that ended otherwise, or when
-        time is up. Nothing runs then.
+        Raises ConfigError if Valkey cannot start, or if a process rejects its settings or
+        checkpoint. Raises ServiceError, with the last log lines, if a process ends otherwise or
+        time is up. After an error nothing runs.
         """
         try:
             self._open_log_dir()
@@ -165,7 +165,7 @@ class Fleet:
         self._report_progress()
 
     def _is_ready(self) -> bool:
-        """Every worker is READY in the registry and connected; the router's health is good."""
+        """Whether every worker is READY in the registry and connected, and the router healthy."""
         found = read_fleet(self._redis_url, self.settings.cluster)
         ours = [child for child in self.processes.values() if child.role != Role.ROUTER]
         self.workers = {
@@ -188,7 +188,7 @@ class Fleet:
         return all(child.name in connected for child in ours)
 
     def _report_progress(self) -> None:
-        """The latest line about what takes long that each process wrote since the last time."""
+        """Report each process's latest new log line about a slow step of its start."""
         for child in self.processes.values():
             found = [_PROGRESS.search(line) for line in child.new_lines()]
             latest = [each.group() for each in found if each]
@@ -196,7 +196,8 @@ class Fleet:
                 self._on_progress(f"{child.name}: {latest[-1]}")
 
     def _why_not_ready(self) -> str:
-        """Who keeps the fleet from serving, and its last words; the router if nobody else does."""
+        """The processes that keep the fleet from serving, with their last log lines; the router
+        if all workers are ready."""
         states = {
             name: self.workers[name].state if name in self.workers else "not registered"
             for name, child in self.processes.items()
@@ -212,11 +213,11 @@ class Fleet:
     # -- supervise --------------------------------------------------------------------------
 
     def check(self) -> list[str]:
-        """What ended since the last call, and what was started anew, in words.
+        """Restart processes that ended; returns lines about ends and restarts since the last call.
 
-        A worker that ended with status 0 was told to, and is not started anew.
+        A worker that ended with status 0 was drained and is not restarted.
 
-        To be called again and again by the thread that called `start`.
+        The thread that called `start` must call this periodically.
         """
         now = time.monotonic()
         news: list[str] = []
@@ -251,7 +252,7 @@ class Fleet:
     # -- stop -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop everything in order. May be called twice; nothing runs when it returns."""
+        """Stop everything in order; nothing runs afterwards. May be called twice."""
         children = list(self.processes.values())
         routers = [child for child in children if child.role == Role.ROUTER]
         self._stop_children(routers)
@@ -285,7 +286,8 @@ class Fleet:
 
 
 def _early_end(child: Child) -> BatonError:
-    """Why a process ended before the fleet was ready: what it calls wrong is ours to say, too."""
+    """The error for a process that ended before the fleet was ready; a misconfigured process's
+    own message becomes a ConfigError."""
     if child.exit_status() == MISCONFIGURED:
         complaint = child.log_tail(1).partition(": ")
         return ConfigError(f"{child.name} cannot start: {complaint[2] or complaint[0]}")
@@ -295,7 +297,7 @@ def _early_end(child: Child) -> BatonError:
 
 
 def _local_url(settings: UpSettings, port: int) -> str:
-    """A URL for this host; an address that stands for all is reached by the local one."""
+    """A URL for this host; a wildcard address is replaced by the loopback address."""
     scheme = "http" if settings.tls_cert_file is None else "https"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"

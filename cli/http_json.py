@@ -1,4 +1,4 @@
-"""Small HTTP requests to a router, with the standard library: what operators' commands need."""
+"""Small HTTP requests to a router for operators' commands, with the standard library."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from protocol.errors import ConfigError, ServiceError
 
 
 class RouterUnreachable(ServiceError):
-    """No router answers at that URL."""
+    """No router answers at the URL."""
 
 
 @dataclass(frozen=True)
 class RouterAccess:
-    """How a router is asked: the key to show, and the certificate to trust.
+    """How to access a router: the key to send, and the certificate to trust.
 
-    `cert_file` is the router's own PEM file, trusted as it is, whatever names it is for; without
-    it, an https router must have a certificate that this host trusts.
+    `cert_file` is the router's own PEM file, which is trusted for any host name. Without it, an
+    https router must have a certificate that this host trusts.
     """
 
     key: str | None = field(default=None, repr=False)
     cert_file: str | None = None
 
     def open(self, request: urllib.request.Request, timeout_s: float) -> Any:
-        """The answer, a context manager. Raises as `urlopen`."""
+        """The response, a context manager. Raises as `urlopen` does."""
         if self.key is not None:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         return urllib.request.urlopen(request, timeout=timeout_s, context=self._tls())
 
     def _tls(self) -> ssl.SSLContext | None:
-        """None: the default. Raises ConfigError."""
+        """The TLS context; None for the default one. Raises ConfigError."""
         if self.cert_file is None:
             return None
         try:
             context = ssl.create_default_context(cafile=self.cert_file)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise ConfigError(f"certificate {self.cert_file}: {error}") from error
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -52,12 +52,12 @@ OPEN_ACCESS = RouterAccess()
 
 
 def get_json(url: str, timeout_s: float = 5.0, access: RouterAccess = OPEN_ACCESS) -> Any:
-    """The JSON that a GET answers. Raises ServiceError, RouterUnreachable if nobody answers."""
+    """The JSON answer to a GET. Raises ServiceError, or RouterUnreachable without an answer."""
     return _json(urllib.request.Request(url), timeout_s, access)
 
 
 def post_json(url: str, body: Mapping[str, Any], timeout_s: float = 60.0) -> Any:
-    """The JSON that a POST of JSON answers. Raises as `get_json`."""
+    """The JSON answer to a POST of JSON. Raises as `get_json` does."""
     headers = {"Content-Type": "application/json"}
     return _json(
         urllib.request.Request(url, json.dumps(body).encode(), headers), timeout_s, OPEN_ACCESS
@@ -81,7 +81,7 @@ def _json(request: urllib.request.Request, timeout_s: float, access: RouterAcces
 
 
 def is_ok(url: str, timeout_s: float = 2.0, access: RouterAccess = OPEN_ACCESS) -> bool:
-    """Whether a GET answers 200."""
+    """Whether a GET is answered with 200."""
     try:
         with access.open(urllib.request.Request(url), timeout_s) as response:
             return bool(response.status == 200)

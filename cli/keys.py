@@ -1,6 +1,6 @@
 """`baton keys`: makes an API key, or hashes one, for the router's key files.
 
-Prints the key once; it is kept nowhere.
+Prints the key once and stores it nowhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KeysSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a key and its hash, or a hash alone; 2 if the key will not do."""
+    """Print a key and its hash, or only a hash; returns 2 if the key is not acceptable."""
     settings = settings_or_exit(
         KeysSettings,
         argv,

@@ -1,6 +1,6 @@
-"""`baton`: dispatches to a subcommand and turns what it raises into one line and an exit code.
+"""`baton`: dispatches to a subcommand and turns its errors into one line and an exit code.
 
-2 means that what the operator said is wrong, 1 that it could not be done, 130 an interrupt.
+2 means a wrong command, setting or checkpoint, 1 that the command failed, 130 an interrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSION = ("version", "-V", "--version")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the process's exit code."""
+    """Run one command; returns the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
     if name in _HELP and rest:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """What `baton help` prints."""
+    """The text that `baton help` prints."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {each.name:<{width}}  {each.summary}" for each in COMMANDS.values()]
     return "\n".join(

@@ -1,6 +1,6 @@
 """`baton status`: a table of the workers, with their load as a router sees it.
 
-Without a router to ask, but with a Redis, it shows who is registered and no load.
+If no router answers but a Redis is given, the table shows the registered workers without load.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StatusSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the fleet; 1 if nobody could be asked."""
+    """Print the fleet; returns 1 if neither a router nor Redis could be asked."""
     settings = settings_or_exit(
         StatusSettings,
         argv,

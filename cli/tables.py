@@ -1,4 +1,4 @@
-"""How a fleet looks in a terminal: one table of workers, whatever the numbers' source."""
+"""The table of a fleet's workers in a terminal, from a router's answer or from registrations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 WIDEST = 500
 
 _Column = tuple[str, str]
-"""A heading, and the key of a row that stands below it."""
+"""A heading, and the key of the value that a row shows below it."""
 
 _WHO: tuple[_Column, ...] = (
     ("WORKER", "worker_id"),
@@ -33,7 +33,7 @@ _WHERE: tuple[_Column, ...] = (("HOST", "host"), ("PID", "pid"))
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table: in a terminal its cells fold to fit, elsewhere it has its natural width."""
+    """Print a table: in a terminal its cells fold to fit, otherwise it has its natural width."""
     width = console.width
     try:
         if not console.is_terminal:
@@ -44,7 +44,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_workers(console: Console, workers: Iterable[Mapping[str, Any]], with_load: bool) -> None:
-    """Print the table of workers; as two tables, one below the other, in a narrow terminal."""
+    """Print the table of workers; a narrow terminal gets two tables, one below the other."""
     rows = list(workers)
     tables = [workers_table(rows, with_load)]
     if console.is_terminal and _natural_width(console, tables[0]) > console.width:
@@ -57,7 +57,7 @@ def print_workers(console: Console, workers: Iterable[Mapping[str, Any]], with_l
 
 
 def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Table:
-    """Rows as `GET /fleet` gives them; without load only what registrations say."""
+    """A table of workers as `GET /fleet` lists them; without load, only registration data."""
     return _table(workers, _WHO + (_LOAD if with_load else _LOAD[:1]) + _WHERE)
 
 
@@ -75,7 +75,7 @@ def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> 
 
 def _cell(worker: Mapping[str, Any], key: str) -> str:
     value = worker[key]
-    if key == "transport":  # and its best path; an older router does not know any
+    if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
     if key == "state" and not worker.get("connected", True):
         return f"{value}, not connected"
@@ -83,6 +83,6 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
 
 
 def _natural_width(console: Console, table: Table) -> int:
-    """Columns that the table takes where there is room."""
+    """The width in characters that the table takes if there is room."""
     options = console.options.update(width=WIDEST)
     return Measurement.get(console, options, table).maximum

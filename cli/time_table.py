@@ -1,4 +1,4 @@
-"""Where the time of one request went, as a table: made from the JSON of its trace."""
+"""A table of where one request's time went, made from the JSON of its trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POSTED, _DONE, _BLOCKS, _CHUNK = range(4)
 
 
 def time_table(trace: dict[str, Any]) -> Table:
-    """Phases in the order in which they happen; `GET /requests/{id}/trace` in, rows out."""
+    """A table of phases in order, from the answer to `GET /requests/{id}/trace`."""
     attempt = trace["attempts"][-1]
     prefill, decode = attempt["prefill"], attempt["decode"]
     table = Table(title=f"Where the time of {trace['request_id']} went", title_justify="left")
@@ -51,7 +51,7 @@ def _transfer_ms(prefill: dict[str, Any]) -> float | None:
 
 
 def _transfer_words(trace: dict[str, Any], prefill: dict[str, Any]) -> str:
-    """How many blocks moved, and how many of them before the last chunk was done."""
+    """How many blocks moved, and how many of these arrived before the last chunk ended."""
     writes, chunks = prefill["writes"], prefill["chunks"]
     moved = f"{trace['blocks_moved']} blocks, {trace['bytes_moved'] / 1024:.0f} KiB"
     if not writes or not chunks:

@@ -1,4 +1,4 @@
-"""`baton up`: starts a fleet, says what runs where, watches over it, stops it at Ctrl-C."""
+"""`baton up`: starts a fleet, shows where it runs, supervises it, stops it at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WATCH_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a fleet until Ctrl-C or SIGTERM; 0 then, 1 if it could not start, 2 if misconfigured."""
+    """Run a fleet until Ctrl-C or SIGTERM; returns 0, 1 if it failed, 2 if misconfigured."""
     settings = settings_or_exit(
         UpSettings,
         argv,
@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_local_model(settings: UpSettings) -> UpSettings:
-    """The same with the model's folder, fetched once for all. Raises ModelLoadError."""
+    """The settings with the model's local folder, fetched once for all processes. Raises
+    ModelLoadError."""
     return replace(
         settings,
         model=str(resolve_model(settings.model).resolve()),
@@ -64,7 +65,7 @@ def run_fleet(
 ) -> None:
     """Start, show and watch a fleet until a signal comes; then stop it. Raises as Fleet.start.
 
-    `while_serving` is called once it serves; if it answers False, the fleet stops at once.
+    `while_serving` is called once the fleet serves; if it returns False, the fleet stops at once.
     """
     with stop_by_signal(fleet):
         try:
@@ -79,12 +80,12 @@ def run_fleet(
         finally:
             try:
                 fleet.stop()
-            except KeyboardInterrupt:  # the first signal, while it stopped by itself
+            except KeyboardInterrupt:  # the first signal came while the fleet was stopping
                 fleet.stop()
 
 
 def announce_start(fleet: Fleet, console: Console) -> None:
-    """What is about to start, and the threads and cores that each worker gets."""
+    """Print which workers are about to start, and the threads and cores that each one gets."""
     settings = fleet.settings
     children = ChildSettings(settings)
     shares = "; ".join(",".join(ranges_of(share)) for share in children.core_shares)
@@ -97,7 +98,7 @@ def announce_start(fleet: Fleet, console: Console) -> None:
 
 
 def show(fleet: Fleet, console: Console) -> None:
-    """What runs where."""
+    """Print the workers, the router, Valkey and the log folder."""
     valkey = fleet.valkey
     console.print()
     rows = [registered(info) for info in fleet.workers.values()]
@@ -111,7 +112,7 @@ def show(fleet: Fleet, console: Console) -> None:
 
 
 def watch(fleet: Fleet, console: Console) -> None:
-    """Report what ends and see it started anew, until KeyboardInterrupt."""
+    """Report processes that end and restart them, until KeyboardInterrupt."""
     while True:
         for line in fleet.check():
             console.print(line)
@@ -120,7 +121,8 @@ def watch(fleet: Fleet, console: Console) -> None:
 
 @contextmanager
 def stop_by_signal(fleet: Fleet) -> Iterator[None]:
-    """Within it, the first SIGINT or SIGTERM raises KeyboardInterrupt; a further one kills."""
+    """A context in which the first SIGINT or SIGTERM raises KeyboardInterrupt, and a further one
+    kills the fleet."""
     count = 0
 
     def on_signal(number: int, frame: FrameType | None) -> None:

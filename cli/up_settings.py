@@ -1,7 +1,7 @@
-"""Settings of `baton up`: the fleet's size, and those of its processes that are set most often.
+"""Settings of `baton up`: the fleet's size, and the most used settings of its processes.
 
-The latter are what their processes declare them to be. Whatever a worker or router has beyond
-these is set by environment or file, which they read too.
+The latter are declared by their processes. All other settings of a worker or router are set by
+environment or file, which each process reads itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class UpSettings:
-    """What `baton up` can be told; None leaves a setting to the process it belongs to."""
+    """Settings of `baton up`; None leaves a setting to its process."""
 
     model: str = setting_of(WorkerSettings, "model")
     served_model_name: str | None = setting_of(WorkerSettings, "served_model_name")

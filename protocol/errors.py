@@ -3,14 +3,14 @@
 BatonError
 ├── ConfigError            an operator's setting is wrong; the message says which and what to do
 ├── ModelLoadError         a checkpoint cannot be served; names the file, key or tensor
-├── ProtocolError          a peer sent what cannot be taken (corrupt, foreign, wrong version)
+├── ProtocolError          a peer sent an invalid message (corrupt, foreign, wrong version)
 │   └── IncompatiblePeer   fingerprints differ; carries both values
 ├── TransferError          moving KV blocks failed; the attempt fails, never the request
-├── RequestError           the caller's fault: becomes a 4xx in OpenAI's shape
+├── RequestError           the caller's fault: becomes a 4xx in OpenAI's format
 │   ├── InvalidRequest     400, names the field
 │   ├── ModelNotFound      404
 │   └── PromptTooLong      413 with both numbers (`context_length_exceeded`)
-└── ServiceError           ours: becomes a 5xx
+└── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     └── GenerationFailed   500, the attempts are used up
 """
@@ -27,11 +27,11 @@ class ConfigError(BatonError):
 
 
 class ModelLoadError(BatonError):
-    """A checkpoint cannot be served; names what is wrong and what is supported."""
+    """A checkpoint cannot be served; the message names the problem and what is supported."""
 
 
 class ProtocolError(BatonError):
-    """A frame or message from a peer cannot be taken."""
+    """A frame or message from a peer is invalid."""
 
 
 class IncompatiblePeer(ProtocolError):
@@ -45,11 +45,11 @@ class IncompatiblePeer(ProtocolError):
 
 
 class TransferError(BatonError):
-    """KV blocks could not be moved; fails the attempt it belongs to."""
+    """KV blocks could not be moved; fails the attempt that they belong to."""
 
 
 class RequestError(BatonError):
-    """The caller's fault. `status`, `kind` and `code` shape the HTTP answer."""
+    """The caller's fault. `status`, `kind` and `code` go into the HTTP response."""
 
     status = 400
     kind = "invalid_request_error"
@@ -80,7 +80,7 @@ class PromptTooLong(RequestError):
 
 
 class ServiceError(BatonError):
-    """Baton's fault. `status` and `kind` shape the HTTP answer."""
+    """Baton's fault. `status` and `kind` go into the HTTP response."""
 
     status = 500
     kind = "server_error"

@@ -1,6 +1,6 @@
-"""What workers publish for every router that listens: their load, and changes of their caches.
+"""Events that workers publish for every subscribed router: their load, and cache changes.
 
-Tagged and frozen like all messages; nobody answers them.
+Tagged and frozen like all messages; events have no answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
 
     `blocks_used` are pinned (running, granted, being read); `blocks_cached` are free to reuse but
     hold a prefix. The step coefficients are those of `scheduling.step_model`. `counters` only grow.
-    `reported_us` is the worker's wall clock, so that a reader sees how old a report is.
+    `reported_us` is the worker's wall clock, which shows a reader how old the report is.
     """
 
     worker_id: str
@@ -35,7 +35,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
 
 
 class CacheEvents(Message, frozen=True, kw_only=True):
-    """Blocks that became usable, or ceased to be, since the previous number."""
+    """Blocks that became usable, or ceased to be, since the previous event's `seq`."""
 
     worker_id: str
     incarnation: str

@@ -17,7 +17,7 @@ DEFAULT_SEED = "baton"
 
 @lru_cache(maxsize=1024)
 def chain_root(model_fingerprint: str, salt: str = "", seed: str = DEFAULT_SEED) -> bytes:
-    """The parent of a sequence's first block: whatever changes the KV besides its tokens."""
+    """The parent of a sequence's first block; covers everything besides tokens that affects KV."""
     digest = blake2b(digest_size=HASH_BYTES)
     for part in (seed, model_fingerprint, salt):
         encoded = part.encode()

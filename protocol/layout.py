@@ -1,4 +1,4 @@
-"""The layout of a worker's KV pool, and the fingerprints two workers compare before all else."""
+"""The layout of a worker's KV pool, and its fingerprint, which two workers compare first."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import msgspec
 from protocol.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""What a model computes in."""
+"""Data types that a model computes in."""
 
 FP8 = "float8_e4m3fn"
 KV_DTYPE_BYTES = DTYPE_BYTES | {FP8: 1}
-"""What keys and values are kept in."""
+"""Data types that keys and values are stored in."""
 
 TOKENS = "tokens"
 PAIRS = "pairs"
-"""Orders within a head's share of a block, `[block_size, head_dim]`: token by token, or as a CPU's
-products of bf16 pairs take them, by groups of sixteen tokens: of keys `[head_dim / 2, 16, 2]`, of
-values `[8 pairs of tokens, head_dim, 2]`."""
+"""Element orders within one head's part of a block, `[block_size, head_dim]`. TOKENS: token by
+token. PAIRS: as a CPU's bf16 pair products read them, in groups of sixteen tokens: keys are
+`[head_dim / 2, 16, 2]`, values `[8 pairs of tokens, head_dim, 2]`."""
 
 SPLIT = "split"
-"""An order of all that a block holds of a layer: pairs whose numbers' upper exponent bits lie apart
-(`engine/native/split.h`). A head's share is not in one piece, so it cannot be sharded."""
+"""An order over one layer's whole part of a block: PAIRS, with four exponent bits of each number
+stored separately (`engine/native/split.h`). A head's part is not contiguous, so blocks in this
+order cannot be sharded."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of one KV block: `[num_layers, 2, num_kv_heads, block_size, head_dim]`, contiguous.
 
-    A pool is `num_blocks` such blocks, so a block is one contiguous range over all layers.
-    `num_kv_heads` counts the heads that this rank holds.
+    A pool consists of `num_blocks` such blocks, so a block is one contiguous range over all
+    layers. `num_kv_heads` counts the heads that this rank holds.
     """
 
     model_fingerprint: str
@@ -56,18 +57,18 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heads(self) -> range:
-        """Of all the cache's KV heads those that this rank holds."""
+        """The indices of this rank's heads among all KV heads of the cache."""
         first = self.tp_rank * self.num_kv_heads
         return range(first, first + self.num_kv_heads)
 
     @property
     def unsharded(self) -> KvLayout:
-        """The layout of all ranks' heads in one pool; ranks of one cache have it in common."""
+        """The layout of all ranks' heads in one pool; the same for all ranks of one cache."""
         num_kv_heads = self.num_kv_heads * self.tp_size
         return msgspec.structs.replace(self, num_kv_heads=num_kv_heads, tp_rank=0, tp_size=1)
 
     def shard(self, tp_rank: int, tp_size: int) -> KvLayout:
-        """What rank `tp_rank` of `tp_size` holds of an unsharded cache. Raises ConfigError."""
+        """The layout of rank `tp_rank` of `tp_size` of this unsharded cache. Raises ConfigError."""
         if not 0 <= tp_rank < tp_size or self.num_kv_heads % tp_size:
             raise ConfigError(
                 f"{self.num_kv_heads} KV heads have no rank {tp_rank} of {tp_size}: "

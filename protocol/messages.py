@@ -1,9 +1,9 @@
-"""Every message between two of Baton's processes; what workers publish is in `protocol.events`.
+"""Every message between two of Baton's processes; published events are in `protocol.events`.
 
-Tagged, frozen, MessagePack. Whatever concerns a request carries `request_id` and `attempt`: an
-attempt number fences everything that an earlier attempt may still send. `Hello` comes first on
-every connection; until it is accepted nothing else is answered. Durations are remaining times,
-never absolute clocks, except in traces (`*_us`: microseconds of the Unix epoch).
+Tagged, frozen, MessagePack. Every message about a request carries `request_id` and `attempt`: the
+attempt number fences off late messages of earlier attempts. `Hello` comes first on every
+connection; nothing else is answered until it is accepted. Durations are remaining times, never
+absolute clocks, except in traces (`*_us`: microseconds since the Unix epoch).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 4
 
 
 class Role(StrEnum):
-    """What a process does in the fleet."""
+    """A process's role in the fleet."""
 
     ROUTER = "router"
     PREFILL = "prefill"
@@ -42,7 +42,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """First message of whoever connects; an empty fingerprint (a router's) is not compared."""
+    """The connecting side's first message; an empty fingerprint (a router's) is not compared."""
 
     sender: str
     role: Role
@@ -52,9 +52,9 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):
-    """The receiver's own name; the connection may be used.
+    """The connection may be used; carries the receiver's own name.
 
-    `machine` and `pid` say where its process runs, as in `WorkerInfo`; "" where that is not known.
+    `machine` and `pid` say where its process runs, as in `WorkerInfo`; "" if that is unknown.
     """
 
     worker_id: str
@@ -64,7 +64,7 @@ class HelloAccepted(Message, frozen=True, kw_only=True):
 
 
 class HelloRefused(Message, frozen=True, kw_only=True):
-    """Why the connection may not be used: what differs, and both values."""
+    """The connection may not be used; says what differs, with both values."""
 
     what: str
     ours: str
@@ -72,7 +72,7 @@ class HelloRefused(Message, frozen=True, kw_only=True):
 
 
 class Ping(Message, frozen=True, kw_only=True):
-    """Asks for a Pong: shows that the peer's loop turns."""
+    """Asks for a Pong, which shows that the peer's event loop runs."""
 
     nonce: int
 
@@ -87,8 +87,8 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has, or computes, the KV of an attempt, as its decode worker needs to know it: a prefill
-    worker, or the decode worker that hands the request over."""
+    """The peer from which a decode worker gets an attempt's KV: a prefill worker, or the decode
+    worker that hands the request over."""
 
     worker_id: str
     incarnation: str
@@ -99,8 +99,8 @@ class Generate(Message, frozen=True, kw_only=True):
     """Router to decode worker: produce tokens for this prompt.
 
     `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
-    the first token of this attempt has index `num_output`. With `prefill` set, KV blocks and
-    the first token come from there; without, the worker prefills locally. A resumable attempt
+    the first token of this attempt has index `num_output`. If `prefill` is set, KV blocks and
+    the first token come from that peer; otherwise the worker prefills locally. A resumable attempt
     outlives its router for a while, see Resume.
     """
 
@@ -131,7 +131,7 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Router to worker, or decode to prefill worker: forget this attempt now."""
+    """Router to worker, or decode to prefill worker: drop this attempt now."""
 
     request_id: str
     attempt: int
@@ -139,10 +139,11 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class Resume(Message, frozen=True, kw_only=True):
-    """Router to decode worker: if you keep this stream, it is mine from now on, as this attempt.
+    """Router to decode worker: if you keep this stream, continue it for me as this attempt.
 
-    The answer is Resumed or NotKept. A stream is kept if its Generate was resumable, and its
-    router is lost, or it has finished, or it runs for another router: that one hears of its end.
+    The answer is Resumed or NotKept. A worker keeps a stream whose Generate was resumable if its
+    router is lost, if it has finished, or if it runs for another router, which is then told that
+    its attempt ended.
     """
 
     request_id: str
@@ -151,7 +152,7 @@ class Resume(Message, frozen=True, kw_only=True):
 
 class HandOver(Message, frozen=True, kw_only=True):
     """Router to decode worker: end your part of this attempt between two steps, and keep its KV
-    for `next_attempt`, in which another decode worker goes on. The answer is HandedOver."""
+    for `next_attempt`, which continues on another decode worker. The answer is HandedOver."""
 
     request_id: str
     attempt: int
@@ -159,11 +160,11 @@ class HandOver(Message, frozen=True, kw_only=True):
 
 
 class CacheDumpRequest(Message, frozen=True, kw_only=True):
-    """Router to worker: send all block hashes you hold, with the sequence number they stand for."""
+    """Router to worker: send the hashes of all blocks you hold, with the latest event's `seq`."""
 
 
 class CacheDump(Message, frozen=True, kw_only=True):
-    """Answer to CacheDumpRequest; events with a number above `seq` come on top."""
+    """Answer to CacheDumpRequest; events with a number above `seq` are applied to it."""
 
     incarnation: str
     seq: int
@@ -174,10 +175,10 @@ class CacheDump(Message, frozen=True, kw_only=True):
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of one sequence; `index` is that of the first, counted over the whole output.
+    """New tokens of one sequence; `index` is the first one's index in the whole output.
 
-    `cached_tokens` comes with an attempt's first token: how much of the prompt was not computed.
-    `prompt_logprobs` come with the output's first one, where they were asked for.
+    `cached_tokens` comes with an attempt's first token: how much of the prompt was cached.
+    `prompt_logprobs` come with the output's first token if they were requested.
     """
 
     request_id: str
@@ -192,13 +193,13 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTokens(Message, frozen=True, kw_only=True):
-    """Decode worker to one router: everything a step produced for its requests."""
+    """Decode worker to one router: all tokens that a step produced for its requests."""
 
     sequences: list[SequenceTokens]
 
 
 class FirstToken(Message, frozen=True, kw_only=True):
-    """Prefill worker to router: the first token, before any transfer is waited for."""
+    """Prefill worker to router: the first token, sent without waiting for any transfer."""
 
     request_id: str
     attempt: int
@@ -211,9 +212,9 @@ class FirstToken(Message, frozen=True, kw_only=True):
 
 
 class Resumed(Message, frozen=True, kw_only=True):
-    """Decode worker to router: all tokens of the stream so far; what follows comes as StepTokens.
+    """Decode worker to router: all tokens of the stream so far; later ones come as StepTokens.
 
-    `finish` and `trace` are set if it has finished.
+    `finish` and `trace` are set if the stream has finished.
     """
 
     request_id: str
@@ -233,7 +234,7 @@ class NotKept(Message, frozen=True, kw_only=True):
 
 
 class PrefillDone(Message, frozen=True, kw_only=True):
-    """Prefill worker to router: the handoff closed; the complete trace."""
+    """Prefill worker to router: the handoff closed; carries the complete trace."""
 
     request_id: str
     attempt: int
@@ -243,9 +244,10 @@ class PrefillDone(Message, frozen=True, kw_only=True):
 class HandedOver(Message, frozen=True, kw_only=True):
     """Decode worker to router: my part has ended; all its tokens were sent before.
 
-    With `keeps_kv` the handoff `(request_id, next_attempt)` is open here until it has closed, or
-    an Abort names it: its prompt is everything but the last of `num_output` tokens of output, and
-    its first token is that one. PrefillDone or AttemptFailed, with `next_attempt`, follows.
+    With `keeps_kv`, the handoff `(request_id, next_attempt)` stays open here until it closes or
+    an Abort names it. Its prompt is the request's prompt and output without the last of
+    `num_output` output tokens, and its first token is that last one. PrefillDone or AttemptFailed,
+    with `next_attempt`, follows.
     """
 
     request_id: str
@@ -257,7 +259,7 @@ class HandedOver(Message, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True):
-    """Worker to router: this attempt ends here. `retryable` says whether another may succeed."""
+    """Worker to router: this attempt failed here. `retryable`: another attempt may succeed."""
 
     request_id: str
     attempt: int
@@ -272,8 +274,8 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
 class PeerDescriptor(Message, frozen=True, kw_only=True):
     """Decode to prefill worker, after Hello: how to reach my pool by this transport.
 
-    `descriptor` is the transport's own; `digest` authenticates it (keyed BLAKE2b). `layout` is that
-    of a rank of a sharded pool: it says which heads are written there.
+    `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
+    `layout` is the layout of one rank of a sharded pool and says which heads to write there.
     """
 
     transport: str
@@ -288,7 +290,7 @@ class KvGrant(Message, frozen=True, kw_only=True):
     """Decode to prefill worker: the right to write these blocks for `ttl_ms` from receipt.
 
     `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
-    others follow in order. Blocks before it are already there.
+    others follow in order. The decode worker already has the blocks before it.
     """
 
     request_id: str
@@ -300,7 +302,7 @@ class KvGrant(Message, frozen=True, kw_only=True):
 
 
 class KvRenew(Message, frozen=True, kw_only=True):
-    """Decode to prefill worker: the grant lives `ttl_ms` from receipt."""
+    """Decode to prefill worker: the grant is now valid for `ttl_ms` from receipt."""
 
     request_id: str
     attempt: int
@@ -308,7 +310,7 @@ class KvRenew(Message, frozen=True, kw_only=True):
 
 
 class HandoffToken(Message, frozen=True, kw_only=True):
-    """Prefill to decode worker: the first token, which the last chunk chose."""
+    """Prefill to decode worker: the first token, sampled after the last chunk."""
 
     request_id: str
     attempt: int
@@ -324,7 +326,7 @@ class HandoffToken(Message, frozen=True, kw_only=True):
 class KvClosed(Message, frozen=True, kw_only=True):
     """Prefill to decode worker: nothing more will be written for this handoff.
 
-    `error` is empty after completion or an abort that was asked for.
+    `error` is empty after completion or a requested abort.
     """
 
     request_id: str
@@ -335,9 +337,9 @@ class KvClosed(Message, frozen=True, kw_only=True):
 class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
-    `first_block` and `num_blocks` are block indices within the prompt. `digests` is empty
-    unless `kv_checksum` is on: then it holds one digest per block. Of a sharded pool it speaks for
-    the heads that rank `tp_rank` of the writer shares with the reader.
+    `first_block` is the index in the prompt of the first of `num_blocks` blocks. `digests` is
+    empty unless `kv_checksum` is on: then it holds one digest per block. For a sharded pool, the
+    notification covers the heads that rank `tp_rank` of the writer shares with the reader.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What a worker registers under its lease: who it is, what it serves, how it is reached."""
+"""A worker's registration under its lease: its identity, its model, its endpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocol.messages import Role
 
 
 class WorkerState(StrEnum):
-    """Life of a worker as its lease shows it; only READY ones get new requests."""
+    """A worker's state as its lease shows it; only READY workers get new requests."""
 
     LOADING = "loading"
     READY = "ready"
@@ -18,11 +18,12 @@ class WorkerState(StrEnum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker registers under its lease, for everyone to read.
+    """A worker's registration under its lease, readable by every process.
 
-    `incarnation` is new for every process, so a restarted worker is another worker.
+    `incarnation` is new for every process, so a restarted worker counts as another worker.
     `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
-    `machine` see each other by `pid`; "" is nobody's. `transport_paths` are for people to read.
+    `machine` see each other's `pid`; "" means an unknown machine. `transport_paths` are for
+    people to read.
     """
 
     worker_id: str

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when generation stops, as it travels from router to workers.
+"""How tokens are chosen and when generation stops: parameters that the router sends to workers.
 
 A choice is a function of (seed, index, logits) alone, so that any worker and any attempt
 continues a text identically. Stop strings are not here: the router matches text, workers ids.
@@ -11,7 +11,7 @@ from struct import unpack_from
 import msgspec
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: in fp32 they would be in all but name."""
+"""Temperatures below this count as greedy: in fp32 they have the same effect."""
 
 MAX_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
@@ -23,17 +23,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sampling of one sequence. The router has validated the ranges; `n` became n sequences.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch
-    their filter off. `seed` is always set: the router draws one where the caller gave none.
-    `logprobs` None returns none; 0 returns the chosen token's only, k > 0 also the k most likely;
-    `prompt_logprobs` asks the same of the prompt's tokens, which come with the first one of output.
+    their filter off. `seed` is always set: the router draws one if the caller gave none.
+    `logprobs` None returns none; 0 returns the chosen token's only, k > 0 also the k most likely.
+    `prompt_logprobs` requests the same for the prompt's tokens, sent with the first output token.
     `stop_token_ids` end the sequence (end-of-text ids included unless the caller ignores them);
     they are masked until `min_tokens` tokens have been chosen.
 
     `grammar` constrains the output's text: llguidance's Lark (`start: %json {...}`), or its JSON
     form (`{"grammars": [...]}`). The end-of-text token may be chosen only where the grammar is
-    complete, and the sequence stops where nothing can follow. Of `allowed_token_ids`, where there
-    are any, all chosen tokens are; `bad_words` are sequences of tokens that the output may not
-    contain: the last one is masked where it would complete one.
+    complete, and the sequence stops where no token can follow. If `allowed_token_ids` is set, only
+    these tokens are chosen. `bad_words` are token sequences that the output may not contain: a
+    token that would complete one is masked.
     """
 
     max_tokens: int
@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def penalizes(self) -> bool:
-        """Whether the choice depends on the tokens so far, and not on the logits alone."""
+        """Whether the choice depends on the tokens so far, not only on the logits."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -65,8 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is greedy, asks for no log-probabilities of the output, and changes no logit
-        but by its grammar and `min_tokens`."""
+        """Whether sampling is greedy, returns no log-probabilities of the output, and changes
+        logits only by `grammar` and `min_tokens`."""
         return (
             self.temperature < GREEDY_BELOW
             and self.logprobs is None
@@ -85,8 +85,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
-    """One token of a prompt: `rank` is 1 if no other was more likely there; `top` are the most
-    likely ones, best first."""
+    """One token of a prompt: `rank` is 1 if no other token was more likely there; `top` are the
+    most likely tokens, best first."""
 
     logprob: float
     rank: int
@@ -94,7 +94,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of all N tokens of a prompt but the first, which follows nothing.
+    """Log-probabilities of all N tokens of a prompt except the first, which has no context.
 
     Packed, little-endian, because prompts are long: `logprobs` [N - 1] and `top_logprobs`
     [N - 1, num_top] are fp32, `ranks` [N - 1] and `top_ids` [N - 1, num_top] int32.
@@ -107,13 +107,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes
 
     def fits(self, num_prompt: int) -> bool:
-        """Whether it is whole, for a prompt of so many tokens."""
+        """Whether all lengths are right for a prompt of `num_prompt` tokens."""
         narrow, wide = 4 * (num_prompt - 1), 4 * (num_prompt - 1) * self.num_top
         lengths = (len(self.logprobs), len(self.ranks), len(self.top_ids), len(self.top_logprobs))
         return self.num_top >= 0 and lengths == (narrow, narrow, wide, wide)
 
     def entries(self) -> list[PromptLogprob]:
-        """One for each token but the first, in order."""
+        """One entry for each token except the first, in order."""
         count, width = len(self.logprobs) // 4, self.num_top
         ids = unpack_from(f"<{count * width}i", self.top_ids)
         values = unpack_from(f"<{count * width}f", self.top_logprobs)

@@ -1,6 +1,6 @@
-"""Where workers spent their time on an attempt: what they report to its router.
+"""Where workers spent their time on an attempt, as they report it to the router.
 
-Times are microseconds of the Unix epoch, as the worker's clock has it.
+Times are microseconds since the Unix epoch, by the worker's clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
 class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
     """One posted write of KV blocks: when it was posted, when it was seen complete.
 
-    `chunk` is the index of the chunk that completed the last of its blocks (-1: cached before).
+    `chunk` is the index of the chunk that completed its last block (-1: the blocks were cached).
     """
 
     post_us: int
@@ -43,7 +43,7 @@ class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a decode worker spent its time on an attempt; 0 where something did not happen."""
+    """Where a decode worker spent its time on an attempt; 0 for events that did not happen."""
 
     worker_id: str
     received_us: int

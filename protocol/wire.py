@@ -1,6 +1,6 @@
-"""Encoding and decoding of messages; the one place where remote bytes become objects.
+"""Encoding and decoding of messages; the only place where remote bytes become objects.
 
-Whatever cannot be decoded raises ProtocolError with a reason, and nothing else.
+Bytes that cannot be decoded raise ProtocolError with a reason, and no other error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decode_notification(frame: bytes) -> KvWritten:
 
 
 def encode_worker_info(info: WorkerInfo) -> bytes:
-    """JSON, so that an operator can read it in Redis."""
+    """JSON, so that an operator can read the registration in Redis."""
     return msgspec.json.encode(info)
 
 

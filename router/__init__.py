@@ -1,5 +1,5 @@
-"""The HTTP API, tokenising, where each request goes and why, retries.
+"""The router: HTTP API, tokenizing, placement of requests on workers, retries.
 
-Imports `process`, `protocol` and the settings of workers; no torch, no engine. Its rooms, from the
-top: `api`, `chat`, `requests`, then `fleet`, `http` and `text`, then `routing`.
+Imports `process`, `protocol` and the settings of workers; no torch, no engine. Its packages, from
+the top: `api`, `chat`, `requests`, then `fleet`, `http` and `text`, then `routing`.
 """

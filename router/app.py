@@ -1,4 +1,4 @@
-"""The HTTP application: the OpenAI-compatible API over whatever generates tokens."""
+"""The HTTP application: the OpenAI-compatible API on top of a `Generator`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """What may be left out: routes of others, bounds on requests, traces, names of parsers, and the
-    key of event ids, which routers share whose streams are to survive them."""
+    """Optional parts: extra routes, limits on requests, traces, names of parsers, and the key of
+    event ids. Routers share that key so that a client can resume a stream at another one."""
 
     extra_routers: Iterable[APIRouter] = ()
     trace_of: TraceLookup = no_traces
@@ -96,7 +96,7 @@ def create_app(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths, wrong methods and the like, in OpenAI's shape."""
+    """Unknown paths, wrong methods and similar errors, in the API's own error format."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         detail = f"{error.detail}: {request.method} {request.url.path}"
         error = HTTPException(error.status_code, detail, error.headers)

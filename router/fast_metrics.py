@@ -1,7 +1,7 @@
-"""Metrics that every token or request updates, on one thread: plain numbers, shown as Prometheus
-expects.
+"""Metrics that every token or request updates, on one thread: plain numbers, exported in
+Prometheus's format.
 
-The library's own cost a lock and several calls each, a sixth of what a streamed token costs.
+The library's own metrics take a lock and several calls each, a sixth of a streamed token's cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class TokenCounter(Collector):
-    """A counter; `value` is added to directly."""
+    """A counter; callers add to `value` directly."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self.value = 0
@@ -31,8 +31,8 @@ class TokenCounter(Collector):
 
 
 class CountersByLabel(dict[str, Counter]):
-    """The library's counters for each value of one label: to look one up there costs more than to
-    count."""
+    """The library's counters for each value of one label, cached: a lookup there costs more than
+    counting."""
 
     def __init__(self, parent: Counter) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class CountersByLabel(dict[str, Counter]):
 
 
 class TokenHistogram(Collector):
-    """A histogram with these upper bounds, and one without end."""
+    """A histogram with these upper bounds and a last bucket up to infinity."""
 
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
@@ -57,7 +57,7 @@ class TokenHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """So many times the same value."""
+        """Observe the same value `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 

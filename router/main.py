@@ -1,7 +1,7 @@
 """A router process from its settings to its exit status: assemble, serve, stop in order.
 
-What is opened is closed in the opposite order. The HTTP port is open from the start; the API is
-there once the first decode worker has told what the fleet serves.
+Resources are closed in the reverse order of opening. The HTTP port is open from the start; the
+API is available once the first decode worker's registration says what the fleet serves.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ from router.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 SWEEPS = 4
-"""Looks at who is silent in the time after which one is."""
+"""Sweeps of the fleet per `silence_s`."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a router until it is told to stop; its exit status.
+    """Run a router until it is told to stop; returns the exit status.
 
-    A wrong setting, or a checkpoint without a usable tokenizer, is one line on stderr and 2.
+    A wrong setting, or a checkpoint without a usable tokenizer, prints one line on stderr and
+    returns 2.
     """
     settings = settings_or_exit(
         RouterSettings,
@@ -116,7 +117,7 @@ async def _run(settings: RouterSettings) -> None:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What the API and the operator's routes work with."""
+    """The objects that the API and the operator's routes use."""
 
     registry: CollectorRegistry
     fleet: Fleet
@@ -125,7 +126,7 @@ class _Parts:
 
 
 def _stop_event(settings: RouterSettings, stack: AsyncExitStack) -> asyncio.Event:
-    """Set when a signal, or the end of our parent, says that we are to stop."""
+    """An event that is set when a signal arrives or the parent process ends."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = StopSignal(lambda: _wake(loop, stop), settings.parent_pid)
@@ -138,7 +139,7 @@ def _wake(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
-    """Fleet, traces and dispatcher, joined; the fleet's links are closed with the stack."""
+    """Create and connect fleet, traces and dispatcher; `stack` closes the fleet's links."""
     registry = process_registry()
     metrics = FleetMetrics(registry)
     network = Network(settings.cluster_secret)
@@ -180,7 +181,7 @@ def _tls_of(settings: RouterSettings) -> TlsFiles | None:
 
 
 def _announce(settings: RouterSettings, listener: socket.socket) -> Callable[[], None]:
-    """Says where we listen, once we do."""
+    """A callback that logs the URL and writes the port file once the server listens."""
     url, port = url_of(listener, _tls_of(settings)), listener.getsockname()[1]
 
     def on_started() -> None:
@@ -200,7 +201,7 @@ async def _sweep(fleet: Fleet, interval_s: float) -> None:
 async def _open_api(
     settings: RouterSettings, path: Path, tokenizer: Tokenizer, parts: _Parts, app: LateApp
 ) -> None:
-    """Wait for the first decode worker, then serve the API as it says. Raises ModelLoadError."""
+    """Wait for the first decode worker, then serve its model's API. Raises ModelLoadError."""
     fleet = parts.fleet
     await fleet.wait_for_decode()
     identity = fleet.identity
@@ -225,7 +226,8 @@ async def _open_api(
 
 
 def _context_of(fleet: Fleet) -> Callable[[], int]:
-    """Tells what every ready decode worker takes; while there is none, what the last ones took."""
+    """Returns the context that every ready decode worker accepts; while there is none, the last
+    known value."""
     known = fleet.max_context
 
     def context() -> int:
@@ -240,7 +242,7 @@ def _context_of(fleet: Fleet) -> Callable[[], int]:
 async def _serve_beside(
     serving: Coroutine[Any, Any, None], stop: asyncio.Event, *helpers: Coroutine[Any, Any, None]
 ) -> None:
-    """Serve, with the helpers beside it; one that fails stops everything, and is raised."""
+    """Serve while the helpers run; a helper's failure stops everything and is raised."""
 
     def on_end(task: asyncio.Task[None]) -> None:
         if _failure_of(task) is not None:

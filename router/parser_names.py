@@ -1,4 +1,4 @@
-"""What an operator may call the parsers of tool calls and reasoning; light to import."""
+"""The names of the parsers for tool calls and reasoning in settings; cheap to import."""
 
 from __future__ import annotations
 

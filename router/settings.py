@@ -1,7 +1,7 @@
-"""What a router can be told; the same by flag, `BATON_` variable and file.
+"""The settings of a router, by flag, `BATON_` variable or file.
 
-Holds what the operator says. What the fleet says (context, fingerprints, block size) comes from
-the workers' registrations.
+These are the operator's choices. The fleet's properties (context, fingerprints, block size) come
+from the workers' registrations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The HTTP application before the fleet serves: what the API needs to know is not known yet.
+"""The HTTP application before the fleet serves, while the API lacks the model's name and context.
 
-The model's name and context come from the first decode worker's registration. Until it is there,
-operators see the fleet and the metrics, and every other request is told to come back.
+Both come from the first decode worker's registration. Until then, operators see the fleet and the
+metrics, and every other request gets a 503 that says to retry.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
 class LateApp:
-    """An ASGI application that answers by another one, exchanged when that is made."""
+    """An ASGI application that forwards to another one, which `serve` replaces."""
 
     def __init__(self, waiting: ASGIApp) -> None:
         self._app = waiting
 
     def serve(self, app: ASGIApp) -> None:
-        """From the next request on, `app` answers."""
+        """Forward to `app` from the next request on."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +39,8 @@ class LateApp:
 def waiting_app(
     registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
 ) -> FastAPI:
-    """Serves `routers` and the probes; everything else is a 503 that says why."""
+    """An application that serves `routers` and the probes, and answers everything else with a 503
+    that gives the reason."""
     app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
 
     def reason() -> str:

@@ -1,10 +1,11 @@
-"""Which KV blocks each worker holds, as its published events tell.
+"""Which KV blocks each worker holds, according to its published events.
 
-Owns one set of block hashes per worker, kept by numbered `CacheEvents` on top of a `CacheDump`.
-Knows no sockets: it says when a dump is wanted, and the caller asks for it. What it holds is
-advice for placement; a worker's own cache decides. Invariants: an event is applied only right
-after its predecessor, and never one of another incarnation. Prompts that were just routed count
-as expected, not as held, so that a burst of equal prompts goes where the first one went.
+Owns one set of block hashes per worker, updated by numbered `CacheEvents` on top of a
+`CacheDump`. Knows no sockets: it reports when a dump is needed, and the caller requests one. The
+index is a hint for placement; a worker's own cache decides. Invariants: an event is applied only
+right after its predecessor, and only if it comes from the same incarnation. The blocks of a
+newly routed prompt count as expected, not as held, so that a burst of equal prompts goes to the
+same worker as the first one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_BUFFERED_EVENTS = 4096
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
-    """Leading blocks of a prompt: `held` now, and `expected` once routed prompts are computed."""
+    """Leading blocks of a prompt: `held` now, `expected` once routed prompts are computed."""
 
     held: int
     expected: int
@@ -30,9 +31,9 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass
 class _WorkerBlocks:
-    """One worker's blocks. `seq` is None while a dump is awaited; events then wait in `buffer`.
+    """One worker's blocks. While a dump is awaited, `seq` is None and events wait in `buffer`.
 
-    `pending` tells until when a block is expected, `routed` the same by prompt, oldest first.
+    `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
 
     incarnation: str
@@ -59,7 +60,7 @@ class CacheIndex:
         self.gaps = 0
 
     def join(self, worker_id: str, incarnation: str) -> None:
-        """Start to follow a worker, with nothing known; the caller asks it for a dump."""
+        """Start to follow a worker with an empty set; the caller requests a dump from it."""
         self._workers[worker_id] = _WorkerBlocks(incarnation)
 
     def leave(self, worker_id: str) -> None:
@@ -67,7 +68,7 @@ class CacheIndex:
         self._workers.pop(worker_id, None)
 
     def apply_events(self, events: CacheEvents) -> bool:
-        """Take one event; True when a dump must be asked for because numbers are missing."""
+        """Take one event; True if the caller must request a dump because events are missing."""
         worker = self._workers.get(events.worker_id)
         if worker is None or worker.incarnation != events.incarnation:
             return False
@@ -81,7 +82,7 @@ class CacheIndex:
         return self._lose_track(worker, events)
 
     def apply_dump(self, worker_id: str, dump: CacheDump) -> bool:
-        """Take a dump and the events that follow it; True when another one is needed."""
+        """Apply a dump and the events that follow it; True if another dump is needed."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != dump.incarnation:
             return False
@@ -98,7 +99,7 @@ class CacheIndex:
         return wants_dump
 
     def expect(self, worker_id: str, hashes: Sequence[bytes], now: float) -> None:
-        """Note that a prompt with these blocks was routed there; the note expires."""
+        """Expect these blocks of a routed prompt on a worker; the expectation expires."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -114,7 +115,7 @@ class CacheIndex:
             routed.append((expiry, new))
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
-        """How many leading blocks of a prompt a worker holds, and will soon hold."""
+        """How many leading blocks of a prompt a worker holds now and will soon hold."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return PrefixMatch(0, 0)
@@ -134,13 +135,14 @@ class CacheIndex:
         return 0 if worker is None else len(worker.hashes)
 
     def is_synced(self, worker_id: str) -> bool:
-        """Whether the worker's dump has come and no number is missing since."""
+        """Whether the worker's dump arrived and no event has been missed since."""
         worker = self._workers.get(worker_id)
         return worker is not None and worker.seq is not None
 
     @staticmethod
     def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
-        """Keep an event for the dump that is on its way; too many, and it must be a new one."""
+        """Buffer an event until the dump arrives; True if the buffer overflowed and a new dump
+        is needed."""
         if len(worker.buffer) < MAX_BUFFERED_EVENTS:
             worker.buffer.append(events)
             return False
@@ -148,7 +150,7 @@ class CacheIndex:
         return True
 
     def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents) -> bool:
-        """A number is missing: what is known may be wrong, so it is dropped until the dump."""
+        """An event is missing: drop the blocks, which may be wrong, until the next dump."""
         self.gaps += 1
         worker.hashes.clear()
         worker.seq = None

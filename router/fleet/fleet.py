@@ -1,10 +1,11 @@
-"""The workers that this router uses: who is there, how loaded, what they hold.
+"""The workers that this router uses: which ones exist, their load, their cached blocks.
 
 Owns one `Worker` (and its link) per usable registration, and the cache index. Members come from
-the watcher of the membership. A worker is dead when another incarnation registered, or when its
-registration is gone and it does not answer: never because it is slow, nor because the registry
-forgot it. The first READY worker decides what the fleet serves; who differs from it is refused,
-once, with both values. Knows no requests: it tells its listener what workers send and whom it lost.
+the membership watcher. A worker is dead when another incarnation registered, or when its
+registration is gone and it does not answer; being slow, or missing from the registry, is not
+enough. The first READY worker decides what the fleet serves. A worker that differs is refused,
+and the log names both values once. Knows no requests: the fleet passes workers' messages and
+losses to its listener.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FleetIdentity:
-    """What all workers of the fleet have in common."""
+    """The properties that all workers of the fleet share."""
 
     model: str
     model_fingerprint: str
@@ -50,18 +51,18 @@ class FleetIdentity:
 
 
 class FleetListener(Protocol):
-    """Who is told about requests' messages and lost workers."""
+    """Receives workers' messages about requests, and news of changed or lost workers."""
 
     def on_message(self, worker: Worker, message: ControlMessage) -> None:
-        """A worker sent something that concerns a request."""
+        """A worker sent a message about a request."""
         ...
 
     def on_fleet(self) -> None:
-        """Workers came, went, or changed their state or load; often more than once."""
+        """Workers came, went, or changed their state or load; may be called repeatedly."""
         ...
 
     def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
-        """A worker, or the connection to it, is gone; whatever ran there ends now."""
+        """A worker, or the connection to it, is gone; every attempt there ends now."""
         ...
 
 
@@ -91,11 +92,11 @@ class Fleet:
         self._changed = asyncio.Event()
 
     def listen(self, listener: FleetListener) -> None:
-        """Name who is told; before the first `update`."""
+        """Set the listener; call this before the first `update`."""
         self._listener = listener
 
     def update(self, members: Mapping[str, WorkerInfo]) -> None:
-        """Bring the workers in line with the registrations that live now."""
+        """Bring the workers in line with the current registrations."""
         self._members = dict(members)
         self.sweep()
         self._refused &= {info.incarnation for info in members.values()}
@@ -112,9 +113,9 @@ class Fleet:
         self._note_change()
 
     def sweep(self) -> None:
-        """Let go of workers whose lease ended and that do not answer either; now and then.
+        """Drop workers whose lease ended and that do not answer; called periodically.
 
-        One that answers stays: when the registry restarts, it is empty until all came back.
+        A worker that answers stays: a restarted registry is empty until all workers are back.
         """
         now = self._clock()
         for worker_id, worker in list(self._workers.items()):
@@ -124,7 +125,7 @@ class Fleet:
         self._note_change()
 
     async def close(self) -> None:
-        """Close every link, and wait until nothing of them is left."""
+        """Close every link and wait until their tasks and sockets are gone."""
         for worker in self._workers.values():
             self._disconnect(worker)
         self._workers.clear()
@@ -133,14 +134,14 @@ class Fleet:
         self._closing.clear()
 
     def worker(self, worker_id: str) -> Worker | None:
-        """A worker that is used now."""
+        """The worker with this id, if the router uses it now."""
         return self._workers.get(worker_id)
 
     def ready(self, role: Role) -> list[Worker]:
         """Workers that new requests may go to.
 
-        A slow worker is not a dead one: those that do not answer just now are left out only
-        while others do.
+        A slow worker is not a dead one: workers that do not answer at the moment are left out
+        only if others answer.
         """
         usable = [
             each
@@ -157,19 +158,19 @@ class Fleet:
         return [each for each in self._workers.values() if each.role is role]
 
     def loads(self, role: Role, hashes: Sequence[bytes]) -> list[WorkerLoad]:
-        """The load of each ready worker, with what it holds of a prompt of these blocks."""
+        """The load of each ready worker, and how many of these prompt blocks it holds."""
         now = self._clock()
         return [
             each.load(self._index.match(each.worker_id, hashes, now)) for each in self.ready(role)
         ]
 
     def expect_cached(self, worker_id: str, hashes: Sequence[bytes]) -> None:
-        """A prompt of these blocks goes to a worker now."""
+        """Expect a worker to hold these blocks: a prompt of them is being sent there."""
         self._index.expect(worker_id, hashes, self._clock())
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that every ready decode worker takes; None while there is none."""
+        """Tokens that every ready decode worker accepts; None if no worker is ready."""
         return min((each.info.max_context for each in self.ready(Role.DECODE)), default=None)
 
     def not_ready_reason(self) -> str | None:
@@ -183,13 +184,13 @@ class Fleet:
         return "no decode worker is registered"
 
     async def wait_for_decode(self) -> None:
-        """Returns when a decode worker is ready; the caller bounds the wait."""
+        """Wait until a decode worker is ready; the caller sets the timeout."""
         while not self.ready(Role.DECODE):
             self._changed.clear()
             await self._changed.wait()
 
     def as_json(self) -> list[dict[str, Any]]:
-        """What `/fleet` shows: every member, also those that load or are refused."""
+        """The members as `/fleet` shows them, including those that load or are refused."""
         known = {name: worker.info for name, worker in self._workers.items()} | self._members
         members = sorted(known.values(), key=lambda each: (each.role, each.worker_id))
         workers = [(info, self._workers.get(info.worker_id)) for info in members]
@@ -198,10 +199,10 @@ class Fleet:
             for info, worker in workers
         ]
 
-    # -- what links report ------------------------------------------------------------------
+    # -- reports from links -----------------------------------------------------------------
 
     def on_ready(self, worker_id: str) -> None:
-        """A link's hello was accepted: learn what the worker holds."""
+        """A link's hello was accepted: request a dump of the worker's cached blocks."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             log.info("connected to %s worker %s", worker.role.value, worker_id)
@@ -209,7 +210,7 @@ class Fleet:
             self._note_change()
 
     def on_disconnected(self, worker_id: str) -> None:
-        """A link broke and will be made anew; the worker may live, what ran there is lost."""
+        """A link broke and will reconnect. The worker may live, but its attempts are lost."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -221,7 +222,7 @@ class Fleet:
         self._note_change()
 
     def on_control(self, worker_id: str, message: ControlMessage) -> None:
-        """A message over a worker's control link."""
+        """A message arrived over a worker's control link."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -232,7 +233,7 @@ class Fleet:
             self._listener.on_message(worker, message)
 
     def on_event(self, worker_id: str, message: EventMessage) -> None:
-        """A message that a worker published; its name must be that of the one we subscribed to."""
+        """A worker published a message, which must name the worker we subscribed to."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -249,7 +250,7 @@ class Fleet:
     # -- membership -------------------------------------------------------------------------
 
     def _elect(self, members: Mapping[str, WorkerInfo]) -> None:
-        """Settle what this fleet serves, anew when nobody who serves the former is left."""
+        """Decide what this fleet serves; decide again once no worker serves the former."""
         identity = self.identity
         if identity is not None and (
             self._workers or any(_agrees(identity, each) for each in members.values())
@@ -263,7 +264,7 @@ class Fleet:
                 return
 
     def _add(self, info: WorkerInfo) -> None:
-        """Connect to a worker, unless it still loads or cannot be used."""
+        """Connect to a worker, unless it is still loading or cannot be used."""
         if self.identity is None or info.state is WorkerState.LOADING:
             return
         try:
@@ -302,7 +303,7 @@ class Fleet:
 
 
 def _severity(worker: Worker) -> int:
-    """Of the news that it is gone: one that drains is meant to go."""
+    """The log level for a lost worker: INFO if the worker drains, since its end is expected."""
     return logging.INFO if worker.info.state is WorkerState.DRAINING else logging.WARNING
 
 

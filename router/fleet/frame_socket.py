@@ -1,8 +1,9 @@
-"""A ZeroMQ socket on the event loop, as cheap as it can be: no task, no future for a message.
+"""A ZeroMQ socket on the event loop at minimal cost: no task or future per message.
 
-Owns the socket and its place in the loop. What has come is taken in one turn, what one turn sends
-leaves together in the next: each by itself would wake ZeroMQ's own thread, which costs more than
-all that the router does with a message. Knows nothing of messages.
+Owns the socket and its reader callback in the loop. All received messages are taken in one turn
+of the loop; messages sent in one turn leave together in the next. Sending each one alone would
+wake ZeroMQ's own thread, which costs more than the router's work on a message. Knows nothing of
+what messages contain.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _NOWAIT = int(zmq.NOBLOCK)
 
 
 class FrameSocket:
-    """`take` gets the frames of every message; what it raises, or the socket, goes to `fail`, once.
+    """Passes the frames of every message to `take`; an error of `take` or of the socket goes to
+    `fail`, once.
 
-    ZeroMQ tells that messages came by a readable descriptor, but only until any other call has
-    noticed them, too. So whoever looks takes all, and sending looks.
+    ZeroMQ signals new messages with a readable descriptor, but any other call on the socket
+    resets that signal. Every reader therefore takes all messages, and sending also reads.
     """
 
     def __init__(
@@ -31,8 +33,8 @@ class FrameSocket:
         fail: Callable[[Exception], object],
         max_queued: int,
     ) -> None:
-        """`socket` is connected, or is about to be, and is served from now on. No more than
-        `max_queued` messages wait to be sent."""
+        """Serve `socket`, which is connected or about to be, from now on. At most `max_queued`
+        messages wait to be sent."""
         self._socket = socket
         self._take = take
         self._fail = fail
@@ -46,7 +48,7 @@ class FrameSocket:
         self._loop.call_soon(self._receive)
 
     def send(self, frame: bytes) -> bool:
-        """Send a message of one frame, soon; False if too many wait already."""
+        """Queue a message of one frame for the next turn; False if the queue is full."""
         outbox = self._outbox
         if not outbox:
             self._loop.call_soon(self._flush)
@@ -56,12 +58,12 @@ class FrameSocket:
         return True
 
     def take_all(self) -> None:
-        """Take everything that has come, however much it is."""
+        """Take every message received so far."""
         while self._take_some():
             pass
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what was sent has `linger_ms` to leave. May be called twice."""
+        """Close the socket; sent messages have `linger_ms` to leave. May be called twice."""
         if self._is_closed:
             return
         self._send_waiting()
@@ -72,12 +74,12 @@ class FrameSocket:
         self._socket.close(linger=linger_ms)
 
     def _receive(self) -> None:
-        """Take what has come, some of it at a time, so that others have their turn."""
+        """Take received messages in bounded batches, so that other callbacks get their turn."""
         if self._take_some():
             self._loop.call_soon(self._receive)
 
     def _take_some(self) -> bool:
-        """Whether there may be more."""
+        """Take up to MAX_AT_ONCE messages; returns whether there may be more."""
         receive = self._socket.recv_multipart
         try:
             for _ in range(MAX_AT_ONCE):
@@ -88,7 +90,7 @@ class FrameSocket:
                 except zmq.Again:
                     return False
                 self._take(frames)
-        except Exception as error:  # noqa: BLE001 - the top: ends what this socket is for
+        except Exception as error:  # noqa: BLE001 - the top: `fail` ends the socket's session
             self._fail(error)
             return False
         return True
@@ -98,12 +100,12 @@ class FrameSocket:
             return
         self._retry = None
         self._send_waiting()
-        if self._outbox:  # the peer takes nothing now
+        if self._outbox:  # the peer accepts nothing for now
             self._retry = self._loop.call_later(RETRY_S, self._flush)
         self._receive()
 
     def _send_waiting(self) -> None:
-        """As much as ZeroMQ takes."""
+        """Send as many queued messages as ZeroMQ accepts."""
         outbox, num_sent = self._outbox, 0
         try:
             for frame in outbox:

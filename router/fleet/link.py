@@ -1,9 +1,9 @@
 """The router's connection to one worker: control (DEALER) and events (SUB).
 
-Owns both sockets and the one task that makes them anew. Says hello first and is ready once the
-worker accepted it; a refusal is final for this incarnation. A session that broke, or that the
-worker forgot, is reported at once, then made anew with fresh sockets: what was queued belongs to
-it. Frames that cannot be taken are counted and dropped. Knows nothing of requests.
+Owns both sockets and the task that reopens them. Sends a hello first and is ready once the worker
+accepts it; a refusal is final for this incarnation. A session that broke, or that the worker
+forgot, is reported at once and then replaced with fresh sockets, because queued messages belong
+to the old session. Invalid frames are counted and dropped. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ RECONNECT_S = 0.2
 
 
 class LinkCallbacks(Protocol):
-    """What a link reports, by worker id."""
+    """Receives a link's reports, by worker id."""
 
     def on_ready(self, worker_id: str) -> None:
         """The worker accepted our hello."""
         ...
 
     def on_disconnected(self, worker_id: str) -> None:
-        """The connection broke; what was sent or expected over it is lost."""
+        """The connection broke; messages sent or expected over it are lost."""
         ...
 
     def on_control(self, worker_id: str, message: ControlMessage) -> None:
-        """A message over the control connection."""
+        """A message arrived over the control connection."""
         ...
 
     def on_event(self, worker_id: str, message: EventMessage) -> None:
-        """A published message."""
+        """A published message arrived."""
         ...
 
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """`ping_interval_s`: between pings; `silence_s`: after it a worker is not responsive."""
+    """`ping_interval_s`: between pings; `silence_s`: when a silent worker is unresponsive."""
 
     ping_interval_s: float
     silence_s: float
 
 
 class WorkerLink:
-    """One worker's connection; must be made on the running event loop."""
+    """One worker's connection; must be created on the running event loop."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class WorkerLink:
         self._last_heard = time.monotonic()
         self._num_pings = 0
         self._last_answered = 0
-        self._hearing: dict[asyncio.Future[None], int] = {}  # who waits for which ping's answer
+        self._hearing: dict[asyncio.Future[None], int] = {}  # waiters, with their ping's number
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
         )
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker accepted our hello, and the connection stands."""
+        """Whether the worker accepted our hello and the connection is open."""
         return self._is_ready
 
     def is_responsive(self, now: float) -> bool:
-        """Whether the worker spoke lately, by `time.monotonic`."""
+        """Whether the worker sent anything within `silence_s`, by `time.monotonic`."""
         return now - self._last_heard < self._times.silence_s
 
     def send(self, message: Message) -> bool:
@@ -119,18 +119,18 @@ class WorkerLink:
         return self._is_ready and self._post(message)
 
     def ping(self) -> int:
-        """Ask for a sign of life, if there is a connection; the number of the question."""
+        """Send a ping, if there is a connection; returns the ping's number."""
         self._num_pings += 1
         self.send(Ping(nonce=self._num_pings))
         return self._num_pings
 
     def has_answered(self, number: int) -> bool:
-        """Whether the worker was alive after a ping: it has answered that one, or a later."""
+        """Whether the worker was alive after a ping: it has answered that ping or a later one."""
         return self._last_answered >= number
 
     async def wait_for_pong(self, number: int, timeout_s: float) -> None:
-        """Wait until the worker has answered that ping, or a later one, its connection is gone, or
-        the time is over."""
+        """Wait until the worker has answered that ping or a later one, the connection is gone, or
+        the timeout has passed."""
         if not self._is_ready or self.has_answered(number):
             return
         heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,24 +141,24 @@ class WorkerLink:
             del self._hearing[heard]
 
     def close(self) -> None:
-        """Stop; the sockets close when the task has ended, see `wait_closed`."""
+        """Stop the link; its sockets close when the task has ended, see `wait_closed`."""
         self._is_closed = True
         self._end_ready()
         self._task.cancel()
 
     @property
     def is_closed(self) -> bool:
-        """Whether task and sockets are gone."""
+        """Whether the task and the sockets are gone."""
         return self._task.done()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing of the link is left, after `close`."""
+        """After `close`, wait until the task and the sockets are gone."""
         await asyncio.wait([self._task])
 
     # -- the task ---------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Sessions, one after the other, until closed or refused."""
+        """Run sessions one after the other until the link is closed or refused."""
         while self.refused is None:
             try:
                 await self._session()
@@ -170,7 +170,7 @@ class WorkerLink:
             await asyncio.sleep(RECONNECT_S)
 
     async def _session(self) -> None:
-        """One connection from hello to its end. Raises what a message, or a socket, failed with."""
+        """One connection from hello to its end. Raises the error of a message or a socket."""
         self._ended = asyncio.get_running_loop().create_future()
         connection: zmq.Socket[bytes] = self._network.connecting(zmq.DEALER)
         published: zmq.Socket[bytes] = self._network.connecting(zmq.SUB)
@@ -195,11 +195,11 @@ class WorkerLink:
             control.close(CLOSE_LINGER_MS)
 
     def _serve(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> FrameSocket:
-        """`take` gets what comes, until the session ends; what it raises ends that."""
+        """Pass received frames to `take` until the session ends; its errors end the session."""
         return FrameSocket(socket, take, self._end_session, QUEUE_FRAMES)
 
     def _end_session(self, error: Exception | None = None) -> None:
-        """The connection is made anew, if it is wanted."""
+        """End the session; `_run` opens the next one unless the link is closed or refused."""
         if self._ended is None or self._ended.done():
             return
         if error is None:
@@ -209,13 +209,13 @@ class WorkerLink:
 
     @property
     def _lasts(self) -> bool:
-        """Whether there is a session, and nothing ended it yet."""
+        """Whether a session is open."""
         return self._ended is not None and not self._ended.done()
 
     def _reader(
         self, decode: Callable[[bytes], Any], take: Callable[[Any], None]
     ) -> Callable[[list[bytes]], None]:
-        """What becomes of frames, as long as the session lasts."""
+        """A callback that decodes frames and passes messages to `take` during the session."""
 
         def read(frames: list[bytes]) -> None:
             if not self._lasts:
@@ -228,7 +228,7 @@ class WorkerLink:
         return read
 
     def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
-        """The message, or None, and counted, for frames that are none."""
+        """The decoded message; None for invalid frames, which are counted."""
         if len(frames) != 1:
             self._metrics.refused.labels("frame_count").inc()
             return None
@@ -254,12 +254,12 @@ class WorkerLink:
             self._pinging = None
 
     def _on_monitor(self, frames: list[bytes]) -> None:
-        """The control connection ended, or its keys did not match."""
+        """The control connection ended, or the keys of the two ends did not match."""
         if not self._lasts:
             return
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
             if self._control is not None:
-                self._control.take_all()  # its last words came before
+                self._control.take_all()  # messages that arrived before the end
             self._end_session()
             return
         self._metrics.refused.labels("handshake").inc()
@@ -292,7 +292,7 @@ class WorkerLink:
             self._callbacks.on_control(self._info.worker_id, message)
 
     def _accepted(self, message: HelloAccepted) -> None:
-        """Ready, if the worker that answers is the one that registered."""
+        """Become ready, if the worker that answers is the one that registered."""
         registered = f"{self._info.worker_id}/{self._info.incarnation}"
         answering = f"{message.worker_id}/{message.incarnation}"
         if registered != answering:
@@ -311,12 +311,12 @@ class WorkerLink:
         )  # fmt: skip
 
     def _end_ready(self) -> None:
-        """There is no connection any more, and no answer to wait for."""
+        """The connection is gone: release every task that waits for a pong."""
         self._is_ready = False
         self._let_go(self._num_pings)
 
     def _let_go(self, number: int) -> None:
-        """Whoever waits for the answer to this ping, or to one before, waits no longer."""
+        """Release every task that waits for the answer to this ping or an earlier one."""
         for heard, asked in self._hearing.items():
             if asked <= number and not heard.done():
                 heard.set_result(None)

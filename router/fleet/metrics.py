@@ -1,6 +1,6 @@
 """Prometheus metrics of the router's work with the fleet.
 
-Those of the HTTP side live with the API. One object per registry, made once.
+The metrics of the HTTP side live with the API. One object per registry, created once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FleetMetrics:
         }
 
     def observe_durations(self, durations: Mapping[str, float | None]) -> None:
-        """The phases of a generation that ended, in milliseconds; None is left out."""
+        """Observe the phases of a generation that ended, in milliseconds; skip None."""
         for key, histogram in self._phases.items():
             value = durations[key]
             if value is not None:

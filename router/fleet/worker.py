@@ -1,8 +1,9 @@
-"""One worker as the router knows it: registration, link, last stats, and what was just sent there.
+"""One worker as the router knows it: registration, link, last stats, and recent reservations.
 
-A request that was sent is not in the worker's stats yet; until it must be, it is counted here as
-a reservation. The first stats message after sending may have been made before receipt, the
-second was not, so that is when a reservation ends, if its owner did not release it before.
+A request that was just sent is not in the worker's stats yet, so it counts here as a reservation.
+The worker may have made the first stats message after the sending before it received the request,
+but not the second. A reservation therefore ends with the second one, unless its owner releases it
+earlier.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Link(Protocol):
 
 
 class Loss(Enum):
-    """How a worker was lost. A request may end its process, which breaks its connection; none
-    makes it stand still until its lease ends, or come back as another."""
+    """How a worker was lost. A request may kill a worker's process, which breaks the connection
+    (BROKEN). No request makes a worker hang until its lease ends, or restart as another
+    incarnation (SILENT)."""
 
     BROKEN = auto()
     SILENT = auto()
@@ -46,7 +48,7 @@ class Loss(Enum):
 
 @dataclass(eq=False)
 class Reservation:
-    """Load that was sent to a worker and is not in its stats yet."""
+    """Load that was sent to a worker and is not in the worker's stats yet."""
 
     tokens: int
     blocks: int
@@ -72,22 +74,22 @@ class Worker:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether new requests may go there: READY by its lease, and its hello accepted."""
+        """Whether new requests may go there: its lease says READY and it accepted our hello."""
         return self.info.state is WorkerState.READY and self.link.is_ready
 
     @property
     def num_reservations(self) -> int:
-        """Requests sent that its stats may not count yet."""
+        """Requests sent that the stats may not count yet."""
         return len(self._reservations)
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody uses, by its last stats and what was sent there since."""
+        """Unused blocks, by the last stats and the requests sent since."""
         used = self.stats.blocks_used if self.stats else 0
         return self.info.num_blocks - used - sum(each.blocks for each in self._reservations)
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """Its newest load; reservations that it must include end."""
+        """Take the newest stats; end the reservations that they must include."""
         self.stats = stats
         for each in self._reservations:
             each.stats_seen += 1
@@ -96,18 +98,18 @@ class Worker:
         ]
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:
-        """Count a request that goes there now: prompt tokens to compute, blocks to hold."""
+        """Reserve load for a request sent now: prompt tokens to compute, blocks to hold."""
         reservation = Reservation(tokens, blocks)
         self._reservations.append(reservation)
         return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """The request is done there, or never came to it. May be called again."""
+        """End a reservation: its request is done there or was never sent. May be called again."""
         if reservation in self._reservations:
             self._reservations.remove(reservation)
 
     def load(self, match: PrefixMatch) -> WorkerLoad:
-        """Its load for a placement: the last stats and the reservations on top."""
+        """The load for a placement: the last stats plus the reservations."""
         stats = self.stats
         tokens = sum(each.tokens for each in self._reservations)
         blocks = sum(each.blocks for each in self._reservations)
@@ -124,12 +126,12 @@ class Worker:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What `/fleet` shows of it."""
+        """This worker as `/fleet` shows it."""
         return describe(self.info, self.stats, is_connected=self.link.is_ready)
 
 
 def registered(info: WorkerInfo) -> dict[str, Any]:
-    """What its registration tells of a worker, as `/fleet` shows it."""
+    """A worker's registration as `/fleet` shows it."""
     return {
         "worker_id": info.worker_id,
         "role": info.role.value,
@@ -145,7 +147,7 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
 
 
 def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) -> dict[str, Any]:
-    """A worker as `/fleet` shows it; loads are 0 until its first stats."""
+    """A worker as `/fleet` shows it; loads are 0 until the first stats arrive."""
     return {
         **registered(info),
         "num_waiting": stats.num_waiting if stats else 0,

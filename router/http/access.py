@@ -1,9 +1,9 @@
-"""Which key opens which path, and the 401 for who has none: ASGI middleware around everything.
+"""Which key opens which path, and the 401 without one: ASGI middleware around the application.
 
-Paths under `/v1/` and vLLM's helpers are the API's; probes and `/metrics` are what the operator
-says; the API's description is open; every other path is the operators' own, so that a new one is
-closed until somebody decides otherwise. A key comes as a bearer token, or in `x-api-key`. Without
-any keys all doors are open. Knows hashes of keys only, and never shows what a client sent.
+Paths under `/v1/` and vLLM's helpers need API keys. The operator chooses for probes and
+`/metrics`. The API's description is open. Every other path needs an operator's key, so that a new
+path is closed by default. A key comes as a bearer token or in `x-api-key`. Without any keys all
+doors are open. Knows only hashes of keys, and never repeats what a client sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCHEME = b"bearer"
 
 
 class Door(enum.Enum):
-    """What a path needs."""
+    """The kind of key that a path needs."""
 
     OPEN = "open"
     API = "api"
@@ -42,8 +42,8 @@ class Door(enum.Enum):
 class AccessRules:
     """The keys of each door, and the doors of the probes and of `/metrics`.
 
-    `supervisor` opens what admin keys open, but closes nothing by its presence: who started the
-    router has it, whatever the operator chose.
+    `supervisor` opens the same paths as admin keys, but its presence closes none: the process
+    that started the router always has it, even if the operator sets no keys.
     """
 
     api: KeyRing = field(default_factory=KeyRing)
@@ -53,7 +53,7 @@ class AccessRules:
     metrics: Door = Door.ADMIN
 
     def door_of(self, path: str) -> Door:
-        """What a path needs. An API key asks for an admin key, too; not the other way round."""
+        """The door of a path. API keys also close operators' paths; admin keys close no API."""
         door = Door.ADMIN
         if path.startswith("/v1/") or path in API_PATHS:
             door = Door.API
@@ -76,7 +76,7 @@ class AccessRules:
 
 
 class KeyCheck:
-    """The middleware; `app` is what is guarded."""
+    """The middleware; `app` is the application that it guards."""
 
     def __init__(self, app: ASGIApp, rules: AccessRules, registry: CollectorRegistry) -> None:
         self._app = app
@@ -89,7 +89,7 @@ class KeyCheck:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 401, or leaves the request to the application."""
+        """Answer 401, or pass the request on to the application."""
         if scope["type"] == "http":
             door = self._rules.door_of(scope["path"])
             if door is not Door.OPEN and not self._may_pass(scope, door):
@@ -105,7 +105,7 @@ class KeyCheck:
 
 
 def access_rules(settings: RouterSettings) -> AccessRules:
-    """What the settings say about keys. Raises ConfigError."""
+    """The access rules from the settings. Raises ConfigError."""
     return AccessRules(
         api=load_key_ring(settings.api_keys, settings.api_key_file),
         admin=load_key_ring(settings.admin_keys, settings.admin_key_file),
@@ -116,7 +116,7 @@ def access_rules(settings: RouterSettings) -> AccessRules:
 
 
 def warn_of_open_doors(settings: RouterSettings) -> None:
-    """Says so in the log when strangers can reach us and need no key."""
+    """Log a warning if other hosts can reach the API without a key."""
     has_keys = bool(settings.api_keys) or settings.api_key_file is not None
     if not has_keys and not is_local(settings.host):
         log.warning(
@@ -127,7 +127,7 @@ def warn_of_open_doors(settings: RouterSettings) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this host reaches an address that is listened on."""
+    """Whether a listening address is reachable only from this host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -135,7 +135,7 @@ def is_local(host: str) -> bool:
 
 
 def _keys(scope: Scope) -> Iterator[str]:
-    """What the request shows, at most a key from each kind of header; one sent twice is none."""
+    """The request's keys, at most one from each header; a header sent twice is ignored."""
     bearers = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(bearers) == 1:
         scheme, _, key = bearers[0].partition(b" ")

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, for the paths that its clients ask."""
+"""Errors in Anthropic's format, for the paths of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TYPES = {
 
 
 class UnsupportedThread(Struct, frozen=True):
-    """That a conversation cannot be kept, for clients that go on without."""
+    """Says that a conversation cannot be stored, for clients that can continue without."""
 
     error_code: str
     unsupported: list[str]
 
 
 class AnthropicErrorDetail(Struct, frozen=True):
-    """What went wrong."""
+    """The type and message of an error."""
 
     type: str
     message: str
@@ -36,15 +36,15 @@ class AnthropicErrorDetail(Struct, frozen=True):
 
 
 class AnthropicError(Struct, frozen=True, tag="error"):
-    """Every answer under `/v1/messages` that is not a success; in a stream, the last event."""
+    """Every error response under `/v1/messages`; in a stream, the last event."""
 
     error: AnthropicErrorDetail
     request_id: str | None
 
 
 class ThreadsUnsupported(InvalidRequest):
-    """The client wants its conversation kept here. It is told so in a way that Anthropic's own
-    understands: from then on that sends all of it."""
+    """The client wants its conversation stored here. Anthropic's own client understands this
+    error: from then on it sends the whole conversation."""
 
     code = "thread_unsupported_request"
 
@@ -53,12 +53,12 @@ class ThreadsUnsupported(InvalidRequest):
 
 
 def is_anthropics(path: str) -> bool:
-    """Whether a path is of Anthropic's API."""
+    """Whether a path belongs to Anthropic's API."""
     return path == _PREFIX or path.startswith(f"{_PREFIX}/")
 
 
 def error_response(error: HttpError, path: str, request_id: str | None) -> Response:
-    """The answer in the shape of whose API the path belongs to."""
+    """The error response in the format of the API that the path belongs to."""
     if not is_anthropics(path):
         return error.response()
     body = anthropic_error(error, request_id)

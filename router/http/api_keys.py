@@ -1,7 +1,7 @@
-"""API keys as they are kept: salted hashes, in a file or made at start, never the keys themselves.
+"""Stored API keys: salted hashes, in a file or made at start, never the keys themselves.
 
-A key is long and random, so one round of BLAKE2b is enough; a short one would be guessed from its
-hash, and is refused. Knows nothing of HTTP, nor of what a key opens.
+A key is long and random, so one round of BLAKE2b is enough. A short key could be guessed from its
+hash, so it is refused. Knows nothing of HTTP, nor of which paths a key opens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def make_key() -> str:
 
 
 def hash_key(key: str) -> str:
-    """A key's line in a key file, `b2:SALT:DIGEST`; another one each time. Raises ConfigError."""
+    """A key's line in a key file, `b2:SALT:DIGEST`, with a new salt per call. Raises ConfigError
+    for a key that is too short or not printable."""
     if re.fullmatch(KEY_PATTERN, key) is None:
         raise ConfigError(f"a key has at least {MIN_KEY_CHARS} printable characters and no space")
     salt = secrets.token_bytes(_SALT_BYTES)
@@ -46,17 +47,17 @@ class _KeyHash:
 
 
 class KeyRing:
-    """The keys that open one door; without any it is empty and false."""
+    """The keys that open one door; a ring without keys is false."""
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
-        """`hashes` as `hash_key` makes them. Raises ValueError for anything else."""
+        """`hashes` are lines from `hash_key`. Raises ValueError for anything else."""
         self._hashes = [_parse(each) for each in hashes]
 
     def __len__(self) -> int:
         return len(self._hashes)
 
     def admits(self, key: str) -> bool:
-        """Whether it is one of them; compared with all, in a time that tells nothing."""
+        """Whether `key` is in the ring; compares with every hash, in constant time."""
         found = False
         for each in self._hashes:
             found |= hmac.compare_digest(_digest(each.salt, key), each.digest)
@@ -64,9 +65,9 @@ class KeyRing:
 
 
 def load_key_ring(keys: Iterable[str], path: str | None) -> KeyRing:
-    """A ring of plain `keys` and of the hashes in a file, a line each; `#` begins a comment.
+    """A ring of plain `keys` and of the hashes in a file, one per line; `#` begins a comment.
 
-    Raises ConfigError, which names the line and shows nothing of it.
+    Raises ConfigError, which gives the number of a bad line but not its content.
     """
     hashes = [hash_key(key) for key in keys]
     if path is not None:

@@ -1,9 +1,9 @@
-"""One HTTP connection that a client cannot abuse: bounds on what is received, kept and waited for.
+"""One HTTP connection that a client cannot abuse: bounds on bytes received, memory and waits.
 
-Adds to uvicorn's protocol what it leaves open: the size of a request's head and of the whole
-message, the time that receiving it may take, and the time that a client may leave an answer
-unread. While it does not read, the answer's maker is held up by the flow control; when its time
-is over the connection is aborted, and the maker learns that the client is gone. Knows no paths.
+Adds the limits that uvicorn's protocol lacks: the size of a request's head and of the whole
+message, the time to receive a request, and the time that a client may leave an answer unread.
+While a client does not read, flow control holds up the code that makes the answer. After the
+timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 class ConnectionLimits:
     """Bounds on one connection.
 
-    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: what the
-    application takes; a message may be twice as long with the framing of its chunks.
-    `receive_timeout_s`: from the connection, or a further request's first byte, to the request's
-    end. `stall_timeout_s`: for a full write buffer to drain, and for an answer's rest to leave.
+    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: the longest body
+    that the application accepts; with chunk framing a message may be twice as long.
+    `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
+    the request. `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
     """
 
     max_head_bytes: int = 32 * 1024
@@ -52,7 +52,7 @@ class ConnectionLimits:
 
 
 class BoundedProtocols:
-    """Makes the protocols of a server; counts the connections that they cut, by reason."""
+    """Creates a server's protocols and counts the connections that they cut, by reason."""
 
     def __init__(self, limits: ConnectionLimits, registry: CollectorRegistry) -> None:
         self.limits = limits
@@ -64,12 +64,12 @@ class BoundedProtocols:
         )
 
     def factory(self) -> Any:
-        """For uvicorn's `http` setting."""
+        """The value for uvicorn's `http` setting."""
         return partial(BoundedProtocol, self.limits, self.cut)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, with bounds. Timers belong to it and end with the connection."""
+    """Uvicorn's protocol with bounds. Owns its timers, which end with the connection."""
 
     def __init__(self, limits: ConnectionLimits, cut: Counter, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,25 +84,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
-        self._running: RequestResponseCycle | None = None  # others may be pipelined behind it
+        self._running: RequestResponseCycle | None = None  # more may be pipelined behind it
 
     # -- the connection ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for a request."""
+        """Start to wait for a request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._is_receiving = True
         self._start_receiving()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the timers, and lets go of the last request, whose scope holds this connection: what
-        refers to itself would be kept until the collector looks, which is seldom."""
+        """Stop the timers and drop the last request, whose scope refers to this connection: the
+        reference cycle would stay in memory until the garbage collector runs, which is rare."""
         self._stop_receiving()
         self._stop_stall()
         self._is_lost = True
         super().connection_lost(exc)
-        if self._running is not None:  # uvicorn tells the latest request only
+        if self._running is not None:  # uvicorn notifies only the latest request
             self._running.disconnected = True
             self._running = None
         self.pipeline.clear()
@@ -113,11 +113,11 @@ class BoundedProtocol(HttpToolsProtocol):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parses, within bounds. What began in these very bytes is counted from the next on, and
-        timed if it did not end in them."""
+        """Parse within bounds. A message that begins in these bytes is counted from the next bytes
+        on, and is timed only if these bytes do not complete it."""
         was_in_head = self._in_head
         if self.cycle is None or self.cycle.response_complete:
-            self._is_receiving = True  # bytes that begin nothing end the keep-alive time, too
+            self._is_receiving = True  # any byte ends the keep-alive time, even an empty line
         self._message_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -132,30 +132,30 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._message_bytes > self._limits.max_message_bytes:
             self._abort("message too large")
 
-    # -- what the parser finds --------------------------------------------------------------
+    # -- parser callbacks -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Handle a request's first byte."""
         self._in_head = self._is_receiving = True
         self._head_bytes = 0
         self._message_bytes = 0
         if self.transport.get_write_buffer_size() == 0:
-            self._stop_stall()  # the answer before was read: its time is not the next one's
+            self._stop_stall()  # the previous answer was read: its timer must not cut this one
         super().on_message_begin()
         offer_connection(self.scope, self)
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
+        """Handle a part of the URL."""
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer."""
+        """Handle a header or a trailer."""
         self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The end of the head: the application starts."""
+        """Handle the end of the head: the application starts."""
         self._in_head = False
         former = self.cycle
         super().on_headers_complete()
@@ -163,22 +163,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running = self.cycle
 
     def on_message_complete(self) -> None:
-        """The whole request is here."""
+        """Handle the end of the request."""
         self._is_receiving = False
         self._stop_receiving()
         super().on_message_complete()
 
     def _count_head(self, num_bytes: int) -> None:
-        """Raises within the parser, which ends in `send_400_response`."""
+        """Count head bytes. Raises inside the parser, which then calls `send_400_response`."""
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.max_head_bytes:
             self._is_head_too_large = True
             raise ValueError("the head of the request is too large")
 
     def send_400_response(self, msg: str) -> None:
-        """What cannot be parsed, or is too large, is answered and the connection closed."""
+        """Answer a malformed or oversized request and close the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._abort("malformed request")  # in the middle of another answer, or of its own
+            self._abort("malformed request")  # an answer has already begun, perhaps its own
             return
         status = 400
         if self._is_head_too_large:
@@ -196,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
         self._start_stall()
 
-    # -- for whoever answers, see `router.http.disconnect.ClientConnection` ------------------
+    # -- for the code that answers, see `router.http.disconnect.ClientConnection` ------------
 
     @property
     def is_lost(self) -> bool:
@@ -204,11 +204,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._is_lost
 
     def watch(self, on_lost: Callable[[], object]) -> None:
-        """Call this once when the client goes."""
+        """Call `on_lost` once when the client goes."""
         self._on_lost = on_lost
 
     def unwatch(self, on_lost: Callable[[], object]) -> None:
-        """Unless somebody else watches by now."""
+        """Remove `on_lost`, unless another callback has replaced it."""
         if self._on_lost is on_lost:
             self._on_lost = None
 
@@ -218,16 +218,16 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.flow.write_paused
 
     async def wait_writable(self) -> None:
-        """Returns when the write buffer has drained, or the client is gone."""
+        """Wait until the write buffer has drained or the client is gone."""
         await self.flow.drain()
 
     def write_chunk(self, data: bytes) -> None:
-        """One chunk of the answer's body."""
+        """Write one chunk of the answer's body."""
         if not self._is_lost:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def try_body(self, scope: Scope) -> bytes | None:
-        """What uvicorn's `receive` would give, if that is all."""
+        """The body that uvicorn's `receive` would return, if it is complete."""
         cycle = self._cycle_of(scope)
         if cycle is None or cycle.more_body or cycle.waiting_for_100_continue:
             return None
@@ -236,7 +236,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return body
 
     def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """What uvicorn's `send` does with a start and a whole body."""
+        """Write what uvicorn's `send` would for a response start and a whole body."""
         cycle = self._cycle_of(scope)
         if cycle is None or cycle.response_started or self.flow.write_paused:
             return False
@@ -254,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _cycle_of(self, scope: Scope) -> RequestResponseCycle | None:
-        """Uvicorn's object for this request, if it is being answered and its client is there."""
+        """Uvicorn's cycle for this request, if it is being answered and the client is there."""
         running = self._running
         return running if running is not None and running.scope is scope else None
 
@@ -271,7 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._receive_timer = None
 
     def _on_receive_timeout(self) -> None:
-        if self.flow.read_paused:  # it is we who do not read
+        if self.flow.read_paused:  # the delay is ours: we do not read
             self._start_receiving()
             return
         self._receive_timer = None
@@ -280,7 +280,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # -- time to read an answer -------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: whoever makes the answer waits from now on."""
+        """The client reads too slowly: the code that makes the answer has to wait."""
         super().pause_writing()
         self._start_stall()
 
@@ -290,7 +290,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """The answer is written; what of it is still here must leave in time, too."""
+        """The answer is written; start the stall timer if bytes of it are still buffered."""
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.get_write_buffer_size() > 0:
@@ -313,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._abort("answer not read in time")
 
     def _abort(self, reason: str) -> None:
-        """End the connection at once, whatever is still to be sent."""
+        """End the connection at once and discard unsent bytes."""
         self._cut.labels(reason).inc()
         log.info("cut the connection of %s: %s", self.client, reason)
         self._stop_receiving()

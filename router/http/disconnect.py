@@ -1,7 +1,7 @@
-"""The client's connection while its answer is being made: noticing its end, writing past ASGI.
+"""The client's connection during its answer: noticing its end, writing without ASGI messages.
 
-The server's protocol offers it in the ASGI scope; the same by ASGI's own messages would cost a task
-more for each request.
+The server's protocol puts the connection into the ASGI scope. ASGI's own messages would cost one
+more task per request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = "baton.connection"
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody is left to answer."""
+    """The client closed its connection, so there is no one to answer."""
 
 
 class ClientConnection(Protocol):
@@ -29,52 +29,52 @@ class ClientConnection(Protocol):
         ...
 
     def watch(self, on_lost: Callable[[], object]) -> None:
-        """Call this, and nobody else, once when the client goes."""
+        """Call `on_lost` once when the client goes; replaces any earlier callback."""
         ...
 
     def unwatch(self, on_lost: Callable[[], object]) -> None:
-        """Do not call this any more. Whoever answers the connection's next request may have begun
-        to watch in the meantime, and goes on."""
+        """Stop calling `on_lost`. If the connection's next request has set its own callback in
+        the meantime, that callback stays."""
         ...
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client reads too slowly: what is written now only piles up."""
+        """Whether the client reads too slowly, so that further writes only fill the buffer."""
         ...
 
     async def wait_writable(self) -> None:
-        """Returns when it is not paused, or lost."""
+        """Wait until the connection is not paused, or is lost."""
         ...
 
     def write_chunk(self, data: bytes) -> None:
-        """A piece of an answer's body that has begun, and has no content-length. Never waits."""
+        """Write a chunk of an answer that has begun, without content-length. Never waits."""
         ...
 
     def try_body(self, scope: Scope) -> bytes | None:
-        """The body of this scope's request, once, if all of it has come."""
+        """The body of this scope's request if it is complete; can be taken once."""
         ...
 
     def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Answer this scope's request with 200, headers that hold no line breaks, and a body;
-        False if it takes ASGI's `send`, because it must wait, or something was sent."""
+        """Answer this scope's request with 200, headers without line breaks, and a body. False if
+        the caller must use ASGI's `send`: writing must wait, or the answer has begun."""
         ...
 
 
 def offer_connection(scope: Any, connection: ClientConnection) -> None:
-    """Make the connection known to whoever answers the request of this scope."""
+    """Put the connection into the scope of a request, for the code that answers."""
     scope[_KEY] = connection
 
 
 def connection_of(scope: Scope) -> ClientConnection:
-    """The connection that was offered."""
+    """The connection that `offer_connection` put into the scope."""
     connection: ClientConnection = scope[_KEY]
     return connection
 
 
 async def while_connected(connection: ClientConnection, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which is cancelled and waited for if the client leaves first.
+    """The result of `work`, which is cancelled and awaited if the client leaves first.
 
-    The request's body must have been read. Raises ClientGone, or what `work` raises.
+    The request's body must have been read before. Raises ClientGone, or any error of `work`.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,7 +1,7 @@
-"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`.
 
-The one place where an exception becomes a status and a body. What is not ours to explain is
-logged in full under the request's id, and the client is told that id alone.
+The only place where an exception becomes a status and a body. An unexpected error is logged in
+full under the request's id, and the client gets only that id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_me
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An answer that is an error."""
+    """An error response."""
 
     status: int
     message: str
@@ -44,12 +44,12 @@ class HttpError:
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
-        """The HTTP answer."""
+        """The HTTP response."""
         return Response(self.body(), self.status, self.headers, media_type="application/json")
 
 
 def describe(error: Exception, request_id: str) -> HttpError:
-    """What a client is told about an error. Logs those that are our fault."""
+    """The error response for an exception. Logs errors that are the service's fault."""
     if isinstance(error, RequestError):
         return HttpError(error.status, error.message, error.kind, error.param, error.code)
     if isinstance(error, HTTPException):
@@ -72,7 +72,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
-    """The first finding of a failed validation, in words that name the field."""
+    """The first error of a failed validation, with a message that names the field."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = _field_path(first)
     return InvalidRequest(_message(first, param), param)

@@ -1,4 +1,4 @@
-"""An answer in one piece, of JSON, written past ASGI where the connection takes it so."""
+"""A JSON answer in one piece, written without ASGI messages if the connection allows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WholeAnswer(Response):
     media_type = "application/json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it, by `send` if there is no other way."""
+        """Send the document; use ASGI's `send` only if the connection cannot take it directly."""
         record = record_of(scope)
         headers = (*_HEADERS, *record.names())
         if connection_of(scope).try_answer(scope, headers, bytes(self.body)):

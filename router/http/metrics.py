@@ -1,6 +1,6 @@
-"""What the HTTP API measures: requests by endpoint and status, latencies, tokens.
+"""The HTTP API's metrics: requests by endpoint and status, latencies, tokens.
 
-Times are taken where clients feel them, at the API; workers report their own elsewhere.
+Times are measured at the API, as clients experience them; workers report their own elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from router.fast_metrics import TokenCounter, TokenHistogram
 
 CLIENT_GONE_STATUS = 499
-"""Status under which requests are counted whose client left before the end."""
+"""The status that counts requests whose client left before the end."""
 
 _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -21,7 +21,7 @@ _REQUEST_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
 
 
 class ApiMetrics:
-    """Collectors of one registry. `clock` gives seconds that never go backwards."""
+    """The collectors of one registry. `clock` returns monotonic seconds."""
 
     def __init__(
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter
@@ -76,7 +76,7 @@ class ApiMetrics:
         )
 
     def probe(self, arrived: float) -> LatencyProbe:
-        """A probe for one choice of a request that arrived at `arrived` (of `clock`)."""
+        """A probe for one choice of a request that arrived at `arrived` (by `clock`)."""
         return LatencyProbe(self, arrived)
 
 
@@ -90,7 +90,7 @@ class LatencyProbe:
         self._cached_tokens = 0
 
     def observe(self, num_tokens: int, cached_tokens: int) -> None:
-        """Tokens that have just come; those of one delta share the time since the previous one."""
+        """Count tokens that just arrived; they share the time since the previous delta."""
         if cached_tokens > self._cached_tokens:
             self._metrics.cached_tokens.inc(cached_tokens - self._cached_tokens)
             self._cached_tokens = cached_tokens

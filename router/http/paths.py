@@ -1,4 +1,4 @@
-"""The paths of the HTTP API by kind: for access, for metrics, for the API's own description."""
+"""The paths of the HTTP API by kind, for access checks, metrics and the API's description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_GENERATION = (
     "/rerank",
     "/score",
 )
-"""Endpoints of OpenAI and vLLM that need a model of another kind."""
+"""Endpoints of OpenAI and vLLM that need another kind of model."""
 
 API_PATHS = frozenset(("/tokenize", "/detokenize", *NOT_GENERATION))
 """Paths of the API outside `/v1/`."""
@@ -31,4 +31,4 @@ COUNTED = frozenset(
         "/fleet", *PROBES, *DOCUMENTS,
     )
 )  # fmt: skip
-"""Paths that are labels of metrics; all others count as one."""
+"""Paths that have a metrics label of their own; all others share one."""

@@ -1,10 +1,10 @@
-"""What surrounds every HTTP request: its id, its measurement, and the answer to any error.
+"""The id, the metrics and the error response of every HTTP request.
 
-ASGI middleware around the whole application. The header `x-request-id` of the answer is the one
-that the client sent, if it is sane; `x-baton-request-id` (for Anthropic's clients `request-id`,
-too) is always Baton's own, under which logs and traces speak of the request. Client ids are never
-used inside, since they need not be unique. A valid `traceparent` is answered with one that names a
-span of ours in the client's trace.
+ASGI middleware around the whole application. The answer's `x-request-id` repeats the client's, if
+that is well formed. `x-baton-request-id` (for Anthropic's clients also `request-id`) is always
+Baton's own id, which logs and traces use. Client ids are never used internally, since they need
+not be unique. A valid `traceparent` is answered with one that names our span in the client's
+trace.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OTHER = "other"
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: its own id, when it arrived (seconds), and how its answer went.
+    """One HTTP request: its own id, when it arrived (seconds), and the status of its answer.
 
-    `headers` holds the first of each name; `trace` is the client's own, if it sent one;
-    `body_digest` is that of its body, once that was read.
+    `headers` holds the first header of each name; `trace` is the client's trace, if it sent one;
+    `body_digest` is the digest of the body once the body was read.
     """
 
     arrived: float
@@ -44,12 +44,12 @@ class RequestRecord:
     body_digest: bytes = b""
 
     def header(self, name: bytes) -> str | None:
-        """What the client sent under a name, in lower case."""
+        """The value of the client's header with this lower-case name, if there is one."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def names(self) -> list[tuple[bytes, bytes]]:
-        """The headers by which the answer names the request."""
+        """The headers that identify the request in the answer."""
         own = self.request_id.encode("latin-1")
         client_id = self.header(b"x-request-id")
         is_shown = client_id is not None and is_sane_id(client_id)
@@ -65,7 +65,7 @@ class RequestRecord:
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess: 32 hexadecimal digits behind the prefix."""
+    """An unguessable id: 32 hexadecimal digits after the prefix."""
     return prefix + secrets.token_hex(16)
 
 
@@ -76,7 +76,7 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 class _EndpointMetrics:
-    """The metrics of one endpoint: looking them up by labels costs more than counting."""
+    """The metrics of one endpoint, cached: a lookup by label costs more than counting."""
 
     def __init__(self, metrics: ApiMetrics, endpoint: str) -> None:
         self.in_flight: Gauge = metrics.in_flight.labels(endpoint)
@@ -86,7 +86,7 @@ class _EndpointMetrics:
         self._by_status: dict[int, Counter] = {}
 
     def ended(self, status: int) -> None:
-        """One more request has ended so."""
+        """Count one more request that ended with this status."""
         counter = self._by_status.get(status)
         if counter is None:
             counter = self._by_status[status] = self._requests.labels(self._endpoint, str(status))
@@ -102,7 +102,7 @@ class RequestScope:
         self._shown: dict[str, _EndpointMetrics] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs one request; only for HTTP, other scopes pass through."""
+        """Run one HTTP request; other scopes pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -132,7 +132,7 @@ class RequestScope:
         except ClientGone:
             record.status = CLIENT_GONE_STATUS
         except Exception as error:
-            if record.status is not None:  # too late for an answer: the server logs, and closes
+            if record.status is not None:  # too late for an error response: the server closes
                 raise
             response = error_response(
                 describe(error, record.request_id), scope["path"], record.request_id
@@ -141,7 +141,7 @@ class RequestScope:
 
 
 def _naming(record: RequestRecord, send: Send) -> Send:
-    """`send` that adds the id headers and notes the status."""
+    """A `send` that adds the id headers and notes the status."""
 
     async def named_send(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
 """Listening for HTTP: one socket, one uvicorn server, an orderly end.
 
-Owns the listening socket until the server does. Signals are the process's business, not
-uvicorn's: whoever serves says when to stop.
+Owns the listening socket until the server takes it over. The process handles signals, not
+uvicorn: the caller of `serve_until` says when to stop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABORT_WAIT_S = 2.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any free one. Raises ConfigError."""
+    """A listening socket; port 0 means any free port. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -36,21 +36,21 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the certificate with its chain, and its key where that is another file."""
+    """PEM files: the certificate with its chain, and its key if that is in another file."""
 
     cert: str
     key: str | None = None
 
 
 def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
-    """Where clients on this host reach it."""
+    """The URL at which clients on this host reach the listener."""
     scheme = "http" if tls is None else "https"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def write_port_file(path: str, port: int) -> None:
-    """Write the port so that a reader never sees half of it. Raises ConfigError."""
+    """Write the port atomically, so that a reader never sees a partial file. Raises ConfigError."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -62,17 +62,17 @@ def write_port_file(path: str, port: int) -> None:
 
 @dataclass(frozen=True)
 class Doorway:
-    """How connections are received: within which bounds, and with TLS or without."""
+    """How connections are accepted: with which bounds, and with or without TLS."""
 
     protocols: BoundedProtocols
     tls: TlsFiles | None = None
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until told to stop, then lets streams finish for `grace_s`.
+    """Serves until told to stop, then gives streams `grace_s` to finish.
 
-    `on_started` is called when requests are accepted, `on_grace_over` when what still runs must
-    end now; what does not is cancelled soon after.
+    `on_started` is called when requests are accepted, `on_grace_over` when the remaining requests
+    must end now; requests that do not end are cancelled soon after.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class HttpServer(uvicorn.Server):
         )
         try:
             config.load()
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             assert tls is not None, "nothing else is read here"
             raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
         super().__init__(config)
@@ -121,13 +121,13 @@ class HttpServer(uvicorn.Server):
             await asyncio.wait([watching])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's start; what follows it is told."""
+        """Run uvicorn's startup, then call `on_started`."""
         await super().startup(sockets)
         self._on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
+        """Leave signals to the process."""
         yield
 
     async def _watch(self, stop: asyncio.Event) -> None:

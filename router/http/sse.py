@@ -1,10 +1,10 @@
 """Server-sent events as OpenAI's clients read them.
 
-Whoever makes the events writes them when they are there, without waiting; what is written in one
-turn of the event loop leaves together. The response begins with the first event, so that what goes
-wrong before it still has an HTTP status of its own; unless that event takes so long that proxies
-might lose patience. Then, and in every long silence, comments keep the connection alive. However
-the response ends, the making of events has ended, too, and with it every generation behind it.
+The producer writes events as they come, without waiting; events written in one turn of the event
+loop leave together. The response begins with the first event, so that an earlier error can still
+get its own HTTP status. If the first event takes so long that proxies might time out, the response
+begins with a comment. Comments keep the connection alive in every long silence. However the
+response ends, the producer has then ended too, and with it every generation behind it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from router.http.errors import HttpError
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n"
-"""No empty line: after an event with an id that ends another event, without data, for OpenAI's
-python client, which then fails."""
+"""No empty line: after an event with an id, OpenAI's Python client would take an empty line as the
+end of another event without data, and fail."""
 
 
 def event(document: bytes) -> bytes:
@@ -33,18 +33,18 @@ def event(document: bytes) -> bytes:
 
 
 def named_event(name: str, document: bytes) -> bytes:
-    """One JSON document (without line breaks) as an event that has a name."""
+    """One JSON document (without line breaks) as a named event."""
     return b"event: " + name.encode() + b"\ndata: " + document + b"\n\n"
 
 
 def as_it_is(events: bytes) -> bytes:
-    """For formats whose documents are events already."""
+    """The frame for formats whose documents are already events."""
     return events
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How an API writes its streams: each document, the end, a sign of life, and an error."""
+    """How an API writes its streams: a document, the end, the keep-alive, and an error."""
 
     frame: Callable[[bytes], bytes] = event
     done: bytes = _DONE
@@ -56,10 +56,10 @@ OPENAI_STYLE = StreamStyle()
 
 
 class EventWriter:
-    """The events of one response. `begun` is done with the first of them.
+    """The events of one response. `begun` resolves with the first event.
 
-    After `keepalive_s` without an event a comment is written, until `close`: that costs a timer a
-    stream and interval, and nothing per event but the counting.
+    Until `close`, `keepalive_s` without an event makes the writer send a comment. The cost is one
+    timer per stream and interval, and a counter increment per event.
     """
 
     def __init__(self, keepalive_s: float, style: StreamStyle = OPENAI_STYLE) -> None:
@@ -73,7 +73,7 @@ class EventWriter:
         self._outlet: ClientConnection | None = None
 
     def write(self, events: bytes) -> None:
-        """Send one or several whole events, soon. Never waits."""
+        """Queue one or several whole events for sending. Never waits."""
         self._count += 1
         pending = self._pending
         if not pending:
@@ -89,23 +89,23 @@ class EventWriter:
         return self._outlet is not None and self._outlet.is_paused
 
     async def wait_room(self) -> None:
-        """Returns when the client has caught up, or is gone."""
+        """Wait until the client has caught up or is gone."""
         if self._outlet is not None:
             await self._outlet.wait_writable()
 
     def open(self, outlet: ClientConnection) -> None:
-        """The response has begun: from now on events leave."""
+        """The response has begun: send events from now on."""
         self._outlet = outlet
         self.flush()
 
     def flush(self) -> None:
-        """Let go of what was written."""
+        """Send the queued events."""
         pending, self._pending = self._pending, []
         if pending and self._outlet is not None:
             self._outlet.write_chunk(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def close(self) -> None:
-        """No comments from now on."""
+        """Send no more comments."""
         self._timer.cancel()
 
     def _on_interval(self) -> None:
@@ -116,11 +116,11 @@ class EventWriter:
 
 
 class EventStream(Response):
-    """Sends what `produce` writes, then `[DONE]`, or what `style` has in its place.
+    """Sends the events that `produce` writes, then `[DONE]` or the end marker of `style`.
 
-    An error before the first event is raised, if no comment was sent yet. Later it becomes a last
-    event, as `describe` words it, and no `[DONE]` follows. `ended` is called once at the end of a
-    response that has begun, with None, or the error (`ClientGone` where the client went away).
+    An error before the first event or comment is raised. A later one becomes the last event, as
+    `describe` words it, and no `[DONE]` follows. `ended` is called once at the end of a response
+    that has begun, with None or the error (`ClientGone` if the client went away).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class EventStream(Response):
         self._has_begun = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends everything, watching for a client that goes away."""
+        """Send the whole response; stop if the client goes away."""
         try:
             await while_connected(connection_of(scope), self._send_all(scope, send))
         except ClientGone as error:

@@ -1,4 +1,4 @@
-"""One attempt at a request: its workers, and the load that they were charged with for it."""
+"""One attempt at a request: its workers and the load reserved on them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from router.routing.view import Placement
 
 @dataclass
 class Attempt:
-    """One try: its workers, and the load they were charged with for it.
+    """One attempt: its workers and the load reserved on them.
 
     `first_index` is the output index of the first token that this attempt produces. `prefill` is
-    where its KV comes from, if from elsewhere: a prefill worker, or the decode worker that hands
-    the request over. `is_leaving` says that its own decode worker was asked to hand it over,
-    `is_moved` that all KV has arrived there.
+    the worker that sends the KV, if another one does: a prefill worker, or the decode worker that
+    hands the request over. `is_leaving` says that the attempt's own decode worker was asked to
+    hand the request over, `is_moved` that all KV has arrived at the decode worker.
     """
 
     number: int
@@ -35,19 +35,19 @@ class Attempt:
     def involves(self, worker: Worker) -> bool:
         """Whether the attempt still depends on a worker.
 
-        Once the decode worker holds all KV, and shows that by a token after the first if nobody
-        said so, it no longer matters what becomes of the prefill worker.
+        Once the decode worker holds all KV, the attempt no longer depends on the prefill worker.
+        A token after the first one proves this if the prefill worker has not reported it.
         """
         needs_prefill = not (self.is_moved or self.decode_runs)
         return worker is self.decode or (worker is self.prefill and needs_prefill)
 
     @property
     def may_leave(self) -> bool:
-        """Whether its decode worker drains, and was not asked yet to hand it over."""
+        """Whether the decode worker drains and has not been asked to hand the request over."""
         return self.decode.info.state is WorkerState.DRAINING and not self.is_leaving
 
     def release(self, worker: Worker) -> None:
-        """Take back what a worker was charged with."""
+        """Release the load reserved on a worker."""
         if not self.reservations:
             return
         for owner, reservation in self.reservations:
@@ -56,14 +56,14 @@ class Attempt:
         self.reservations = [each for each in self.reservations if each[0] is not worker]
 
     def close(self) -> None:
-        """Take back every charge and stop the timer."""
+        """Release every reservation and stop the timer."""
         for owner, reservation in self.reservations:
             owner.release(reservation)
         if self.gap_timer is not None:
             self.gap_timer.cancel()
 
     def abort(self, request_id: str, reason: str, failed: Worker | None = None) -> None:
-        """Tell both legs to forget the attempt; the one that failed knows."""
+        """Tell both legs, except a failed one, to drop the attempt."""
         for worker in (self.decode, self.prefill):
             if worker is not None and worker is not failed:
                 worker.link.send(Abort(request_id=request_id, attempt=self.number, reason=reason))

@@ -1,8 +1,8 @@
-"""Running the sequences of one HTTP request side by side.
+"""Running the sequences of one HTTP request concurrently.
 
-A choice is one generated sequence with its text, which goes to a sink the moment its tokens are
-read. Whoever cancels the run, or fails in it, ends every generation at once. Knows neither HTTP
-nor the shape of any answer.
+A choice is one generated sequence with its text, which goes to a sink as soon as its tokens are
+read. Cancelling the run, or a failure of one choice, ends every generation at once. Knows
+neither HTTP nor the format of any answer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from router.requests.output_text import OutputText, TextDelta
 class Choice:
     """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
 
-    `echo` is the prompt's text where the answer repeats it, and empty otherwise; one that is
-    `is_echo_only` reports no output, though a token may be generated to learn of the prompt.
-    `known` is what the client of a resumed stream has already; in a stream whose events are
-    numbered the text comes `by_token`, so that they are the same however the tokens came.
+    `echo` is the prompt's text if the answer repeats it, otherwise empty. An `is_echo_only` choice
+    reports no output, although one token may be generated to get the prompt's log-probabilities.
+    `known` is how much the client of a resumed stream already has. In a stream with numbered
+    events the text comes `by_token`, so that the events do not depend on how tokens arrived.
     """
 
     index: int
@@ -43,14 +43,14 @@ class Choice:
 
 
 class TextSink(Protocol):
-    """Where the text of all choices goes as it comes; see `generation.DeltaSink`."""
+    """Receives the text of all choices as it arrives; see `interface.DeltaSink`."""
 
     @property
     def is_full(self) -> bool: ...
     async def wait_room(self) -> None: ...
     def take(self, choice: Choice, delta: TextDelta) -> None:
-        """Take a delta at once; the last one of a choice carries `finish`. What it raises ends
-        all choices."""
+        """Take a delta at once; the last one of a choice carries `finish`. An exception raised
+        here ends all choices."""
         ...
 
 
@@ -60,7 +60,7 @@ async def run_choices(
     sink: TextSink,
     probe: Callable[[], LatencyProbe],
 ) -> None:
-    """Run all choices to their ends. The first error ends all of them, and is raised."""
+    """Run all choices to their ends. The first error ends all choices and is raised."""
     if len(choices) == 1:  # the usual case needs no task
         await _run(generator, choices[0], sink, probe())
         return
@@ -116,7 +116,8 @@ class _Decoding:
             return False
 
     def _decode(self, delta: TokenDelta) -> bool:
-        """What the client of a resumed stream knows already comes by itself, and does not count."""
+        """Pass on the text of one delta. Tokens that the client of a resumed stream already has
+        come in a delta of their own and are not counted."""
         out = self._text_of(delta)
         self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
         self._known -= len(delta.token_ids)

@@ -1,7 +1,8 @@
 """Deadlines of many tasks on one timer.
 
-The library's `asyncio.timeout` makes and ends a timer each, which costs more than all else that it
-does. Here the next deadline alone has one; whoever is done before only leaves a note.
+The standard library's `asyncio.timeout` creates and cancels a timer for each use, which is most
+of its cost. Here only the next deadline has a timer; a task that ends earlier just increments a
+counter.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from itertools import count
 from types import TracebackType
 
 MIN_ENDED = 64
-"""So many at least are left among the waiting before those are sorted anew without them."""
+"""The heap is rebuilt without ended deadlines once it holds at least this many of them."""
 
 
 class Deadline:
-    """Within it, as a context, the current task is cancelled when time is over, and TimeoutError
-    raised; see `asyncio.timeout`."""
+    """A context that cancels the current task at its deadline and then raises TimeoutError, as
+    `asyncio.timeout` does."""
 
     __slots__ = ("_cancelling", "_deadlines", "is_over", "task")
 
@@ -61,7 +62,7 @@ class Deadlines:
         return len(self._waiting) - self._num_ended
 
     def until(self, deadline: float) -> Deadline:
-        """A context to be entered at once."""
+        """Create a context, which the caller must enter at once."""
         made = Deadline(self)
         heapq.heappush(self._waiting, (deadline, next(self._numbers), made))
         if deadline < self._next:
@@ -69,7 +70,7 @@ class Deadlines:
         return made
 
     def note_end(self) -> None:
-        """One was left in time."""
+        """A context was left before its deadline."""
         self._num_ended += 1
         if self._num_ended >= MIN_ENDED and 2 * self._num_ended > len(self._waiting):
             self._waiting = [each for each in self._waiting if each[2].task is not None]
@@ -84,7 +85,7 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Cancel those whose time is over, and wait for the next."""
+        """Cancel the tasks whose deadline has passed and set the timer for the next one."""
         self._timer = None
         self._next = float("inf")
         now = time.monotonic()

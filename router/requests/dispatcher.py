@@ -1,9 +1,9 @@
 """The life of a generation: placed, started on its workers, followed to its last token.
 
-Owns every generation that runs. Starts both legs at once, puts tokens in order, retries what
-fails on other workers from the token where it broke off, aborts what is given up. Every wait
-ends by the request's deadline. Knows no HTTP and no sockets. Invariant: when `generate` ends,
-however it ends, nothing of the request is left here, and no worker still works for it unasked.
+Owns every running generation. Starts both legs at once, puts tokens in order, retries a failed
+attempt on other workers from the token where it broke off, and aborts abandoned requests. Every
+wait ends by the request's deadline. Knows no HTTP and no sockets. Invariant: however `generate`
+ends, no state of the request is left here, and no worker still computes for it unasked.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Dispatcher:
             self._end(generation)
 
     def stop(self) -> None:
-        """End every generation with an error, and begin no other."""
+        """End every generation with an error and start no new one."""
         self._is_stopping = True
         for generation in self._generations.values():
             generation.events.put(Failure("the router stops", retryable=False))
@@ -106,7 +106,7 @@ class Dispatcher:
     # -- the steps of a generation, in order ------------------------------------------------
 
     def _admit(self, request: GenerationRequest, sink: DeltaSink) -> Generation:
-        """Open a generation, or say at once why not."""
+        """Open a generation, or raise the reason why it cannot run."""
         if request.request_id in self._generations and not request.life:
             raise InvalidRequest(f"request id {request.request_id} is in use")
         if self._is_stopping:
@@ -125,7 +125,7 @@ class Dispatcher:
         return generation
 
     async def _follow(self, generation: Generation) -> None:
-        """Until its end, over as many attempts as it takes and are allowed."""
+        """Follow a generation to its end, over as many attempts as it needs and may have."""
         if generation.request.life:
             await self._search(generation)
         while True:
@@ -140,7 +140,7 @@ class Dispatcher:
                 await self._recover(generation, event)
 
     async def _search(self, generation: Generation) -> None:
-        """Take the stream up where it is kept, if it is; `_on_resumed` does that."""
+        """Find the worker that keeps the stream, if one does; `_on_resumed` continues there."""
         generation.num_attempts += 1
         name = generation.request.request_id
         question = Resume(request_id=name, attempt=generation.attempt_number)
@@ -149,7 +149,7 @@ class Dispatcher:
     def _launch(self, generation: Generation, source: Worker | None = None) -> None:
         """Place the next attempt and start both of its legs at once.
 
-        With a `source`, the decode worker that hands the request over, there is only one leg.
+        `source` is the decode worker that hands the request over; then there is only one leg.
         """
         generation.num_attempts += 1
         try:
@@ -169,7 +169,7 @@ class Dispatcher:
                 return
 
     async def _recover(self, generation: Generation, failure: Failure) -> None:
-        """Return when another attempt may start. Raises GenerationFailed if none may."""
+        """Wait until another attempt may start. Raises GenerationFailed if none may."""
         name = generation.request.request_id
         if not failure.retryable:
             raise GenerationFailed(f"request {name} failed: {failure.reason}")
@@ -192,7 +192,7 @@ class Dispatcher:
             ) from None
 
     def _end(self, generation: Generation) -> None:
-        """Leave nothing behind; a generation that was given up is aborted on its workers."""
+        """Free all state of a generation; abort it on its workers if it was abandoned."""
         name, outcome = generation.request.request_id, generation.outcome
         attempt = generation.drop_attempt()
         is_kept = self._is_stopping and generation.request.is_resumable
@@ -206,12 +206,12 @@ class Dispatcher:
         self._metrics.inflight.set(self.inflight)
 
     def _end_life(self, generation: Generation) -> None:
-        """Its client goes on over another connection, even if the former one still stands; so does
-        the attempt, where it runs."""
+        """The client continues over another connection, even if the former one is still open.
+        The attempt keeps running on its worker."""
         generation.drop_attempt()
         generation.events.put(Failure("the stream was resumed elsewhere", retryable=False))
 
-    # -- what workers say -------------------------------------------------------------------
+    # -- messages from workers --------------------------------------------------------------
 
     def on_message(self, worker: Worker, message: ControlMessage) -> None:
         """See `FleetListener`."""
@@ -237,7 +237,7 @@ class Dispatcher:
             self._metrics.refused.labels("unexpected").inc()
 
     def on_fleet(self) -> None:
-        """See `FleetListener`: what runs on decode workers that drain leaves, if it can."""
+        """See `FleetListener`: requests leave draining decode workers if another has room."""
         for order in orders(self._generations.values(), self._fleet.ready(Role.DECODE)):
             attempt = self._generations[order.request_id].attempt
             assert attempt is not None
@@ -254,7 +254,7 @@ class Dispatcher:
                 generation.failures.count_late_death(worker)
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
-        """A worker has the stream: it goes on there. One that is not wanted any more ends."""
+        """A worker has the stream, which continues there. A stream no longer wanted is aborted."""
         search = self._searches.try_find(message)
         generation = self._generations.get(message.request_id)
         if search is None or generation is None or generation.attempt is not None:
@@ -273,7 +273,7 @@ class Dispatcher:
         search.end()
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
-        """All KV has been written: what becomes of its source no longer matters."""
+        """All KV has been written: the attempt no longer depends on the prefill worker."""
         self._traces.attach_prefill(
             message.request_id, message.attempt, message.trace, is_final=True
         )
@@ -283,7 +283,7 @@ class Dispatcher:
             attempt.is_moved |= worker is attempt.prefill
 
     def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
-        """A part has ended on a worker that drains: the next one begins elsewhere, at once."""
+        """A draining worker ended its part of the request: start the next attempt elsewhere."""
         name = message.request_id
         self._traces.attach_decode(name, message.attempt, message.trace)
         generation = self._current(worker, name, message.attempt)
@@ -323,7 +323,7 @@ class Dispatcher:
         self._take(generation, worker, piece)
 
     def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
-        """Put tokens in order and hand on what is new; a hole fails the attempt."""
+        """Put tokens in order and deliver the new ones; a gap fails the attempt."""
         attempt = generation.attempt
         assert attempt is not None
         attempt.release(worker)
@@ -347,12 +347,12 @@ class Dispatcher:
             self._give_up(generation, "its client does not read")
             return
         if len(generation.stream.token_ids) > attempt.first_index + 1:
-            attempt.decode_runs = True  # whichever came last: only it makes more than one
+            attempt.decode_runs = True  # only the decode worker produces more than one token
         if generation.stream.is_waiting or attempt.gap_timer is not None:
             self._watch_gap(generation, attempt)
 
     def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
-        """Tokens that overtook the first one wait for it, but not for long."""
+        """Fail the attempt if tokens that overtook the first one wait too long for it."""
         if not generation.stream.is_waiting:
             if attempt.gap_timer is not None:
                 attempt.gap_timer.cancel()
@@ -372,13 +372,13 @@ class Dispatcher:
         retryable: bool = True,
         loss: Loss | None = None,
     ) -> None:
-        """End the current attempt by the fault of one of its workers."""
+        """End the current attempt and blame one of its workers."""
         attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
         generation.failures.blame(attempt, worker, loss)
         generation.events.put(Failure(reason, retryable))
 
     def _give_up(self, generation: Generation, reason: str) -> None:
-        """End the current attempt, through no fault of its workers, and start no other."""
+        """End the current attempt without blaming its workers, and start no other."""
         self._end_attempt(generation, reason, reason)
         generation.events.put(Failure(reason, retryable=False))
 
@@ -386,7 +386,7 @@ class Dispatcher:
     def _end_attempt(
         generation: Generation, reason: str, told: str, failed: Worker | None = None
     ) -> Attempt:
-        """Nothing that it still sends is taken; its legs are told why, but for the failed one."""
+        """Drop the attempt, ignore its later messages, abort every leg but the failed one."""
         attempt = generation.drop_attempt()
         assert attempt is not None, "only a running attempt is ended"
         attempt.abort(generation.request.request_id, told, failed=failed)
@@ -396,7 +396,7 @@ class Dispatcher:
         return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:
-        """The generation that a worker may speak of; counts what is late or not its own."""
+        """The generation a message belongs to; counts late messages and those of other workers."""
         generation = self._generations.get(request_id)
         current = generation.attempt if generation else None
         if current is None or current.number != attempt or not current.involves(worker):

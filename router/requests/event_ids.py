@@ -1,12 +1,12 @@
-"""The ids of a stream's events, by which its client may go on with it at any router.
+"""The ids of a stream's events, with which a client may resume the stream at any router.
 
-`cmpl-4fe1.6741b2c0.0.9c3d...:12,9e`: the request, when it began (seconds of the Unix epoch), its
-life (0 until it is resumed), and a keyed digest that binds these to the request's body; then for
-each choice the number of tokens that its events so far stand for, with an `e` once its end was
-told, and at last a `u` once the usage was. Positions count tokens, whatever the events they came
-in, so that they mean the same everywhere. Where a token makes several events (`resp-4fe1...:12.31`)
-these are counted, too: they are made token by token, and so come again as they were. Pure; knows no
-HTTP.
+`cmpl-4fe1.6741b2c0.0.9c3d...:12,9e` holds the request id, its start (seconds since the Unix
+epoch), its life (0 until it is resumed), and a keyed digest that binds these to the request's
+body. Then comes, for each choice, the number of tokens in its events so far, with an `e` once its
+end was sent, and finally a `u` once the usage was sent. Positions count tokens, not events, so
+that they mean the same at every router. Where one token makes several events
+(`resp-4fe1...:12.31`), events are counted too: they are made token by token, so a second run
+makes the same ones. Pure; knows no HTTP.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NUMBERED_ID = re.compile(_NAME + r"(?P<positions>[0-9]{1,10}\.[0-9]{1,10})(?P<u
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How much of a choice its client has: tokens, and whether it knows the end; where events are
-    numbered, those instead."""
+    """How much of a choice the client has: how many tokens, and whether it has the end. In a
+    stream with numbered events, `num_events` counts instead."""
 
     num_tokens: int = 0
     has_ended: bool = False
@@ -45,10 +45,10 @@ NOTHING = Position()
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """One stream, over all routers that serve it. `life` is greater with every time that it is
-    resumed, also from the same event: milliseconds since it began.
+    """One stream, over all routers that serve it. `life` grows with every resumption, even from
+    the same event: it is the milliseconds since the stream began.
 
-    `positions` is what its client has, one for each choice; empty for a new stream. One that
+    `positions` says how much the client has of each choice; empty for a new stream. A stream that
     `numbers_events` has one choice.
     """
 
@@ -60,17 +60,17 @@ class StreamIdentity:
     numbers_events: bool = False
 
     def position_of(self, choice: int) -> Position:
-        """What the client has of a choice."""
+        """How much the client has of a choice."""
         return self.positions[choice] if choice < len(self.positions) else NOTHING
 
 
 def resumed_identity(
     last_id: str, key: bytes, body_digest: bytes, now_s: float, numbers_events: bool = False
 ) -> StreamIdentity:
-    """The stream that an event's id names, in a new life (`now_s`: of the Unix epoch).
+    """The stream that an event's id names, in a new life (`now_s`: since the Unix epoch).
 
-    Raises InvalidRequest for an id that is none, and one that was not given out under `key` for a
-    body of this digest.
+    Raises InvalidRequest for a malformed id, and for an id that was not issued under `key` for a
+    body with this digest.
     """
     found = (_NUMBERED_ID if numbers_events else _ID).fullmatch(last_id)
     if found is None:
@@ -94,7 +94,7 @@ def _position(text: str) -> Position:
 
 
 class Bookmark:
-    """Where the client of a stream is after each event that is made."""
+    """Tracks the client's position in a stream after each event."""
 
     def __init__(
         self, identity: StreamIdentity, num_choices: int, key: bytes, body_digest: bytes
@@ -106,8 +106,8 @@ class Bookmark:
         self._suffix = b"u\n" if identity.knows_usage else b"\n"
 
     def advance(self, choice: int, num_tokens: int, has_ended: bool) -> bool:
-        """So many more tokens of a choice, from its first one on. Returns whether they, or the
-        end, are new to the client."""
+        """Count `num_tokens` more tokens of a choice, starting with its first. Returns whether
+        they, or the end, are new to the client."""
         before, known = self._num_tokens[choice], self._known[choice]
         self._num_tokens[choice] = before + num_tokens
         if before < known.num_tokens and not has_ended:
@@ -116,17 +116,17 @@ class Bookmark:
         return True
 
     def tell_usage(self) -> None:
-        """The usage goes out with the next event."""
+        """The next event carries the usage."""
         self._suffix = b"u\n"
 
     def marked(self, event: bytes) -> bytes:
-        """The event that was just made, with its `id:` line."""
+        """The newest event, with its `id:` line."""
         return self._prefix + b",".join(self._shown) + self._suffix + event
 
 
 class EventCount:
-    """The same for a stream of one choice whose events are numbered: all of them are made again,
-    and those that its client has are left out."""
+    """The counterpart of Bookmark for a stream of one choice with numbered events: a resumed
+    stream makes all events again and leaves out those that the client has."""
 
     def __init__(self, identity: StreamIdentity, key: bytes, body_digest: bytes) -> None:
         self._prefix = _prefix(identity, key, body_digest)
@@ -134,15 +134,15 @@ class EventCount:
         self._num_tokens = self._num_events = 0
 
     def advance(self, choice: int, num_tokens: int, has_ended: bool) -> bool:
-        """See Bookmark; only the events tell what is new."""
+        """See Bookmark; always True, since `marked` drops the events that are not new."""
         self._num_tokens += num_tokens
         return True
 
     def tell_usage(self) -> None:
-        """See Bookmark: an event like the others."""
+        """See Bookmark; does nothing, since the usage is an event like any other."""
 
     def marked(self, events: bytes) -> bytes:
-        """See Bookmark; of several whole events those that are new."""
+        """See Bookmark; takes several whole events and returns the new ones."""
         marked: list[bytes] = []
         for event in events.split(_EVENT_END)[:-1]:
             self._num_events += 1
@@ -153,17 +153,17 @@ class EventCount:
 
 
 def body_digest(body: bytes) -> bytes:
-    """What ids are bound to of a request's body."""
+    """The digest of a request's body that its event ids are bound to."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
 def ids_key(cluster_secret: str) -> bytes:
-    """The key of the ids: the same at all routers of a cluster, and told to nobody else."""
+    """The key of the ids, shared by all routers of a cluster and secret to everyone else."""
     return hashlib.blake2b(cluster_secret.encode(), digest_size=32, person=b"event ids").digest()
 
 
 def _prefix(identity: StreamIdentity, key: bytes, digest_of_body: bytes) -> bytes:
-    """What the `id:` lines of a life begin with."""
+    """The common start of all `id:` lines of one life."""
     name = f"{identity.request_id}.{identity.created:x}.{identity.life:x}"
     return f"id: {name}.{_digest(name, key, digest_of_body)}:".encode()
 
@@ -178,7 +178,7 @@ def _shown(position: Position) -> bytes:
 
 
 def check_positions(identity: StreamIdentity, most_tokens: Sequence[int]) -> None:
-    """Raises InvalidRequest unless the positions fit choices of at most so many tokens each."""
+    """Raises InvalidRequest unless there is one position per choice, within `most_tokens`."""
     if not identity.positions:
         return
     fits = len(identity.positions) == len(most_tokens) and all(

@@ -1,6 +1,6 @@
-"""One generation while it runs: its attempts, its tokens in order, and what is left to handle.
+"""One generation while it runs: its attempts, its tokens in order, and its pending events.
 
-It has one attempt at a time; its token stream and the history of its failures outlive attempts.
+A generation has one attempt at a time. Its token stream and failure history outlive attempts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class End:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt ended without finishing its generation."""
+    """Why an attempt ended without finishing its generation."""
 
     reason: str
     retryable: bool
@@ -35,8 +35,8 @@ class Failure:
 class Generation:
     """A request on its way to its last token.
 
-    Deltas go straight to the sink. Once it was full (`is_behind`), they queue up among the events
-    until it has caught up.
+    Deltas go straight to the sink. Once the sink was full (`is_behind`), deltas queue up among
+    the events until the sink has caught up.
     """
 
     request: GenerationRequest
@@ -59,44 +59,44 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Prompt and output tokens so far."""
         return len(self.request.token_ids) + len(self.stream.token_ids)
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and all the output that there may be."""
+        """Prompt tokens plus the most output tokens allowed."""
         return len(self.request.token_ids) + self.request.sampling.max_tokens
 
     @property
     def attempt_number(self) -> int:
-        """Of the latest attempt. Each life has numbers of its own, above those of former lives, so
-        that whatever another router's attempts left behind is older."""
+        """The latest attempt's number. Each life numbers its attempts above those of former
+        lives, so that attempts of another router always count as older."""
         return (self.request.life << _LIFE_BITS) + self.num_attempts
 
     def begin(self, attempt: Attempt, now_us: int) -> None:
-        """From now on this attempt's messages count, and no other's."""
+        """From now on, accept messages of this attempt only."""
         self.attempt = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
         self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
 
     def drop_attempt(self) -> Attempt | None:
-        """From now on no message counts. Returns the attempt that ran, closed, if one did."""
+        """From now on, accept no message. Closes and returns the running attempt, if any."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.close()
         return attempt
 
     def takes_from(self, worker: Worker) -> bool:
-        """Whether the attempt that runs gets its KV from this worker."""
+        """Whether the running attempt gets its KV from this worker."""
         return self.attempt is not None and self.attempt.prefill is worker
 
     def note_cached(self, cached_tokens: int) -> None:
-        """How much of the prompt was cached when it was first computed."""
+        """Note how much of the prompt was cached when the first attempt computed it."""
         if self.num_attempts == 1 and not self.cached_tokens:
             self.cached_tokens = min(cached_tokens, len(self.request.token_ids))
 
     def deliver(self, delta: TokenDelta) -> None:
-        """Give a new delta to the sink, or keep it until the sink has caught up."""
+        """Give a new delta to the sink, or queue it until the sink has caught up."""
         if self.is_behind or self.sink.is_full:
             self.is_behind = True
             self.events.put(delta)
@@ -104,7 +104,7 @@ class Generation:
             self.hand_over(delta)
 
     def hand_over(self, delta: TokenDelta) -> None:
-        """Give the next delta to the sink; after the last one `End` is among the events."""
+        """Give the next delta to the sink; after the last one, put `End` among the events."""
         if self.is_ended:
             return
         wants_more = self.sink.take(delta)
@@ -115,7 +115,7 @@ class Generation:
             self.events.put(End())
 
     async def catch_up(self, delta: TokenDelta) -> None:
-        """Give a delta that was kept to the sink, as soon as that has room."""
+        """Give a queued delta to the sink as soon as it has room."""
         while self.sink.is_full and not self.is_ended:
             await self.sink.wait_room()
         self.hand_over(delta)

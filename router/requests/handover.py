@@ -1,8 +1,9 @@
 """Which requests a draining decode worker is asked to hand over now.
 
-Pure. A request leaves only for a worker that takes it whole and has the blocks free for what it
-is by now: elsewhere it would wait, where it is it goes on. The room is that of the last load
-reports, with what was sent since; whoever finds none is looked at again with the next news.
+Pure. A request moves only to a worker that accepts its full length and has enough free blocks
+for its present one: it would wait on any other worker, while it makes progress where it is. Free
+blocks are those of the last load reports, less the requests sent since. A request for which no
+worker has room is reconsidered when the next report arrives.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from router.requests.generation import Generation
 
 
 def orders(generations: Iterable[Generation], targets: Sequence[Worker]) -> list[HandOver]:
-    """What to tell the workers of those that may leave, given the decode workers that are ready."""
+    """The hand-over orders for requests that may leave, given the ready decode workers."""
     free = {target: target.free_blocks for target in targets}
     found = []
     for generation in generations:

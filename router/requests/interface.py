@@ -1,10 +1,10 @@
-"""The seam between the HTTP half of the router and the half that talks to workers.
+"""The interface between the router's HTTP half and the half that talks to workers.
 
 The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and takes
-`TokenDelta`s; whoever implements `Generator` decides where a request runs and hides retries.
+`TokenDelta`s. An implementation of `Generator` decides where a request runs and hides retries.
 Nothing here knows HTTP, text or workers. Deltas of one request arrive in order, without gaps or
-duplicates, and the last one carries `finish`. They are pushed, the moment a worker's message is
-read: a task that is woken for each token would cost more than all that is done with it.
+duplicates, and the last one carries `finish`. They are pushed as soon as a worker's message is
+read: waking a task for each token would cost more than processing the token.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 _T = TypeVar("_T")
 
 ReadinessCheck = Callable[[], str | None]
-"""Returns None while requests can be served, otherwise the reason why they cannot."""
+"""Returns None while requests can be served, otherwise the reason why not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model that this router serves.
 
-    `path` is the checkpoint's folder; `context` tells the tokens that a prompt and its output may
-    have together by what the fleet takes now; `created` is in seconds of the Unix epoch.
+    `path` is the checkpoint's folder. `context` returns how many tokens a prompt and its output
+    may have together in the present fleet. `created` is in seconds since the Unix epoch.
     """
 
     name: str
@@ -40,16 +40,16 @@ class ServedModel:
 
     @property
     def max_context(self) -> int:
-        """Prompt and output tokens together that every decode worker takes now."""
+        """Prompt plus output tokens that every decode worker currently accepts."""
         return self.context()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `deadline_ms` is the time that remains for all of it.
+    """One sequence to generate. `deadline_ms` is the time left for the whole request.
 
-    A resumable one may be taken up by another router if this one dies: `life` is 0,
-    and then greater each time. Its deltas begin with the first token in every life.
+    Another router may take over a resumable request if this one dies: `life` is 0 at first and
+    grows with every takeover. In every life the deltas begin with the first token.
     """
 
     request_id: str
@@ -63,12 +63,12 @@ class GenerationRequest:
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that became known together.
+    """Tokens that arrived together.
 
-    `logprobs` has one entry per token, or is None where none were asked for. `finish` is set on
+    `logprobs` has one entry per token, or is None if none were requested. `finish` is set on
     the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
-    counts the prompt tokens that needed no computing; 0 until known. `prompt_logprobs` come with
-    the output's first token, where they were asked for.
+    counts the prompt tokens that were served from a cache; 0 until known. `prompt_logprobs` come
+    with the output's first token if they were requested.
     """
 
     token_ids: list[int]
@@ -78,7 +78,7 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: PromptLogprobs | None = None
 
     def split(self, at: int) -> list[TokenDelta]:
-        """The first `at` tokens by themselves, then the rest, if anything is left to say."""
+        """The first `at` tokens as one delta, then the rest, if there is any."""
         if len(self.token_ids) < at and self.finish is None:
             return [self]
         first, rest = (None, None) if self.logprobs is None else _halves(self.logprobs, at)
@@ -89,8 +89,8 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
         return parts
 
     def one_by_one(self) -> list[TokenDelta]:
-        """Each token by itself. An end by length comes behind the last token, since it may also be
-        found out later."""
+        """One delta per token. A finish by length gets a delta of its own after the last token,
+        because the router may also learn of it later."""
         ids, finish = self.token_ids, self.finish
         ends_apart = finish is FinishReason.LENGTH and bool(ids)
         if len(ids) <= 1 and not ends_apart:
@@ -115,19 +115,19 @@ def _halves(items: list[_T], at: int) -> tuple[list[_T], list[_T]]:
 
 
 class DeltaSink(Protocol):
-    """Where the deltas of one request go as they come."""
+    """Receives the deltas of one request as they arrive."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes nothing for now, because its reader is slow."""
+        """Whether the sink has no room for now because its reader is slow."""
         ...
 
     async def wait_room(self) -> None:
-        """Returns when it is not full, or nobody reads any more."""
+        """Wait until there is room or the reader is gone."""
         ...
 
     def take(self, delta: TokenDelta) -> bool:
-        """Take a delta at once; False if no other one is wanted. Never raises."""
+        """Take a delta at once; returns False if the sink wants no more. Never raises."""
         ...
 
 
@@ -135,11 +135,11 @@ class Generator(Protocol):
     """Produces the tokens of a request, wherever they are computed."""
 
     async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
-        """Give deltas to `sink` until one carries `finish` or it wants no other one.
+        """Give deltas to `sink` until one carries `finish` or the sink wants no more.
 
-        While the sink is full they wait here, within bounds. Cancellation aborts everywhere at
-        once. Raises `RequestError` (such as `PromptTooLong`) for what the caller did wrong,
-        `Overloaded` where no worker can take the request, `GenerationFailed` when the attempts
-        are used up.
+        While the sink is full, deltas wait here in a bounded queue. Cancellation aborts the
+        request on every worker at once. Raises `RequestError` (such as `PromptTooLong`) for the
+        caller's mistakes, `Overloaded` when no worker can take the request, `GenerationFailed`
+        when the attempts are used up.
         """
         ...

@@ -1,6 +1,6 @@
-"""From a generation to its next attempt: where it runs, what that costs, which messages start it.
+"""From a generation to its next attempt: its workers, its load on them, its start messages.
 
-Joins the fleet's snapshot with the placement policy. Sends nothing, and remembers nothing.
+Joins the fleet's snapshot with the placement policy. Sends nothing and keeps no state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Launcher:
         self._rng = rng
 
     def check_length(self, request: GenerationRequest) -> None:
-        """Raises PromptTooLong for more tokens than every ready decode worker takes."""
+        """Raises PromptTooLong for more tokens than every ready decode worker accepts."""
         needed, limit = len(request.token_ids), self._fleet.max_context
         if limit is not None and needed + request.sampling.max_tokens > limit:
             raise PromptTooLong(
@@ -40,11 +40,11 @@ class Launcher:
             )
 
     def open(self, generation: Generation, source: Worker | None = None) -> Attempt:
-        """Choose workers for the generation's next attempt, and charge them with it.
+        """Choose workers for the generation's next attempt and reserve its load on them.
 
-        `source` is the decode worker that hands it over. It has the KV of all tokens but the
-        newest, which it tells as if it were the next. Raises Overloaded when there is no decode
-        worker, PromptTooLong when none has the room.
+        `source` is the decode worker that hands the request over. It has the KV of all tokens but
+        the newest, and sends that token as the next attempt's first one. Raises Overloaded when
+        there is no decode worker, PromptTooLong when none has the room.
         """
         identity, reason = self._fleet.identity, self._fleet.not_ready_reason()
         if identity is None or reason is not None:
@@ -89,7 +89,7 @@ class Launcher:
     def _charge(
         self, number: int, first_index: int, placement: Placement, hashes: list[bytes]
     ) -> Attempt:
-        """Reservations and expected cache, so that the next placement knows of this one."""
+        """Reserve load and note expected blocks, so that the next placement counts this one."""
         num_blocks = len(hashes) + 1
         decode = self._chosen(placement.decode.worker_id)
         local_tokens = placement.decode.missing_tokens if placement.mode is Mode.LOCAL else 0
@@ -117,7 +117,7 @@ class Launcher:
 
 
 def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
-    """The messages that start an attempt, and whom they go to."""
+    """The messages that start an attempt, each with its worker."""
     request = generation.request
     common: dict[str, Any] = {
         "request_id": request.request_id,

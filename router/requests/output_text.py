@@ -1,8 +1,8 @@
 """From the tokens of one sequence to the text that its client sees.
 
-Joins detokenizing and stop strings, and keeps log-probabilities aligned with text: a token's
-entry leaves together with the end of its text, and tokens behind a stop are not reported. The
-token that ends a sequence (end of text, or one the caller named) has no text unless asked for.
+Combines detokenizing and stop strings, and keeps log-probabilities aligned with text: a token's
+entry is reported together with the end of its text, and tokens after a stop are not reported. The
+token that ends a sequence (end of text, or a stop token) has no text unless the caller wants it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class OutputToken:
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """New text of a sequence. `token_ids` are all that were generated, whatever their text.
+    """New text of a sequence. `token_ids` are all generated tokens, with or without text.
 
-    `prompt_logprobs` come with the first one, where they were asked for.
+    `prompt_logprobs` come with the first delta if they were requested.
     """
 
     text: str
@@ -45,9 +45,9 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When text ends: stop strings are looked for once `min_tokens` tokens were generated.
+    """When text ends: stop strings are searched for once `min_tokens` tokens were generated.
 
-    Of `token_ids` those that are `named` were asked for, and are told where they end it.
+    Of the stop `token_ids`, the caller gave those in `named`; they are reported as stop reason.
     """
 
     strings: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class StopRules:
 
 
 class OutputText:
-    """State of one sequence's text; after a delta with `finish` nothing may be pushed."""
+    """The state of one sequence's text; nothing may be pushed after a delta with `finish`."""
 
     def __init__(self, detokenizer: Detokenizer, stop: StopRules) -> None:
         self._detokenizer = detokenizer
@@ -77,11 +77,11 @@ class OutputText:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or the named token that ended the text, if one did."""
+        """The stop string or named token that ended the text, if one did."""
         return self._ended_by if self._matcher.matched is None else self._matcher.matched
 
     def push(self, delta: TokenDelta) -> TextDelta:
-        """Text and tokens that `delta` settles; `finish` also when a stop string matched."""
+        """Text and tokens that `delta` completes; a matched stop string also sets `finish`."""
         if delta.finish is None and delta.logprobs is None and not self._stop.strings:
             return self._push_plain(delta)
         pieces: list[str] = []
@@ -112,7 +112,7 @@ class OutputText:
         )
 
     def _push_plain(self, delta: TokenDelta) -> TextDelta:
-        """What most deltas need: nothing ends here, and nothing is looked for."""
+        """The common case: the delta ends nothing and there are no stop strings."""
         push = self._detokenizer.push
         ids = delta.token_ids
         text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
@@ -144,7 +144,7 @@ class OutputText:
         return self._matcher.push(piece)
 
     def _report(self, finish: FinishReason | None) -> list[OutputToken]:
-        """Takes the tokens whose text is out; at the end all but those behind a stop string."""
+        """Take the tokens whose text was emitted; at the end, all but those after a stop string."""
         ready: list[OutputToken] = []
         while self._unreported and self._unreported[0].end <= self._emitted:
             ready.append(self._unreported.popleft())

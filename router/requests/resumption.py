@@ -1,7 +1,7 @@
-"""Asking a fleet's decode workers which of them keeps a stream that is resumed.
+"""Asking a fleet's decode workers which of them keeps a stream that is being resumed.
 
-One question at a time for each generation, to every decode worker that is known, as soon as it is
-connected. Does not know what the answer is good for.
+Each generation has one open question at a time, which goes to every known decode worker as soon
+as that worker is connected. Does not know how the answer is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.routing.view import Candidate, Mode, Placement
 
 
 class Search:
-    """`done` once one worker had the stream, or none can have it any more."""
+    """One search. `done` resolves when a worker has the stream or no worker can have it."""
 
     def __init__(self, question: Resume, workers: Iterable[Worker]) -> None:
         self.question = question
@@ -26,19 +26,19 @@ class Search:
         self._check()
 
     def ask(self) -> None:
-        """Ask those that could not be reached before."""
+        """Ask the workers that could not be reached before."""
         for worker in self._waiting - self._asked:
             if worker.link.send(self.question):
                 self._asked.add(worker)
 
     def rule_out(self, worker: Worker) -> None:
-        """This one does not have it."""
+        """This worker does not have the stream."""
         self._waiting.discard(worker)
         self._asked.discard(worker)
         self._check()
 
     def end(self) -> None:
-        """It is found."""
+        """The stream was found."""
         self._waiting.clear()
         self._check()
 
@@ -48,7 +48,7 @@ class Search:
 
 
 class Searches:
-    """All searches that go on, one at most for each generation: the latest."""
+    """All open searches; at most one, the latest, for each generation."""
 
     def __init__(self, wait_s: float) -> None:
         """No search takes longer than `wait_s`."""
@@ -61,7 +61,7 @@ class Searches:
         return len(self._searches)
 
     async def run(self, question: Resume, workers: Iterable[Worker]) -> None:
-        """Ask, and wait until the stream is found, nobody can have it, or the time is over."""
+        """Ask, and wait until the stream is found, no worker can have it, or time is up."""
         name = question.request_id
         search = self._searches[name] = Search(question, workers)
         try:
@@ -71,7 +71,7 @@ class Searches:
                 del self._searches[name]
 
     def try_find(self, answer: Resumed | NotKept) -> Search | None:
-        """The search that a worker answers, if it still goes on."""
+        """The search that a worker answers; None if that search is over."""
         search = self._searches.get(answer.request_id)
         is_ours = search is not None and search.question.attempt == answer.attempt
         return search if is_ours else None
@@ -83,18 +83,18 @@ class Searches:
             search.rule_out(worker)
 
     def ask(self) -> None:
-        """Ask those that could not be reached before."""
+        """Ask the workers that could not be reached before."""
         for search in self._searches.values():
             search.ask()
 
     def rule_out(self, worker: Worker) -> None:
-        """This one is gone, with whatever it had."""
+        """This worker is gone, with any stream that it kept."""
         for search in self._searches.values():
             search.rule_out(worker)
 
 
 def placement_of(worker: Worker) -> Placement:
-    """Where a stream was found is where it goes on."""
+    """A placement on the worker where a stream was found."""
     return Placement(
         mode=Mode.RESUME,
         decode=Candidate(worker.worker_id, 0, 0, 0, 0, 0),

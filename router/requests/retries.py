@@ -1,8 +1,8 @@
-"""Whether another attempt follows one that failed, after which pause, and without which workers.
+"""Whether a failed attempt is retried, after which pause, and avoiding which workers.
 
-Bounded in failures and in deaths since the last new token: a request that makes progress may
-outlive any number of workers, one that kills them is not given to a third. The pause grows with
-every failure and is jittered.
+Failures and deaths since the last new token are bounded: a request that makes progress may
+outlive any number of workers, but one that kills two workers is not given to a third. The pause
+grows with every failure and is jittered.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from router.settings import RouterSettings
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""A request that lost so many workers in a row without a new token is suspected of killing them."""
+"""A request that lost this many workers in a row without a new token may be killing them."""
 
 
 @dataclass
 class FailureHistory:
-    """What went wrong with one request, and which workers its next attempt avoids or prefers.
+    """The failures of one request, and the workers its next attempt avoids or prefers.
 
     `num_failures` counts attempts that failed since the last new token, `num_deaths` workers that
-    died under the request since a decode worker computed one. A request that makes progress is not
-    blamed for workers that die around it, and no request for workers that stood still.
+    died while they ran the request since a decode worker computed a token. A request that makes
+    progress is not blamed for workers that die; no request is blamed for workers that hang.
 
     `suspects` are the legs of attempts that lost a worker, by incarnation. The second leg to die
-    counts as another death if it outlived the first: then it has answered the ping whose number is
-    the value (None: it is dead). A decode worker may report a failed handoff before the router
-    knows that the other end, `lost_peer`, has died. `failed` holds the incarnations to avoid.
+    counts as another death only if it outlived the first, which it proves by answering the ping
+    whose number is the value (None: the leg is dead). A decode worker may report a failed handoff
+    before the router knows that the other end, `lost_peer`, has died. `failed` holds the
+    incarnations to avoid.
     """
 
     num_failures: int = 0
@@ -45,10 +46,10 @@ class FailureHistory:
     prefer_decode: str | None = None
 
     def on_progress(self, attempt: Attempt, num_new: int) -> None:
-        """A new token came, the `num_new`th of this attempt: no earlier failure counts any more.
+        """A new token came, the `num_new`th of this attempt: reset the count of failures.
 
-        Nor does a death, unless the token is the one that a prefill worker gives in every attempt:
-        what comes after it may be what kills.
+        The count of deaths is reset too, unless the token is the first one, which a prefill
+        worker produces in every attempt: the step after it may be the one that kills.
         """
         self.num_failures = 0
         if attempt.prefill is None or num_new > 1:
@@ -57,11 +58,11 @@ class FailureHistory:
             self.lost_peer = None
 
     def blame(self, attempt: Attempt, worker: Worker, loss: Loss | None) -> None:
-        """Remember which worker the next attempt avoids, and which it prefers.
+        """Note which worker the next attempt avoids and which it prefers.
 
-        A handoff that fails is reported by its decode worker, but mostly the other end or the
-        way between them is at fault: the first time the decode worker keeps the request, with
-        whatever blocks arrived, and only the prefill worker is avoided.
+        The decode worker reports a failed handoff, but usually the other end or the network
+        between them is at fault. The first time, the request therefore stays on the decode
+        worker, with the blocks that arrived, and only the prefill worker is avoided.
         """
         if loss is Loss.BROKEN:
             self._count_death(attempt, worker)
@@ -78,8 +79,8 @@ class FailureHistory:
         self.failed.add(incarnation)
 
     def count_late_death(self, worker: Worker) -> None:
-        """The other end of a failed handoff is gone: a death that the router saw after the failure.
-        The worker that reported the failure outlived it."""
+        """Count the death of a failed handoff's other end that the router saw only after the
+        failure. The worker that reported the failure outlived that death."""
         if self.lost_peer is worker:
             self.lost_peer = None
             if worker.info.incarnation not in self.suspects:
@@ -87,14 +88,14 @@ class FailureHistory:
                 self.suspects[worker.info.incarnation] = None
 
     async def wait_for_pong(self, keeper: Worker | None, timeout_s: float) -> None:
-        """Wait until the worker that is to keep the request, if another died beside it, has shown
-        that it lives: if it dies of the request after that, it is another death."""
+        """If another leg died beside `keeper`, the worker that is to keep the request, wait until
+        `keeper` answers a ping: if it dies later, that counts as another death."""
         asked = self.suspects.get(keeper.info.incarnation) if keeper is not None else None
         if keeper is not None and asked is not None:
             await keeper.link.wait_for_pong(asked, timeout_s)
 
     def _count_death(self, attempt: Attempt, worker: Worker) -> None:
-        """Once for each worker, and once for both legs of the attempt if they fell together."""
+        """Count each worker once, and both legs of the attempt once if they died together."""
         if not self._fell_before(worker):
             self.num_deaths += 1
             for each in (attempt.decode, attempt.prefill):
@@ -103,7 +104,7 @@ class FailureHistory:
         self.suspects[worker.info.incarnation] = None
 
     def _fell_before(self, worker: Worker) -> bool:
-        """Whether its death is counted already, by itself or with that of another leg."""
+        """Whether this death is already counted, on its own or with another leg's."""
         incarnation = worker.info.incarnation
         if incarnation not in self.suspects:
             return False
@@ -112,7 +113,7 @@ class FailureHistory:
 
 
 class Retries:
-    """The rule for all requests of a router."""
+    """The retry policy for all requests of a router."""
 
     def __init__(self, settings: RouterSettings, rng: random.Random) -> None:
         self._settings = settings
@@ -121,9 +122,9 @@ class Retries:
     def pause_s(
         self, request_id: str, failures: FailureHistory, num_attempts: int, reason: str
     ) -> float:
-        """Count a failure of the `num_attempts`th attempt; seconds to wait before the next.
+        """Count a failure of the `num_attempts`th attempt; returns the seconds until the next.
 
-        Raises GenerationFailed if there may be no other.
+        Raises GenerationFailed if no other attempt is allowed.
         """
         if failures.num_deaths >= MAX_DEATHS:
             raise GenerationFailed(

@@ -1,4 +1,4 @@
-"""What waits for one reader, in order; the library's queue is for many, and costs three times."""
+"""A queue for one reader; `asyncio.Queue` allows many readers and costs three times as much."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Mailbox(Generic[_T]):
-    """Items that one task at a time gets. Everything runs on its event loop."""
+    """A FIFO of items, read by one task at a time. Everything runs on one event loop."""
 
     __slots__ = ("_items", "_reader")
 
@@ -22,13 +22,13 @@ class Mailbox(Generic[_T]):
         return len(self._items)
 
     def put(self, item: _T) -> None:
-        """Add an item behind the others. Never waits."""
+        """Append an item. Never waits."""
         self._items.append(item)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     async def get(self) -> _T:
-        """Take the first item, as soon as there is one."""
+        """Wait for an item and take the first one."""
         while not self._items:
             self._reader = asyncio.get_running_loop().create_future()
             try:

@@ -1,9 +1,9 @@
-"""The order of one generation's tokens, whoever sends them and however often.
+"""One generation's tokens in order, from any worker, duplicates included.
 
-Pure. Takes pieces of output named by index, from a prefill and a decode worker over several
-attempts, and gives deltas in order: what is known already is dropped and counted, a hole fails
-the attempt. One hole is no fault: two connections have no common order, so the decode worker's
-tokens may overtake the prefill worker's first one; they are held until it comes.
+Pure. Takes pieces of output with their index, from a prefill and a decode worker over several
+attempts, and returns new pieces in order. Duplicates are dropped and counted; a gap fails the
+attempt. One gap is allowed: messages on two connections are not ordered, so the decode worker's
+tokens may overtake the prefill worker's first token, and are held until it arrives.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from protocol.sampling import PromptLogprobs, TokenLogprobs
 
 
 class Piece(Protocol):
-    """Consecutive output tokens; `index` is that of the first, over the whole output.
+    """Consecutive output tokens; `index` is the first one's index in the whole output.
 
-    A worker's message is one as it is.
+    A worker's message already satisfies this protocol.
     """
 
     @property
@@ -37,7 +37,7 @@ class Piece(Protocol):
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """A piece that is no message."""
+    """A piece that the router makes itself."""
 
     index: int
     token_ids: list[int]
@@ -49,8 +49,8 @@ class TokenPiece(msgspec.Struct, frozen=True):
 class TokenStream:
     """The output of one generation so far; `token_ids` are all tokens, in order.
 
-    The first of them comes with the log-probabilities of `scored_prompt` tokens of a prompt, or
-    with none where that is 0.
+    The first token comes with the log-probabilities of the prompt's `scored_prompt` tokens, or
+    with none if `scored_prompt` is 0.
     """
 
     def __init__(self, scored_prompt: int = 0) -> None:
@@ -63,19 +63,19 @@ class TokenStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether tokens are held that overtook the first one of their attempt."""
+        """Whether the stream holds tokens that overtook the first one of their attempt."""
         return bool(self._held)
 
     def start_attempt(self, is_remote: bool) -> None:
-        """From now on a new attempt's pieces come; what an earlier one left behind is dropped."""
+        """Prepare for a new attempt's pieces; drop the pieces held from an earlier one."""
         self._held.clear()
         self._overtakes_from = len(self.token_ids) + 1 if is_remote else None
 
     def take(self, piece: Piece) -> Sequence[Piece]:
-        """Add a piece; returns what is new, in order.
+        """Add a piece; returns the new pieces, in order.
 
-        Raises ProtocolError for a hole, and for log-probabilities that do not fit their tokens,
-        those of output or prompt.
+        Raises ProtocolError for a gap, and for log-probabilities of output or prompt that do not
+        fit their tokens.
         """
         if (
             piece.index == len(self.token_ids)
@@ -108,7 +108,7 @@ class TokenStream:
         return [each for each in fresh if each.token_ids or each.finish]
 
     def _hold(self, piece: Piece) -> None:
-        """Keep a piece whose predecessor travels on another connection."""
+        """Hold a piece whose predecessor travels on another connection."""
         expected = len(self.token_ids)
         if self._held:
             expected = max(each.index + len(each.token_ids) for each in self._held)
@@ -121,9 +121,9 @@ class TokenStream:
         self._held.append(piece)
 
     def _accept(self, piece: Piece) -> Piece:
-        """The part of a piece that is new. It starts at or before the end of the output.
+        """The new part of a piece that starts at or before the end of the output.
 
-        What is told of the prompt is new with the very first token alone.
+        The prompt's log-probabilities are new only with the very first token.
         """
         told = None if self.token_ids else piece.prompt_logprobs
         known = min(len(self.token_ids) - piece.index, len(piece.token_ids))

@@ -1,8 +1,8 @@
-"""Where each generation's time went: the last finished ones, and those that run.
+"""Where each generation's time went, for running generations and the last finished ones.
 
-Owns the traces behind `/requests/{id}/trace`. Takes the workers' traces whenever they come: a
-prefill worker's last one arrives after its handoff closed, often after the stream ended.
-Times are microseconds of the Unix epoch as each process saw them; durations are milliseconds.
+Owns the traces behind `/requests/{id}/trace`. Accepts workers' traces whenever they arrive: a
+prefill worker's last one comes after its handoff closed, often after the stream ended. Times are
+microseconds since the Unix epoch on each process's clock; durations are milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.routing.view import Placement
 
 @dataclass
 class AttemptTrace:
-    """One attempt: where it ran, what its workers report, why it failed if it did."""
+    """One attempt: its placement, its workers' traces, and why it failed if it did."""
 
     number: int
     placement: Placement
@@ -33,12 +33,12 @@ class AttemptTrace:
 
     @property
     def last_chunk_end_us(self) -> int:
-        """When the prompt's last chunk was done, wherever it ran; 0 if not known."""
+        """When the prompt's last chunk ended, on whichever worker; 0 if not known."""
         chunks = self.prefill.chunks if self.prefill else self.decode.chunks if self.decode else ()
         return chunks[-1].end_us if chunks else 0
 
     def as_json(self) -> dict[str, Any]:
-        """What the trace endpoint shows of it."""
+        """This attempt as the trace endpoint shows it."""
         return {
             "attempt": self.number,
             "mode": self.placement.mode.value,
@@ -53,7 +53,7 @@ class AttemptTrace:
 class RequestTrace:
     """One generation from its arrival to its end; `outcome` stays None while it runs.
 
-    `trace_id` is that of the client's own trace, where it sent one.
+    `trace_id` is the id of the client's own trace, if the client sent one.
     """
 
     request_id: str
@@ -74,7 +74,7 @@ class RequestTrace:
         self.num_output_tokens += count
 
     def find(self, attempt: int) -> AttemptTrace | None:
-        """The attempt of that number."""
+        """The attempt with this number, if there is one."""
         return next((each for each in self.attempts if each.number == attempt), None)
 
     def durations(self) -> dict[str, float | None]:
@@ -90,7 +90,7 @@ class RequestTrace:
         return {"ttft_ms": ttft, **spans, "decode_ms": decode, "tpot_ms": tpot}
 
     def as_json(self) -> dict[str, Any]:
-        """What the trace endpoint shows; see `/requests/{id}/trace`."""
+        """The body of `/requests/{id}/trace`."""
         last = self.attempts[-1] if self.attempts else None
         prefill = last.prefill if last else None
         local = last.decode.chunks if last and last.decode else ()
@@ -114,7 +114,7 @@ class RequestTrace:
 
 
 class TraceStore:
-    """Traces by generation id: all that run, and the last `history` that ended."""
+    """Traces by generation id: all running ones, and the last `history` that ended."""
 
     def __init__(self, history: int, metrics: FleetMetrics, wall_us: Callable[[], int]) -> None:
         self._history = history
@@ -138,8 +138,9 @@ class TraceStore:
         return trace
 
     def end(self, trace: RequestTrace, outcome: str) -> None:
-        """Close a trace: "finished", "failed", or "closed" if nobody wanted more. Its durations go
-        into the metrics. If a later life of the stream has begun, that one alone is shown."""
+        """Close a trace: "finished", "failed", or "closed" if the consumer went away. Its
+        durations go into the metrics. Once a later life of the stream has begun, only the later
+        life's trace is kept."""
         trace.outcome = outcome
         trace.finished_us = self.wall_us()
         self._metrics.observe_durations(trace.durations())
@@ -154,7 +155,7 @@ class TraceStore:
     def attach_prefill(
         self, request_id: str, attempt: int, trace: PrefillTrace, is_final: bool
     ) -> None:
-        """Take a prefill worker's trace; the final one replaces the one of the first token."""
+        """Take a prefill worker's trace; the final one replaces the first token's."""
         if is_final:
             self._metrics.blocks_moved.inc(trace.blocks_moved)
             self._metrics.bytes_moved.inc(trace.bytes_moved)
@@ -169,7 +170,7 @@ class TraceStore:
             found.decode = trace
 
     def get(self, request_id: str) -> RequestTrace | None:
-        """A generation's trace; an HTTP request's id stands for its first choice."""
+        """A generation's trace; an HTTP request's id means its first choice."""
         for name in (request_id, f"{request_id}-0"):
             found = self._running.get(name) or self._ended.get(name)
             if found is not None:
@@ -182,9 +183,9 @@ class TraceStore:
 
 
 def _phases(attempt: AttemptTrace) -> dict[str, float | None]:
-    """Queue, prefill and handoff of one attempt, on whichever worker they took place.
+    """Queue, prefill and handoff durations of one attempt, on whichever worker they took place.
 
-    The handoff goes from the end of the last chunk to the first decode step that has its KV.
+    The handoff lasts from the end of the last chunk to the first decode step that has its KV.
     """
     prefill, decode = attempt.prefill, attempt.decode
     chunks = prefill.chunks if prefill else decode.chunks if decode else ()
@@ -201,9 +202,9 @@ def _phases(attempt: AttemptTrace) -> dict[str, float | None]:
 
 
 def _span_ms(start_us: int, end_us: int) -> float | None:
-    """Milliseconds between two moments; None if one of them did not come.
+    """Milliseconds between two times; None if one of them is missing.
 
-    Clocks of two hosts may disagree: a span that would be negative is zero.
+    The clocks of two hosts may differ: a negative span becomes zero.
     """
     if not start_us or not end_us:
         return None
@@ -211,7 +212,7 @@ def _span_ms(start_us: int, end_us: int) -> float | None:
 
 
 def _placement_json(placement: Placement) -> dict[str, Any]:
-    """Names in front, then every candidate with its numbers."""
+    """The placement, with its decode and prefill workers given by name."""
     return {
         **msgspec.to_builtins(placement),
         "decode": placement.decode.worker_id,

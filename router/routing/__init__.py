@@ -1,4 +1,4 @@
-"""Where a request runs, and why. Pure: a view of the fleet goes in, a decision comes out.
+"""Where a request runs, and why. Pure: takes a view of the fleet and returns a decision.
 
 Imports `protocol` alone; the clock and the random generator are arguments.
 """

@@ -1,10 +1,10 @@
 """Where an attempt runs: the routing policy, pure.
 
-A snapshot of the fleet goes in, a decision with all its reasons comes out. Costs are in tokens
-of prefill work, so that queues, missing prefix and memory shortage add up in one unit. The rule:
-local when a decode worker already holds all but a threshold of the prompt, else remote to the
-least loaded pair, prefix hits counted; without prefill workers everything is local. Knows no
-clock and no sockets; the random generator that breaks near-ties is passed in.
+Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in tokens of
+prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The rule:
+local if a decode worker already holds all of the prompt except at most a threshold; otherwise
+remote, on the cheapest pair, counting load and prefix hits. Without prefill workers every request
+is local. Knows no clock and no sockets; the random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from protocol.errors import Overloaded, PromptTooLong
 from router.routing.view import Candidate, Mode, Placement, PlacementQuery, WorkerLoad
 
 REQUEST_COST_TOKENS = 16
-"""A waiting or running request costs a worker about what these prompt tokens would."""
+"""A waiting or running request costs a worker about as much as this many prompt tokens."""
 RECOMPUTE_WEIGHT = 1.25
-"""Above 1: computing a cached token again costs the fleet, waiting for one costs only time."""
+"""Above 1: recomputing a cached token costs the fleet work, waiting costs only time."""
 TRANSFER_WEIGHT = 0.125
-"""Moving a token's KV against computing it."""
+"""The cost of moving a token's KV, relative to computing it."""
 NEAR_TIE = 0.05
 
 
@@ -33,9 +33,9 @@ def place(
 ) -> Placement:
     """Choose the workers of an attempt.
 
-    Excluded decode workers come back when no other is left; excluded prefill workers do not,
-    because a decode worker can prefill by itself. Raises Overloaded when there is no decode
-    worker, PromptTooLong when no decode worker's pool could ever hold the prompt.
+    Excluded decode workers are used after all if no other is left. Excluded prefill workers are
+    not, because a decode worker can also prefill. Raises Overloaded when there is no decode
+    worker, PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
     prefillers = [
         _weigh(query, each, RECOMPUTE_WEIGHT)
@@ -63,7 +63,7 @@ def place(
 def place_handover(
     query: PlacementQuery, source: str, decode: Sequence[WorkerLoad], rng: random.Random
 ) -> Placement:
-    """Choose the decode worker that goes on with what `source` has computed; raises as `place`."""
+    """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
     loads = _decode_loads(query, decode)
     candidates = [_weigh(query, each, TRANSFER_WEIGHT) for each in loads]
     chosen = _pick(query, candidates, rng)
@@ -106,13 +106,13 @@ def _blocks(query: PlacementQuery) -> int:
 
 
 def _missing(query: PlacementQuery, cached_blocks: int) -> int:
-    """Tokens to compute; the last one always is, because its logits are wanted."""
+    """Tokens to compute. The last one is always computed, because its logits are needed."""
     usable = min(cached_blocks, (query.num_tokens - 1) // query.block_size)
     return query.num_tokens - usable * query.block_size
 
 
 def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
-    """`weight`: what a token costs that is not in the worker's cache."""
+    """The cost of a worker; `weight` is the cost of a token that is not in its cache."""
     load_tokens = load.queued_tokens + load.num_requests * REQUEST_COST_TOKENS
     recompute = _missing(query, max(load.held_blocks, load.expected_blocks))
     free = load.blocks_total - load.blocks_used
@@ -128,7 +128,7 @@ def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
 
 
 def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """The cheapest one; among near-ties a random one, so that routers do not herd."""
+    """The preferred or cheapest candidate; near-ties break at random, so routers do not herd."""
     for each in candidates:
         if each.worker_id == query.prefer_decode:
             return each

@@ -1,4 +1,4 @@
-"""What the routing policy sees and says: workers, the request, the decision with its reasons."""
+"""The routing policy's input and output: workers, the request, the decision with its reasons."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Mode(StrEnum):
-    """Where the KV comes from: the decode worker computes the prompt itself, a prefill worker does
-    it for it, the decode worker that ran the request so far hands its blocks over, or it runs on
-    where it did, for another router than before."""
+    """Where the KV comes from. LOCAL: the decode worker computes the prompt. REMOTE: a prefill
+    worker computes it. HANDOVER: the former decode worker hands its blocks over. RESUME: the
+    request continues on its decode worker, for another router than before."""
 
     LOCAL = "local"
     REMOTE = "remote"
@@ -23,8 +23,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
 
     `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
     running requests. `held_blocks` and `expected_blocks` are leading blocks of this prompt in
-    its cache: now, and once the prompts that were just routed there are computed. `max_context`
-    bounds a prompt and its output together.
+    its cache: now, and once the prompts recently routed there are computed. `max_context` bounds
+    a prompt and its output together.
     """
 
     worker_id: str
@@ -38,9 +38,9 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
-    """What is to be placed: `num_tokens` that are known, `max_tokens` with all output to come.
+    """A request to place: `num_tokens` so far, `max_tokens` including all output to come.
 
-    `exclude` failed this request before; `prefer_decode` holds a part.
+    `exclude` are workers where the request failed; `prefer_decode` already holds some blocks.
     """
 
     num_tokens: int
@@ -51,10 +51,10 @@ class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A worker that was weighed, in tokens; the lowest cost wins.
+    """A worker with its cost, in tokens; the lowest cost wins.
 
-    `missing_tokens` are not in its cache now; `recompute_tokens` will not be there either when
-    the prompt's turn comes; `shortage_tokens` do not fit into its free memory.
+    `missing_tokens` are not in its cache now; `recompute_tokens` will still be missing when the
+    prompt's turn comes; `shortage_tokens` do not fit into its free memory.
     """
 
     worker_id: str
@@ -66,7 +66,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """The decision, and everything that was weighed for it."""
+    """The decision, with every candidate that was considered."""
 
     mode: Mode
     decode: Candidate

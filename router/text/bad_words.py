@@ -1,7 +1,7 @@
 """Words that an output may not contain, as the token sequences that would write them.
 
-As in vLLM a word stands at a text's start and behind a space, which most vocabularies write with
-different tokens; other ways to cut a word into tokens are not looked for.
+As in vLLM, a word is encoded as at the start of a text and as after a space, since most
+vocabularies use different tokens for the two. Other ways to split a word into tokens are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.text.tokenizer import Tokenizer
 async def bad_word_tokens(
     tokenizer: Tokenizer, words: Sequence[str]
 ) -> tuple[tuple[int, ...], ...]:
-    """The sequences of tokens, encoded off the event loop; no two are the same."""
+    """The token sequences without duplicates, encoded off the event loop."""
     if not words:
         return ()
 

@@ -1,8 +1,9 @@
 """Letters, numbers and spaces of Unicode, written out as sets for regular expressions.
 
-Engines know different versions of Unicode, and Python's another than a tokenizer's. A character is
-certain if it has been a letter, or a number, since Unicode 3.2, or is known as neither: engines
-class alike what they do not know and what is neither. All others are left out.
+Regex engines use different versions of Unicode, and Python's differs from a tokenizer's. A
+character is certain if it is a letter, or a number, both in Unicode 3.2 and in Python's version,
+or is neither in both: engines treat an unknown character like one that is neither. All other
+characters are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 from unicodedata import ucd_3_2_0
 
 SPACES = r"\t-\r \u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""White space by Unicode's own property."""
+"""White space by Unicode's `White_Space` property."""
 
 _UNCERTAIN = frozenset("\u017f\u180e")  # folds into "s"; was a space once
 _PLANE = range(0x10000)
@@ -23,7 +24,7 @@ _PICTURES = range(0x1F000, 0x1FB00)
 
 @dataclass(frozen=True)
 class CharacterClasses:
-    """Contents of sets, without brackets: letters, numbers, and all characters that are certain."""
+    """Contents of regex sets, without brackets: letters, numbers, all certain characters."""
 
     letters: str
     numbers: str
@@ -32,7 +33,7 @@ class CharacterClasses:
 
 @cache
 def character_classes() -> CharacterClasses:
-    """The classes, found anew (in some hundredths of a second) once a process."""
+    """The classes, computed once per process (in some hundredths of a second)."""
     found: dict[str, list[int]] = {"L": [], "N": [], "": []}
     for code in (*_PLANE, *_PICTURES):
         kind = _kind(chr(code))
@@ -45,7 +46,7 @@ def character_classes() -> CharacterClasses:
 
 
 def _kind(character: str) -> str | None:
-    """ "L" or "N", "" for what is neither; None for what is not certain."""
+    """ "L" or "N"; "" for a character that is neither; None for one that is not certain."""
     now, before = unicodedata.category(character), ucd_3_2_0.category(character)
     if now in ("Cn", "Cs", "Co") or character in _UNCERTAIN:
         return None
@@ -55,7 +56,7 @@ def _kind(character: str) -> str | None:
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """As the content of a set; `codes` are in order."""
+    """The content of a regex set; `codes` are in ascending order."""
     return "".join(
         f"\\U{first:08x}-\\U{last:08x}" if first < last else f"\\U{first:08x}"
         for first, last in _runs(codes)
@@ -63,7 +64,7 @@ def _ranges(codes: Iterable[int]) -> str:
 
 
 def _runs(codes: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Codes that follow each other, as the first and the last."""
+    """Each run of consecutive codes, as its first and last code."""
     first = last = -1
     for code in codes:
         if code == last + 1 and first >= 0:

@@ -1,8 +1,8 @@
-"""Chat messages to prompt text, by the checkpoint's own Jinja template.
+"""Chat messages to prompt text, with the checkpoint's own Jinja template.
 
-The environment offers what Hugging Face's transformers offers to templates: sandbox, loop
-controls, `raise_exception`, `strftime_now`, `tojson` without HTML escaping, and the
-`{% generation %}` tag, which has no effect on the text. A template is compiled once.
+Templates get the same environment as in Hugging Face's transformers: sandbox, loop controls,
+`raise_exception`, `strftime_now`, `tojson` without HTML escaping, and the `{% generation %}` tag,
+which has no effect on the text. A template is compiled once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from protocol.errors import InvalidRequest, ModelLoadError
 RESERVED_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 )
-"""What `chat_template_kwargs` may not set."""
+"""Names that `chat_template_kwargs` may not set."""
 
 
 class ChatTemplate:
     """One compiled template, with the special tokens it may refer to (`bos_token`, ...).
 
-    `variables` are the names that it reads from its caller; `source` is its text.
+    `variables` are the names that the template reads from its caller; `source` is its text.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:

@@ -10,9 +10,9 @@ from protocol.errors import ModelLoadError
 
 
 def read_json(path: Path, required: bool) -> dict[str, Any]:
-    """The object in a JSON file; empty where an optional file is missing.
+    """The object in a JSON file; empty if an optional file is missing.
 
-    Raises ModelLoadError for a required file that is missing and for anything but an object.
+    Raises ModelLoadError if a required file is missing or a file does not hold an object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

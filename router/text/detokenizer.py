@@ -1,8 +1,8 @@
 """Token ids to text, one token at a time.
 
-Joined, the pieces equal the decoding of all tokens at once, and no piece ever holds a part of a
-character: bytes of an unfinished one wait for the next token, or for `flush`. Bytes that can
-never become UTF-8 turn into U+FFFD as soon as that is known.
+The joined pieces equal the decoding of all tokens at once. No piece ever holds part of a
+character: the bytes of an incomplete character wait for the next token, or for `flush`. Bytes
+that cannot become valid UTF-8 turn into U+FFFD as soon as that is certain.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _NewDecoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Decodes one sequence. Tokens in `skipped_ids` contribute no text.
 
-    `at_start` says that no text precedes the sequence: then the leading space that some
-    encodings put before the first word is dropped, as decoding the whole text would.
+    `at_start` says that no text precedes the sequence. The leading space that some encodings put
+    before the first word is then dropped, as in the decoding of a whole text.
     """
 
     def __init__(self, token_bytes: TokenBytes, skipped_ids: Set[int], at_start: bool) -> None:
@@ -39,5 +39,5 @@ class Detokenizer:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """Text of what still waits: U+FFFD for a character that never came to its end."""
+        """Text of the waiting bytes: U+FFFD for a character that was never completed."""
         return self._utf8.decode(b"", final=True)

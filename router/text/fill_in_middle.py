@@ -1,6 +1,6 @@
-"""Prompts whose answer belongs between two texts, for models that were trained to write there.
+"""Prompts whose answer belongs between two texts, for models trained to fill in the middle.
 
-The order prefix, suffix, middle is that of Qwen's coders and StarCoder. A model has learnt it if
+The order prefix, suffix, middle is that of Qwen's coders and StarCoder. A model supports it if
 its vocabulary has the three tokens.
 """
 
@@ -16,7 +16,7 @@ _MARKERS = (
 
 
 def fill_in_middle(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
-    """Token ids of the prompt. Raises InvalidRequest where the model has no such tokens."""
+    """Token ids of the prompt. Raises InvalidRequest if the model lacks these tokens."""
     for markers in _MARKERS:
         ids = [tokenizer.added_token_id(marker) for marker in markers]
         before, behind, middle = ids

@@ -1,10 +1,11 @@
-"""Grammars that constrain an output, written as the one string that `SamplingParams.grammar` takes.
+"""Grammars that constrain an output, as the string that `SamplingParams.grammar` takes.
 
-That string is llguidance's: a grammar in its dialect of Lark, or a JSON object of grammars. The
-functions here write it from a JSON schema, a list of choices, a regular expression, or Lark or
-GBNF; `json_schema_part` is for who composes a grammar of several parts. JSON is compact, without
-free whitespace, unless the schema's own `x-guidance` says otherwise: a small model that may write
-blanks for ever does. `GrammarChecker` says, off the event loop, what cannot be compiled.
+The string is in llguidance's format: a grammar in its dialect of Lark, or a JSON object of
+grammars. The functions here write it from a JSON schema, a list of choices, a regular expression,
+Lark or GBNF; `json_schema_part` is for grammars with several parts. JSON is compact, without free
+whitespace, unless the schema's own `x-guidance` says otherwise: a small model that is allowed to
+write endless blanks does so. `GrammarChecker` rejects grammars that do not compile, off the event
+loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REMEMBERED = 256
 
 
 def json_schema_part(schema: dict[str, Any] | bool) -> str:
-    """A JSON value of this schema as a part of a Lark grammar: `%json {...}`."""
+    """A JSON value with this schema, as part of a Lark grammar: `%json {...}`."""
     if isinstance(schema, dict):
         given = schema.get(_OPTIONS)
         if given is None or isinstance(given, dict):
@@ -37,12 +38,12 @@ def json_schema_part(schema: dict[str, Any] | bool) -> str:
 
 
 def text_part(text: str) -> str:
-    """This very text as a part of a Lark grammar."""
+    """This literal text, as part of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_schema_grammar(schema: dict[str, Any] | bool) -> str:
-    """Exactly one JSON value of this schema."""
+    """Exactly one JSON value with this schema."""
     return f"start: {json_schema_part(schema)}"
 
 
@@ -62,14 +63,14 @@ def regex_grammar(regex: str) -> str:
 
 
 def only_rule(grammar: str) -> str | None:
-    """The right side of a grammar that is one rule, as those of JSON and of choices are, for who
-    composes a grammar of several parts; None for any other."""
+    """The right side of a single-rule grammar, such as those of JSON and of choices, for use in a
+    grammar with several parts; None for any other grammar."""
     head, _, rule = grammar.partition(" ")
     return rule if head == "start:" and "\n" not in rule else None
 
 
 def lark_grammar(source: str, param: str) -> str:
-    """Lark as it is; GBNF, which `::=` shows, rewritten. Raises InvalidRequest naming `param`."""
+    """Lark unchanged; GBNF (has `::=`) converted. Raises InvalidRequest naming `param`."""
     if "::=" not in source:
         return source
     try:
@@ -79,12 +80,12 @@ def lark_grammar(source: str, param: str) -> str:
 
 
 class GrammarChecker:
-    """Compiles grammars against the vocabulary, in the tokenizer's threads, to see that they can
-    be. The last ones that could are remembered."""
+    """Checks that grammars compile against the vocabulary, in the tokenizer's threads. Remembers
+    the latest valid ones."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """`folder` is the checkpoint's. A vocabulary that llguidance cannot read is no error here:
-        every grammar is refused then."""
+        """`folder` is the checkpoint's folder. If llguidance cannot read the vocabulary, no error
+        is raised here, but `check` refuses every grammar."""
         self._tokenizer = tokenizer
         self._vocabulary: LLTokenizer | None = None
         self._trouble = ""
@@ -96,7 +97,7 @@ class GrammarChecker:
         self._good: OrderedDict[str, None] = OrderedDict()
 
     async def check(self, grammar: str, param: str) -> None:
-        """Raises InvalidRequest, naming `param`, for what cannot be compiled."""
+        """Raises InvalidRequest, naming `param`, for a grammar that cannot be compiled."""
         if self._vocabulary is None:
             raise InvalidRequest(
                 f"'{param}': this model's tokenizer allows no structured output: {self._trouble}",
@@ -119,13 +120,13 @@ class GrammarChecker:
             self._good.popitem(last=False)
 
     def _compile(self, grammar: str) -> str:
-        """What is wrong with it, or nothing. Building a matcher does more than validating."""
+        """The grammar's error, or "". Building a matcher checks more than validation does."""
         assert self._vocabulary is not None
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
         return _brief(matcher.get_error()) if matcher.is_error() else ""
 
 
 def _brief(message: str) -> str:
-    """The first line of an error; llguidance's go on with the state of its parser."""
+    """The first line of an error; llguidance's later lines dump the state of its parser."""
     line = message.strip().partition("\n")[0]
     return line if len(line) <= _MAX_MESSAGE_CHARS else f"{line[:_MAX_MESSAGE_CHARS]}..."

@@ -1,8 +1,8 @@
 """Finding stop strings in text that arrives in pieces.
 
 Text that may be the beginning of a stop string is held back until the next piece decides. Of
-several matches the one that is complete first wins, and of those the longest; so the outcome
-does not depend on where the pieces are cut. Knows nothing of tokens.
+several matches, the one that completes first wins, and of those the longest, so the result does
+not depend on how the text is split into pieces. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, now that no more text can complete it."""
+        """The text held back, once no more text can complete a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -50,7 +50,7 @@ class StopMatcher:
         return start, stop
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` that is a proper beginning of a stop string."""
+        """Length of the longest suffix of `text` that is a proper prefix of a stop string."""
         longest = max(len(stop) for stop in self._stop_strings) - 1
         for length in range(min(longest, len(text)), 0, -1):
             tail = text[-length:]

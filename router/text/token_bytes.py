@@ -1,9 +1,9 @@
-"""What each token of a vocabulary contributes to the text, as bytes.
+"""The bytes that each token of a vocabulary contributes to the text.
 
 Text is the UTF-8 decoding of the concatenated bytes of its tokens, which makes incremental
 decoding exact and cheap. This holds for byte-level BPE and for SentencePiece-style vocabularies
-(with or without byte fallback), that is for every architecture Baton serves; a `tokenizer.json`
-whose decoder works otherwise is refused at load. Knows nothing of requests.
+(with or without byte fallback), and so for every architecture that Baton serves. A
+`tokenizer.json` with another kind of decoder is refused at load. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """Bytes of tokens, looked up once and remembered.
+    """The bytes of tokens, computed once each and cached.
 
-    `strips_leading_space` says that a text's very first space belongs to the encoding, not to
+    `strips_leading_space` says that a text's first leading space belongs to the encoding, not to
     the text.
     """
 

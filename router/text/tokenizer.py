@@ -1,8 +1,8 @@
-"""The served checkpoint's tokenizer: text to token ids, and what decoding needs.
+"""The served checkpoint's tokenizer: encodes text and creates detokenizers.
 
-Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size of
-`config.json`; no torch, no transformers. Rendering and encoding of long texts take milliseconds,
-so the event loop awaits them in a small thread pool that this object owns (`close`).
+Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and the vocabulary size in
+`config.json`; no torch, no transformers. Rendering and encoding long texts take milliseconds, so
+the work runs in a small thread pool that this object owns (`close`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ _T = TypeVar("_T")
 _NO_IDS: frozenset[int] = frozenset()
 _PROBE = "a"
 MAX_INLINE_CHARS = 1000
-"""Texts this short are encoded in less time (0.2 ms) than a thread costs to be woken twice. Where
-the words are known, up to `word_table.MAX_TEXT_CHARS` take no longer than half a millisecond."""
+"""Encoding a text this short takes less time (0.2 ms) than waking a thread twice. If all words are
+known, even `word_table.MAX_TEXT_CHARS` characters take at most half a millisecond."""
 
 
 CHARS_PER_TOKEN = 8
-"""More than nearly all texts have: so many characters show that a text has too many tokens."""
+"""More than almost any text has: `most` times this many characters show that a text has too many
+tokens."""
 
 
 class Tokenizer:
-    """Encodes prompts and makes detokenizers.
+    """Encodes prompts and creates detokenizers.
 
-    `vocab_size` bounds the ids that a caller may name; `special_ids` are hidden from text unless
-    asked for; `chat_template` is None for checkpoints without one.
+    `vocab_size` bounds the ids that a caller may name; `special_ids` have no text unless
+    requested; `chat_template` is None for checkpoints without one.
     """
 
     def __init__(self, path: Path, threads: int = 2) -> None:
-        """Loads the files in the folder `path`. Raises ModelLoadError, which names the file."""
+        """Load the files in the folder `path`. Raises ModelLoadError, which names the file."""
         config = read_json(path / "tokenizer_config.json", required=False)
         self._tokenizer = _load(path / "tokenizer.json")
         _add_configured_tokens(self._tokenizer, config)
@@ -62,7 +63,7 @@ class Tokenizer:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """Ends the thread pool; what is being encoded is waited for."""
+        """Stop the thread pool after the encodings that are running."""
         self._threads.shutdown(cancel_futures=True)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -87,7 +88,7 @@ class Tokenizer:
         return self._as_set(encoding.ids) if add_special_tokens else encoding.ids
 
     def _as_set(self, ids: list[int]) -> list[int]:
-        """With or without the first token, as `add_bos_token` says over the processor."""
+        """Add or remove the BOS token if `add_bos_token` overrides the tokenizer's processor."""
         if self._add_bos is None or self._bos_id is None:
             return ids
         if self._add_bos and ids[:1] != [self._bos_id]:
@@ -101,15 +102,15 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
-        """`encode`, in the thread pool if the text is long and its words are not known."""
+        """Like `encode`, but in the thread pool if the text is long and has unknown words."""
         known = self._try_by_words(text, add_special_tokens)
         if known is not None:
             return known
         return await self.off_loop(lambda: self._by_tokenizer(text, add_special_tokens), len(text))
 
     def least_tokens(self, text: str, most: int) -> int:
-        """How many tokens a text has at least, if its beginning shows that they are more than
-        `most`; else 0. Of a text that is far too long only that much is encoded."""
+        """A lower bound on a text's tokens if its beginning alone has more than `most`, else 0.
+        Only that beginning is encoded, even of a text that is far too long."""
         place = most * CHARS_PER_TOKEN
         if self._words is None or len(text) <= place:
             return 0
@@ -120,11 +121,11 @@ class Tokenizer:
         return len(encoding.ids) if len(encoding.ids) > most else 0
 
     async def off_loop(self, work: Callable[[], _T], num_chars: int) -> _T:
-        """Runs what would hold up the event loop, because it reads so many characters."""
+        """Run work on `num_chars` characters; in the thread pool if there are many."""
         return work() if num_chars <= MAX_INLINE_CHARS else await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs what would hold up the event loop."""
+        """Run work in the thread pool that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
@@ -138,9 +139,9 @@ class Tokenizer:
         at_start: bool = False,
         kept_ids: frozenset[int] = _NO_IDS,
     ) -> Detokenizer:
-        """A fresh incremental decoder; `at_start` where no prompt precedes the text.
+        """A new incremental decoder; `at_start` if no prompt precedes the text.
 
-        `kept_ids` have text even if they are special and those are skipped.
+        `kept_ids` have text even if they are special and special tokens are skipped.
         """
         skipped = self.special_ids if skip_special_tokens else _NO_IDS
         if kept_ids:
@@ -148,11 +149,11 @@ class Tokenizer:
         return Detokenizer(self._token_bytes, skipped, at_start)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token contributes to the text; not always whole characters."""
+        """The bytes that one token contributes to the text; not always whole characters."""
         return self._token_bytes.of(token_id)
 
     def token_name(self, token_id: int) -> str:
-        """How the vocabulary spells a token; empty for an id that it leaves out."""
+        """The vocabulary's spelling of a token; empty for an id without one."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name or ""
 
@@ -174,7 +175,7 @@ def _load(path: Path) -> HfTokenizer:
 
 
 def _added_around(tokenizer: HfTokenizer) -> tuple[list[int], list[int]]:
-    """What the tokenizer's own processor puts before and behind a text."""
+    """The tokens that the tokenizer's own processor puts before and after a text."""
     ids = tokenizer.encode(_PROBE, add_special_tokens=True).ids
     text = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     for start in range(len(ids) - len(text) + 1):
@@ -185,7 +186,7 @@ def _added_around(tokenizer: HfTokenizer) -> tuple[list[int], list[int]]:
 
 
 def _add_configured_tokens(tokenizer: HfTokenizer, config: dict[str, Any]) -> None:
-    """Adds the tokens that only `tokenizer_config.json` names, in the order of their ids."""
+    """Add the tokens that only `tokenizer_config.json` names, in the order of their ids."""
     entries = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
         options = {key: value for key, value in entry.items() if key != "__type"}

@@ -1,11 +1,11 @@
-"""Token ids of a text, put together from those of its words: what most prompts need.
+"""A text's token ids, assembled from cached ids of its words; covers most prompts.
 
-A byte-level BPE cuts a text at its added tokens, then into words by a pattern, and encodes each
-word by itself, so that a word's ids are the same in every text. They are learnt from the tokenizer,
-and looked up from then on, at a quarter of the cost. Only what is certain is done here: the
-patterns below are the known ones, written for Python, and mean the same for characters that all
-versions of Unicode class alike; a tokenizer that works otherwise has no table, and any other text
-is left to the tokenizer. Holds a bounded number of words.
+A byte-level BPE splits a text at its added tokens, then into words by a pattern, and encodes each
+word separately, so a word has the same ids in every text. The table learns these ids from the
+tokenizer; a lookup costs a quarter of an encoding. The table handles only certain cases. The
+patterns below are the known ones, written for Python; they mean the same for characters that all
+versions of Unicode classify alike. A tokenizer that works otherwise has no table, and any other
+text is left to the tokenizer. The number of words is bounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 8192
 MAX_WORD_CHARS = 128
 MAX_WORDS = 1 << 15
 MAX_NEW_WORDS = 16
-"""So many words of a text are asked for one by one; with more, the whole text is encoded anew."""
+"""Up to this many unknown words of a text are encoded one by one; with more, the whole text is."""
 
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA_3 = (
@@ -37,7 +37,7 @@ _LLAMA_3 = (
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
 PATTERNS = frozenset((_GPT_2, _LLAMA_3, _QWEN_2))
-"""How checkpoints write them."""
+"""The patterns as checkpoints write them."""
 
 _SAMPLE = (
     "I'll SAY \"it's\" 12345 times,\n\n  don't  you?!\n\t x=[1.5];\x00\x1c\x1f\x7f \r\n\f _a  "
@@ -61,7 +61,7 @@ class WordTable:
         self._ids: dict[str, _Ids] = {}
 
     def takes(self, text: str) -> bool:
-        """Whether it is for such texts."""
+        """Whether the table can handle this text."""
         if len(text) > MAX_TEXT_CHARS:
             return False
         return text.isascii() or (
@@ -70,11 +70,11 @@ class WordTable:
         )
 
     def try_encode(self, text: str) -> list[int] | None:
-        """The text's token ids, without any around them, or None where the tokenizer is needed."""
+        """The text's token ids, without special tokens; None if the tokenizer is needed."""
         if not self.takes(text):
             return None
         words = self._words(text)
-        known = self._ids  # never emptied, but replaced
+        known = self._ids  # entries are never removed; `_bound` replaces the dict
         try:
             return list(chain.from_iterable(map(known.__getitem__, words)))
         except KeyError:
@@ -88,7 +88,7 @@ class WordTable:
         return list(chain.from_iterable(map(known.__getitem__, words)))
 
     def learn(self, text: str, encoding: Encoding) -> bool:
-        """Take the words of a text from its encoding; False if that shows other words."""
+        """Learn the words of a text from its encoding; False if the encoding has other words."""
         words, groups = self._words(text), _by_word(encoding)
         if len(words) != len(groups):
             return False
@@ -100,14 +100,14 @@ class WordTable:
         return True
 
     def seam(self, text: str, start: int) -> int | None:
-        """The first place from `start` on, if one is known, at which any text may be cut in two
-        that have its token ids together: a space between letters, as all patterns begin a word
-        there, and no normalizing joins it to what comes before."""
+        """The first place from `start` on, if one is found, where splitting the text in two
+        leaves its token ids unchanged. Such a place is a space between letters: all patterns
+        begin a word there, and no normalizer joins the space to the text before it."""
         found = _find_seam(text, start) if self._has_seams else None
         return None if found is None else found.end()
 
     def _words(self, text: str) -> list[str]:
-        """Added tokens count as words."""
+        """The words of a text; added tokens count as words."""
         if self._cut is None:
             return self._find(text)
         words: list[str] = []
@@ -119,16 +119,16 @@ class WordTable:
         return words
 
     def _bound(self) -> None:
-        """The oldest words go, an eighth at once, so that a full table stays nearly full: one that
-        began anew would have its process grow and shrink for hours."""
+        """Drop the oldest words, an eighth at once, so that a full table stays nearly full:
+        emptying it would make the process's memory grow and shrink for hours."""
         if len(self._ids) > MAX_WORDS:
-            words = self._ids.copy()  # to which no other thread adds
+            words = self._ids.copy()  # no other thread adds to the copy
             num_gone = len(words) - MAX_WORDS * 7 // 8
             self._ids = dict(islice(words.items(), num_gone, None))
 
 
 def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
-    """A table for the tokenizer, if it is certain that it works by words."""
+    """A table for the tokenizer; None unless the tokenizer certainly works word by word."""
     pattern = _pattern_of(tokenizer)
     if pattern is None or not _is_word_wise(tokenizer):
         return None
@@ -138,8 +138,8 @@ def make_word_table(tokenizer: HfTokenizer) -> WordTable | None:
 
 
 def _is_word_wise(tokenizer: HfTokenizer) -> bool:
-    """Whether nothing but the pattern and plain added tokens decides what a word is, and nothing
-    but the word its ids."""
+    """Whether only the pattern and plain added tokens determine the words, and only a word
+    determines its ids."""
     model = tokenizer.model
     added = list(tokenizer.get_added_tokens_decoder().values())
     return (
@@ -152,7 +152,7 @@ def _is_word_wise(tokenizer: HfTokenizer) -> bool:
 
 
 def _pattern_of(tokenizer: HfTokenizer) -> str | None:
-    """The pattern by which the tokenizer finds words, if it is a known one."""
+    """The tokenizer's word pattern, if it is a known one."""
     if tokenizer.pre_tokenizer is None:
         return None
     steps = json.loads(tokenizer.pre_tokenizer.__getstate__())
@@ -175,7 +175,7 @@ def _pattern_of_split(step: dict[str, Any]) -> str | None:
 
 
 def _for_python(pattern: str) -> str:
-    """The same with all classes written out."""
+    """The pattern with all character classes written out."""
     classes = character_classes()
     for kind, content in (
         (r"[^\s\p{L}\p{N}]", f"[^{SPACES}{classes.letters}{classes.numbers}]"),
@@ -190,8 +190,8 @@ def _for_python(pattern: str) -> str:
 
 
 def _cutter(tokenizer: HfTokenizer) -> Callable[[str], list[Any]] | None:
-    """What cuts a text into texts and added tokens, in turn; of several that begin at one place
-    the longest counts."""
+    """A function that splits a text into alternating plain texts and added tokens. Of several
+    added tokens that begin at one place, the longest counts."""
     added = _added_tokens(tokenizer)
     if not added:
         return None
@@ -204,7 +204,7 @@ def _added_tokens(tokenizer: HfTokenizer) -> set[str]:
 
 
 def _by_word(encoding: Encoding) -> list[list[int]]:
-    """The ids of each word; those that stand around the text have none."""
+    """The ids of each word; special tokens around the text belong to no word."""
     groups: list[list[int]] = []
     previous = None
     for token_id, word in zip(encoding.ids, encoding.word_ids, strict=True):
