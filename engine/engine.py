@@ -81,8 +81,9 @@ class Engine:
         """Compute a planned batch and commit it. An empty batch costs nothing.
 
         With `one_step_ahead`, launches the batch, then commits the previous step, if any, and
-        returns that step's result. If the batch cannot run ahead, `run` only ends the step under
-        way; the batch has to be planned again. After `run` has raised, call `try_withdraw`.
+        returns that step's result. If the batch cannot run ahead of the step under way, `run` only
+        ends that step; the batch has to be planned again. After `run` has raised, call
+        `try_withdraw`.
         """
         if self.one_step_ahead and not self._is_cautious and can_run_ahead(batch):
             return self._ahead.launch(batch)
