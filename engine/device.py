@@ -1,5 +1,5 @@
-"""Torch devices and dtypes by the names that configuration and the wire use, and how one waits for
-a device: what a card is given it does later, in order; a CPU has done it when the call returns.
+"""Torch devices and dtypes by their names in configuration and on the wire, and fences to wait for
+a device. A card runs its work asynchronously, in order; a CPU is done when the call returns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.layout import DTYPE_BYTES, FP8
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """`float32`, `bfloat16` or `float16` as torch has it; ConfigError for another name."""
+    """Torch's dtype for `float32`, `bfloat16` or `float16`; ConfigError for any other name."""
     if name not in DTYPE_BYTES:
         raise ConfigError(f"dtype {name!r} is not supported; use one of {', '.join(DTYPE_BYTES)}")
     dtype: torch.dtype = getattr(torch, name)
@@ -22,15 +22,15 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def kv_torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a KV pool, which may have 8 bits; ConfigError for an unknown name."""
+    """The dtype of a KV pool, which may be fp8; ConfigError for an unknown name."""
     return torch.float8_e4m3fn if name == FP8 else torch_dtype(name)
 
 
 def bind_thread(device: torch.device) -> None:
-    """Make a card the calling thread's own.
+    """Bind the calling thread to a card.
 
-    Torch does so by itself where it is called; libraries below it (UCX) take a thread for one that
-    uses no card, or the first.
+    Torch binds threads that call it; libraries below torch (UCX) assume that an unbound thread
+    uses no card, or the first one.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -38,7 +38,7 @@ def bind_thread(device: torch.device) -> None:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that `device` could still give out, in bytes: the card's, or the machine's."""
+    """Free memory for `device` in bytes: the card's, or the machine's available memory."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
@@ -46,7 +46,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor`, from host memory, on `device`; does not wait for a copy to a card."""
+    """Copy `tensor` from host memory to `device`; does not wait for a copy to a card."""
     if device.type == "cpu":
         return tensor
     if tensor.numel() == 0:  # nothing to pin
@@ -55,7 +55,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` in host memory; a card's copy of it is there once it has passed a later fence."""
+    """Copy `tensor` to host memory. A copy from a card is complete once a later fence is passed."""
     if tensor.device.type == "cpu":
         return tensor
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -63,23 +63,23 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a card has done what it was given on the current stream; a CPU has always."""
+    """Wait until a card has finished the work on the current stream; returns at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 class Fence(Protocol):
-    """A point in what a device was given to do."""
+    """A point in the work queued on a device."""
 
     def is_done(self) -> bool:
-        """Whether the device is past it; may be asked by any thread."""
+        """Whether the device has passed the fence; any thread may call this."""
 
     def wait(self) -> None:
-        """Until the device is past it."""
+        """Wait until the device has passed the fence."""
 
 
 class PassedFence:
-    """The fence of a device that has nothing left to do."""
+    """The fence of an idle device."""
 
     def is_done(self) -> bool:
         """True."""
@@ -90,7 +90,7 @@ class PassedFence:
 
 
 class CardFence:
-    """What a card was given on the current stream up to now, as an event behind it."""
+    """An event behind all work queued so far on a card's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event()
@@ -109,5 +109,5 @@ PASSED = PassedFence()
 
 
 def fence_of(device: torch.device) -> Fence:
-    """The fence behind all that `device` was given by this thread."""
+    """A fence behind all work that this thread has queued on `device`."""
     return CardFence(device) if device.type == "cuda" else PASSED

@@ -1,11 +1,10 @@
 """One model on one device, a step at a time: schedule, run, commit.
 
-Owns the scheduler and the runner, measures every step and teaches the step model. Knows neither
-roles nor networks; its owner adds sequences and carries results away. A step that gives a token
-ends with it, unless the engine goes one step ahead (`engine.steps_ahead`). One that only fills the
-KV pool may still be under way on a card when the next is planned, and at most one is: the card
-takes steps in order, so whoever reads the pool by a later step reads what this one wrote, and
-anybody else waits for `computed`.
+Owns the scheduler and the runner, measures every step and updates the step model. Knows neither
+roles nor networks; its owner adds sequences and takes the results. The engine waits for a step
+that samples tokens, unless it runs one step ahead (`engine.steps_ahead`). At most one step that
+only fills the KV pool may still be under way on a card while the next is planned. The card runs
+steps in order, so a later step can read the pool at once; every other reader waits for `computed`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from scheduling.step_model import StepCost
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A step that a card has not finished, as far as is known; `cost` None if its time teaches
-    nothing."""
+    """A step that a card may not have finished. `cost` is None for steps that the step model must
+    not learn from."""
 
     cost: StepCost | None
     started: float
@@ -39,9 +38,10 @@ class _UnderWay:
 class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
-    `runs_ahead` lets a step that gives no token go on while the next is prepared. Only for pools
-    that no peer writes to: a freed block may still be written by the step under way.
-    `one_step_ahead` has `run` launch a step before the one before is read; for any pool.
+    `runs_ahead` lets a step that samples no token continue while the next one is prepared. Use it
+    only for pools that no peer writes to: the step under way may still write to a freed block.
+    `one_step_ahead` lets `run` launch a step before it reads the previous one's result; it suits
+    any pool.
     """
 
     def __init__(
@@ -65,24 +65,25 @@ class Engine:
 
     @property
     def computed(self) -> Fence:
-        """Passed once the pool holds all that was committed so far, and no step writes to it."""
+        """A fence, passed once the pool holds all committed tokens and no step writes to it."""
         return self._ahead.fence if self._under_way is None else self._under_way.fence
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a step is under way whose result `run` still has to give."""
+        """Whether a step is under way whose result `run` has not returned yet."""
         return self._ahead.is_under_way
 
     def plan(self) -> Batch:
-        """What the next step would do; sequences may have been admitted, preempted, expired."""
+        """Plan the next step; this may admit, preempt and expire sequences."""
         return self.scheduler.schedule(self._clock())
 
     def run(self, batch: Batch) -> StepResult:
-        """Compute a planned batch and commit it. An empty one costs nothing.
+        """Compute a planned batch and commit it. An empty batch costs nothing.
 
-        One step ahead, the batch is launched and the one before, if any, is committed: the result
-        is that one's. A batch that cannot run ahead is left to be planned anew when the step under
-        way, which ends then, is known. After `run` has raised, `try_withdraw` is to be asked.
+        With `one_step_ahead`, launches the batch, then commits the previous step, if any, and
+        returns that step's result. If the batch cannot run ahead of the step under way, `run` only
+        ends that step; the batch has to be planned again. After `run` has raised, call
+        `try_withdraw`.
         """
         if self.one_step_ahead and not self._is_cautious and can_run_ahead(batch):
             return self._ahead.launch(batch)
@@ -92,23 +93,23 @@ class Engine:
         return self.run_alone(batch)
 
     def try_withdraw(self) -> bool:
-        """After a step has raised: whether one was under way besides. Then neither is committed;
-        what they were to compute has to be planned anew, and runs by itself."""
+        """After a step has raised, drop the steps under way; returns whether there were any. Then
+        their tokens have to be planned again, and the next step runs alone."""
         self._is_cautious = self._ahead.try_withdraw()
         return self._is_cautious
 
     def run_alone(self, batch: Batch) -> StepResult:
-        """As `run`, but never ahead; no step that gives tokens may be under way."""
+        """Like `run`, but never one step ahead; no step that samples tokens may be under way."""
         started = self._clock()
         if batch.is_empty:
             self._end_step()
             return StepResult(batch, [], [], started, started)
         tells_of_prompts = any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)
         if tells_of_prompts:
-            started = self._end_step()  # what is told is waited for at the launch
+            started = self._end_step()  # the launch waits for the prompt's log-probabilities
         logits, fence = self._runner.launch(batch)
         if self._under_way is not None:
-            started = self._end_step()  # not before has the card begun with this one
+            started = self._end_step()  # the card starts the new step only now
         rows = self._runner.sample(batch, logits)
         self._under_way = _UnderWay(None if tells_of_prompts else batch.cost, started, fence)
         may_go_on = self.runs_ahead and not rows and not fence.is_done()
@@ -116,7 +117,7 @@ class Engine:
         return commit(self.scheduler, batch, rows, started, ended)
 
     def _end_step(self) -> float:
-        """Wait for the step under way, if any, and learn from its time; the clock then."""
+        """Wait for the step under way, if any, and learn from its duration. Returns the time."""
         step, self._under_way = self._under_way, None
         if step is not None:
             step.fence.wait()
@@ -126,7 +127,7 @@ class Engine:
         return now
 
     def warm_up(self) -> None:
-        """Run a prompt and a few decodes, so that the first request meets a warm engine.
+        """Run a prompt and a few decodes, so that the engine is warm for the first request.
 
         Raises GenerationFailed if the model's logits are not finite.
         """
@@ -158,7 +159,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What a request may ask of this engine."""
+    """Limits on the requests that this engine accepts."""
 
     vocab_size: int
     max_context: int

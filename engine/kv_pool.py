@@ -1,8 +1,8 @@
 """The paged KV pool: the one tensor that holds every KV block of a worker.
 
-Owns the memory's shape and how many blocks fit; not who uses a block (the block manager), nor how
-blocks travel. Block-major: block b is one contiguous range of `block_bytes` bytes that starts at
-`base_address + b * block_bytes`, over all layers.
+Owns the memory's shape and the number of blocks. The block manager tracks which blocks are in use;
+transports move blocks. Block-major: block b is one contiguous range of `block_bytes` bytes that
+starts at `base_address + b * block_bytes`, over all layers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNKNOWN = 255  # as kUnknown in native/split.h
 class KvPool:
     """`num_blocks` zeroed KV blocks on one device.
 
-    With `buffer` the pool lies in memory that somebody else allocated (a transport's shared
-    memory): writable, on the CPU, of at least `num_blocks * block_bytes` bytes, and alive as long
-    as the pool.
+    With `buffer` the pool uses memory that the caller allocated (a transport's shared memory). The
+    buffer must be writable, on the CPU, have at least `num_blocks * block_bytes` bytes, and live as
+    long as the pool.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class KvPool:
         dtype = kv_torch_dtype(layout.dtype)
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         self.spans = _unknown_spans(layout, num_blocks) if layout.order == SPLIT else None
-        """What is known here of a split pool's numbers, [num_layers, num_blocks, quads of a block]
-        (engine/native/split.h)."""
+        """The spans of a split pool's quads as far as this process knows them, [num_layers,
+        num_blocks, quads of a block], uint8 (engine/native/split.h)."""
         if buffer is None and self.device.type == "cpu":
             self.tensor = huge_pages.zeros(shape, dtype)
         elif buffer is None:
@@ -63,7 +63,8 @@ class KvPool:
         return self.tensor.data_ptr()
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """To be called before `blocks` are written by anything but an attention backend."""
+        """Mark the spans of `blocks` as unknown. Call this before anything but an attention backend
+        writes to the blocks."""
         if self.spans is not None:
             self.spans.numpy()[:, blocks] = _UNKNOWN
 
@@ -72,15 +73,17 @@ class KvPool:
         return self.tensor[:, index]
 
     def part(self, block: int, heads: range) -> torch.Tensor:
-        """View of a block's share of `heads`, counted over all ranks, of which this one holds
-        them: `[num_layers, 2, len(heads), block_size, head_dim]`, strided. Not of a split pool."""
+        """View of `heads` in a block: `[num_layers, 2, len(heads), block_size, head_dim]`, strided.
+
+        `heads` are numbered over all ranks, and this rank must hold them. Not for split pools.
+        """
         assert self.layout.order != SPLIT
         first = self.layout.heads.start
         return self.tensor[block, :, :, heads.start - first : heads.stop - first]
 
 
 def block_digest(block: torch.Tensor) -> bytes:
-    """A digest of a block's contents, or of a part's: as if it were contiguous."""
+    """A digest of the contents of a block or part, whatever its strides."""
     data = block.contiguous().view(torch.uint8).cpu().numpy().tobytes()
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
@@ -92,7 +95,7 @@ def _unknown_spans(layout: KvLayout, num_blocks: int) -> torch.Tensor:
 
 
 def blocks_for_memory(layout: KvLayout, num_bytes: int) -> int:
-    """How many blocks fit into `num_bytes`; ConfigError with both numbers if not even one."""
+    """How many blocks fit into `num_bytes`; ConfigError with both sizes if none fits."""
     num_blocks = num_bytes // layout.block_bytes
     if num_blocks < 1:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""From a checkpoint's folder to an engine that can run.
+"""Builds a runnable engine from a checkpoint's folder.
 
 Reads the configuration, sizes the KV pool, loads the weights, and wires scheduler, runner,
-attention and sampler. What is wrong with the checkpoint or the settings is said before anything
-large is loaded.
+attention and sampler. Errors in the checkpoint or the settings are raised before anything large is
+loaded.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How to run a checkpoint. `None` and `auto` are replaced by what the checkpoint or the
-    device says: `num_blocks` from `memory_fraction`, `max_context` from the model."""
+    """How to run a checkpoint. `None` and `auto` take their values from the checkpoint or the
+    device: `num_blocks` from `memory_fraction`, `max_context` from the model."""
 
     folder: Path
     scheduler: SchedulerConfig
@@ -64,23 +64,23 @@ class EngineConfig:
     max_context: int | None = None
     attention: str = "auto"
     """`kernel`: our own C++ kernels on a CPU, FlashInfer on a card; `torch`: torch's operations;
-    `auto`: kernels where they can be had, else torch."""
+    `auto`: kernels where they are available, else torch."""
     weights: str = "auto"
-    """`exact16`: in `dtype`. By our own kernels `exact12`: the same bf16 numbers in 12 bits each,
-    `int8`, `int4`: rounded to integers at load. `fp8`: weights and inputs of products in e4m3, on
-    a card. `auto`: exact12 where it can be had, else exact16."""
+    """`exact16`: in `dtype`. With our own kernels `exact12`: the same bf16 numbers in 12 bits each;
+    `int8`, `int4`: rounded to integers at load. `fp8`: weights and inputs of matrix products in
+    e4m3, on a card. `auto`: exact12 where it is available, else exact16."""
     kv_dtype: str = "auto"
-    """What the KV pool holds: `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
+    """The KV pool's dtype. `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     kv_order: str = "auto"
-    """In which order a block holds it: `tokens`: token by token; `pairs`: as the kernels' products
-    take it, where they can, else `tokens`; `auto`: as they read it fastest on this device."""
+    """The order of keys and values in a block. `tokens`: token by token; `pairs`: the order of the
+    kernels' products, where supported, else `tokens`; `auto`: the fastest on this device."""
     cuda_graphs: bool = True
-    """Whether a card's decode steps are captured, where FlashInfer computes their attention."""
+    """Whether a card captures its decode steps as CUDA graphs, if FlashInfer computes attention."""
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine, the pool that a transport has to register, and what makes grammars' matchers."""
+    """An engine, the pool that a transport has to register, and the factory of grammar matchers."""
 
     engine: Engine
     pool: KvPool
@@ -89,7 +89,7 @@ class LoadedEngine:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this name; `auto` is CUDA where there is a card. Raises ConfigError."""
+    """The device of this name; `auto` is CUDA if there is a card, else CPU. Raises ConfigError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -107,10 +107,10 @@ def load_engine(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> LoadedEngine:
-    """Load a checkpoint. `allocate` may give the memory that the KV pool is to live in.
+    """Load a checkpoint. `allocate` may provide the KV pool's memory.
 
-    On a card, the engine is to be run by the thread that loads it. With `ranks` it has rank 0's
-    shard of weights and pool, and leads the others, which `load_follower` at the same time.
+    On a card, the thread that loads the engine has to run it. With `ranks` the engine holds rank
+    0's shard of weights and pool, and leads the others, which call `load_follower` meanwhile.
 
     Raises ModelLoadError for the checkpoint, ConfigError for the settings.
     """
@@ -123,9 +123,9 @@ def load_follower(
     allocate: Allocate = lambda num_bytes: None,
     progress: Progress | None = None,
 ) -> tuple[Follower, KvPool]:
-    """What follows rank 0's engine, of the same `config`, on another rank; and its pool.
+    """The follower on another rank of rank 0's engine, loaded with the same `config`, and its pool.
 
-    Raises as `load_engine` does.
+    Raises the same errors as `load_engine`.
     """
     parts = _load(config, progress, ranks)
     pool = parts.pool(allocate)
@@ -135,7 +135,7 @@ def load_follower(
 def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) -> _Parts:
     device = pick_device(config.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # kernels, streams and events are made on the thread's card
+        torch.cuda.set_device(device)  # the thread's card gets all kernels, streams and events
     whole = load_model_config(config.folder)
     model_config = whole if ranks is None else whole.sharded(ranks.shard.size)
     context = _context(config, model_config)
@@ -146,7 +146,7 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     fingerprint = model_fingerprint(config.folder)
-    if weight_bits not in (16, 12):  # other weights, other KV
+    if weight_bits not in (16, 12):  # rounded weights compute different KV
         fingerprint += f"-{config.weights}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     if dtype == "bfloat16" and kernels is not None:
@@ -167,13 +167,14 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
 
 
 def _order(wanted: str, orders: Sequence[str], is_sharded: bool) -> str:
-    """The wanted one of `orders`, if it is there, and not of those that cannot be sharded."""
+    """The wanted order if `orders` has it, the first for `auto`, else `tokens`. Sharded pools
+    cannot use the split order."""
     orders = [order for order in orders if not is_sharded or order != SPLIT]
     return wanted if wanted in orders else orders[0] if wanted == "auto" else TOKENS
 
 
 def _context(config: EngineConfig, model_config: ModelConfig) -> int:
-    """The longest prompt and output together, tokens. Raises ConfigError."""
+    """The most tokens of prompt and output together. Raises ConfigError."""
     longest = model_config.max_position_embeddings
     if config.max_context is not None and config.max_context > longest:
         raise ConfigError(
@@ -183,7 +184,7 @@ def _context(config: EngineConfig, model_config: ModelConfig) -> int:
 
 
 def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) -> ctypes.CDLL | None:
-    """The C++ kernels, if they are wanted and can be had; ConfigError if they must and cannot."""
+    """The C++ kernels, if wanted and available; ConfigError if required and not available."""
     if attention == "torch" or device.type == "cuda":  # a card's kernels are FlashInfer's
         return None
     if attention == "auto" and device.type != "cpu":
@@ -206,7 +207,7 @@ def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) ->
 def _weight_bits(
     weights: str, dtype: str, kernels: ctypes.CDLL | None, device: torch.device
 ) -> int:
-    """Bits of a weight: 16 stands for whatever `dtype` has, 12 for the same in fewer. Raises
+    """Bits per weight: 16 means the weights in `dtype`, 12 the same values packed. Raises
     ConfigError."""
     is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
     if weights == "exact16":
@@ -225,7 +226,7 @@ def _weight_bits(
 
 
 def _check_fp8(dtype: str, device: torch.device) -> None:
-    """Raises ConfigError unless `device` multiplies e4m3."""
+    """Raises ConfigError unless fp8 weights work with this dtype and `device`."""
     if device.type != "cuda":
         raise ConfigError(f"weights fp8 needs a CUDA card, not {device}; on a CPU use int8 or int4")
     capability = torch.cuda.get_device_capability(device)
@@ -242,9 +243,9 @@ def _check_fp8(dtype: str, device: torch.device) -> None:
 
 
 def _kv_dtype(config: EngineConfig, dtype: str, device: torch.device, has_kernel: bool) -> str:
-    """The name of what the pool holds; `has_kernel`: on a CPU, one for this model.
+    """The name of the KV pool's dtype; `has_kernel` says whether a CPU kernel supports this model.
 
-    Raises ConfigError where it cannot be 8 bits.
+    Raises ConfigError if fp8 is requested and not supported.
     """
     if config.kv_dtype == "auto":
         return dtype
@@ -265,7 +266,7 @@ def _card_backend(
     dtype: str,
     kv_dtype: str,
 ) -> CardBackend | None:
-    """FlashInfer's kernels, if they are wanted and can be had; as `_kernels` for a card."""
+    """FlashInfer's kernels, if wanted and available; like `_kernels`, for a card."""
     if config.attention == "torch" or device.type != "cuda":
         return None
     try:
@@ -286,7 +287,7 @@ def _card_backend(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What the rest of an engine is made of once its model is loaded."""
+    """A loaded model and everything else that the engine is assembled from."""
 
     config: EngineConfig
     model_config: ModelConfig
@@ -298,7 +299,7 @@ class _Parts:
     ranks: Ranks | None
 
     def assembled(self, clock: Callable[[], float], allocate: Allocate) -> LoadedEngine:
-        """The engine. Raises ConfigError if no block has room."""
+        """Assemble the engine. Raises ConfigError if no block fits into memory."""
         config, layout = self.config, self.layout
         pool = self.pool(allocate)
         vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
@@ -318,7 +319,7 @@ class _Parts:
         return LoadedEngine(engine, pool, self.model_config, grammars)
 
     def pool(self, allocate: Allocate) -> KvPool:
-        """The KV pool, of as many blocks on every rank."""
+        """The KV pool, with the same number of blocks on every rank."""
         num_blocks = self.config.num_blocks or self.pool_size(self.context)
         if self.ranks is not None:
             num_blocks = self.ranks.least(num_blocks)
@@ -326,14 +327,14 @@ class _Parts:
         return KvPool(self.layout, num_blocks, self.model.device, buffer)
 
     def computing(self, pool: KvPool) -> tuple[RunnableModel, AttentionBackend]:
-        """The model and its attention, as a runner is to use them."""
+        """The model and its attention for the runner."""
         attention = self.measured_attention(pool)
         if self.ranks is None:
             return self.model, attention
         return LeadingModel(self.model, self.ranks), LeadingAttention(attention)
 
     def attention(self, pool: KvPool) -> AttentionBackend:
-        """The backend for any batch over `pool`."""
+        """The attention backend for any batch over `pool`."""
         windows, num_heads = self.model_config.sliding_windows, self.model_config.num_heads
         if self.card is not None:
             return self.card.attention(pool)
@@ -342,7 +343,7 @@ class _Parts:
         return TorchAttention(pool, windows)
 
     def measured_attention(self, pool: KvPool) -> AttentionBackend:
-        """As `attention`; on a card it may run steps, to find what is faster."""
+        """Like `attention`; on a card this may time steps to choose the faster kernels."""
         if self.card is None:
             return self.attention(pool)
         scheduler = self.config.scheduler
@@ -350,7 +351,7 @@ class _Parts:
         return self.card.tuned_attention(pool, MixedStep.typical(*sizes))
 
     def graphs(self, pool: KvPool, max_context: int) -> DecodeGraphs | None:
-        """Decode's graphs, captured now; None where there are none."""
+        """Capture the decode graphs; None without a card, with graphs turned off, or with ranks."""
         if self.card is None or not self.config.cuda_graphs or self.ranks is not None:
             return None
         size = self.config.scheduler.max_batch_size
@@ -359,14 +360,14 @@ class _Parts:
         return DecodeGraphs(self.model, make_attention, graph_sizes(size), CudaCapture())
 
     def planned_graphs(self) -> Graphs:
-        """Those that `graphs` will capture."""
+        """Numbers of the graphs that `graphs` will capture, for sizing memory."""
         captures = self.card is not None and self.config.cuda_graphs and self.ranks is None
         sizes = graph_sizes(self.config.scheduler.max_batch_size) if captures else []
         return Graphs(len(sizes), len(set(self.model_config.sliding_windows)))
 
     def pool_size(self, context: int) -> int:
-        """Blocks in the fraction of memory that was asked for, but no more than a full batch at
-        full context can use: the pool's memory is taken at the start, used or not."""
+        """The blocks that fit into the configured fraction of memory, but no more than a full batch
+        at full context can use: the whole pool is allocated at the start."""
         scheduler, device = self.config.scheduler, self.model.device
         fraction = self.config.memory_fraction or _DEFAULT_FRACTION[device.type]
         if device.type == "cuda":

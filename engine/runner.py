@@ -1,6 +1,6 @@
 """Runs one batch on one device: tokens in, sampled tokens out.
 
-Turns the scheduler's batch into tensors; knows nothing of why these sequences were chosen.
+Turns the scheduler's batch into tensors; does not know why these sequences were scheduled.
 Rows are in the batch's order: decodes, then chunks.
 """
 
@@ -28,7 +28,7 @@ from scheduling.sequence import Sequence
 
 @dataclass(frozen=True)
 class RowFailure:
-    """Why a sequence got no token; `retryable` says whether another worker may do better."""
+    """Why a sequence got no token; `retryable` says whether another worker may succeed."""
 
     reason: str
     retryable: bool = True
@@ -43,8 +43,8 @@ NOTHING_LEFT = RowFailure(
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a step that was launched chooses: `ids` [R] on the device, a row of them for each
-    sequence that is sampled, and copies that are read when the device has passed `fence`."""
+    """The choices of a launched step: `ids` [R] on the device; `rows`, the row of each sampled
+    sequence; and host copies, which may be read once the device has passed `fence`."""
 
     rows: Mapping[Sequence, int]
     ids: torch.Tensor
@@ -52,7 +52,7 @@ class Chosen:
     copies: Choices
 
     def read(self) -> list[SampledToken | RowFailure]:
-        """As `ModelRunner.sample`: waits for the step, but for no later one."""
+        """The result as `ModelRunner.sample` gives it; waits for this step, but no later one."""
         self.fence.wait()
         tokens = read_tokens(self.copies.ids, self.copies.logprobs)
         verdicts = zip(self.copies.is_chosen.tolist(), self.copies.is_finite.tolist(), strict=True)
@@ -63,12 +63,12 @@ class Chosen:
 
 
 Launched = torch.Tensor | Likeliest
-"""Of each sequence that is sampled its logits, [R, vocab_size] fp32, or what they are for."""
+"""The sampled sequences' logits, [R, vocab_size] fp32, or their likeliest tokens."""
 
 
 class ModelRunner:
-    """A model with its attention backend, sampler and grammars; used by one thread. `step`, where
-    the kernels have it, runs batches that ask for nothing but the likeliest tokens."""
+    """A model with its attention backend, sampler and grammars; used by one thread. `step`, if the
+    kernels support it, runs batches that need only the likeliest tokens."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class ModelRunner:
         self._step = step
 
     def launch(self, batch: Batch) -> tuple[Launched, Fence]:
-        """Compute the batch's tokens, and the fence behind what `batch.sampled` are chosen from. On
-        a card both are still to come."""
+        """Compute the batch's tokens. Returns the input of `sample` for `batch.sampled`, and the
+        fence behind it; on a card the work may still be running."""
         if self._step is not None and _takes_likeliest(batch):
             inputs = _inputs(batch, None)
             self._attention.plan(inputs.segments)
@@ -99,7 +99,7 @@ class ModelRunner:
     def sample(self, batch: Batch, launched: Launched) -> list[SampledToken | RowFailure]:
         """A token for each of `batch.sampled`, in order; waits for the device if there is one.
 
-        A row that gives none fails its sequence, not its neighbours.
+        A row from which no token can be chosen fails its own sequence only.
         """
         if isinstance(launched, Likeliest):
             ids = launched.finite_ids()
@@ -115,8 +115,8 @@ class ModelRunner:
     def launch_ahead(self, batch: Batch, before: Chosen | None) -> Chosen:
         """Compute the batch's tokens and choose the next ones, without waiting for a card.
 
-        `before` is the step under way, if any: newest tokens that are not known yet are taken from
-        it, on the device. No choice may ask which tokens came before: see
+        `before` is the step under way, if any; tokens that the host does not know yet are taken
+        from it, on the device. No sequence's sampling may need its earlier tokens: see
         `Sequence.follows_tokens`.
         """
         logits = self._forward(batch, before)
@@ -128,11 +128,11 @@ class ModelRunner:
         return Chosen(numbers, choices.ids, fence_of(self._model.device), copies)
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Wait until the device has finished its queued work."""
         wait_for(self._model.device)
 
     def _forward(self, batch: Batch, before: Chosen | None = None) -> torch.Tensor:
-        """Logits [R, vocab_size], fp32, of `batch.sampled`."""
+        """The logits of `batch.sampled`, [R, vocab_size], fp32."""
         inputs = _inputs(batch, before)
         tokens, positions, late = inputs.tokens, inputs.positions, inputs.late
         graphs = self._graphs
@@ -153,8 +153,8 @@ class ModelRunner:
         return self._model.logits(hidden)
 
     def _record_prompts(self, batch: Batch, segments: list[Segment], hidden: torch.Tensor) -> None:
-        """Log-probabilities of the prompts of which they are wanted; `hidden` are the wanted rows
-        of the batch."""
+        """Record log-probabilities for the prompts that want them; `hidden` holds the batch's
+        wanted rows."""
         row = num_decodes = len(batch.decodes)
         for chunk, segment in zip(batch.chunks, segments[num_decodes:], strict=True):
             end = row + segment.wanted_len
@@ -163,7 +163,7 @@ class ModelRunner:
             row = end
 
     def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
-        """Masks by row of the sequences with a grammar, and the rows whose grammar has failed."""
+        """Masks of the sequences with a grammar, by row, and the rows whose grammar has failed."""
         allowed: dict[int, TokenMask] = {}
         failures: dict[int, RowFailure] = {}
         constrained = [
@@ -184,9 +184,10 @@ class ModelRunner:
     def _sample(
         self, logits: torch.Tensor, rows: list[SampleRow], failures: dict[int, RowFailure]
     ) -> list[SampledToken | RowFailure]:
-        """A token per row of `logits` [R, vocab_size], fp32, but those that fail or have failed."""
+        """A token, or the failure, for each row of `logits` [R, vocab_size], fp32. `failures` are
+        the rows that have failed already."""
         outcomes: dict[int, SampledToken | RowFailure] = {**failures}
-        while len(outcomes) < len(rows):  # twice at most: what is invalid is left out then
+        while len(outcomes) < len(rows):  # twice at most: the second pass omits invalid rows
             left = [row for row in range(len(rows)) if row not in outcomes]
             part = logits
             if outcomes:
@@ -201,7 +202,7 @@ class ModelRunner:
 
 
 def _takes_likeliest(batch: Batch) -> bool:
-    """Whether nothing but the largest logits is asked of the step."""
+    """Whether the step needs only the largest logits."""
     return all(sequence.takes_likeliest for sequence in batch.sampled) and not any(
         chunk.sequence.needs_prompt_logits for chunk in batch.chunks
     )
@@ -209,8 +210,8 @@ def _takes_likeliest(batch: Batch) -> bool:
 
 @dataclass
 class _Inputs:
-    """A batch as the model takes it: N tokens, of which `late` ones are on the device only, and
-    which of the wanted ones are sampled."""
+    """A batch as the model's input: N tokens, of which those in `late` are known to the device
+    only. `sampled_rows` index the wanted rows."""
 
     segments: list[Segment]
     tokens: list[int]
@@ -220,7 +221,7 @@ class _Inputs:
 
 
 def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
-    """What to compute; tokens that the step under way, `before`, chooses are taken from there."""
+    """The model's input for `batch`; unknown tokens come from the step under way, `before`."""
     inputs = _Inputs([], [], [], [])
     tokens = inputs.tokens
     places: list[int] = []
@@ -248,7 +249,7 @@ def _on(device: torch.device, numbers: list[int]) -> torch.Tensor:
 
 
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:
-    """(sequence, first position, tokens, whether its last row is sampled), in row order."""
+    """(sequence, first position, num tokens, whether the last row is sampled), in row order."""
     decodes = [(s, s.num_launched, 1, True) for s in batch.decodes]
     return decodes + [(c.sequence, c.start, c.num_tokens, c.completes) for c in batch.chunks]
 
@@ -269,7 +270,7 @@ def _sample_row(sequence: Sequence, grammar_mask: TokenMask | None, vocab_size: 
 
 
 def _history(sequence: Sequence) -> TokenHistory:
-    """Its tokens so far, to which only those since the last step are added."""
+    """The sequence's token history, extended by the tokens since the last step."""
     if sequence.history is None:
         sequence.history = TokenHistory(sequence.tokens[: sequence.num_prompt])
     known = sequence.num_prompt + sequence.history.num_output

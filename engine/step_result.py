@@ -1,6 +1,6 @@
-"""A step that ran, as its owner hears of it, and how it is committed.
+"""The result of a step for the engine's owner, and how a step is committed.
 
-A row from which nothing could be chosen fails its sequence alone, which is left out of the batch.
+A row from which no token can be chosen fails its own sequence only; the batch omits that sequence.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scheduling.sequence import Sequence
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step that ran: its batch, the tokens it produced, and its two clock readings (s); `ended`
-    is when it was launched if a card may still compute it.
+    """A finished step: its batch, the tokens it produced, and its start and end time (s). If a card
+    may still be computing the step, `ended` is its launch time.
 
-    `failed` are sequences from whose logits nothing could be chosen, and why. They are not part of
-    `batch`, nothing of theirs was committed, and their owner has to end them. Blocks of those whose
-    logits were not finite are offered to nobody.
+    `failed` lists the sequences that got no token, with the reason. They are not part of `batch`,
+    nothing of theirs was committed, and their owner has to end them. The blocks of sequences whose
+    logits were not finite are not cached.
     """
 
     batch: Batch
@@ -41,11 +41,11 @@ def commit(
     started: float,
     ended: float,
 ) -> StepResult:
-    """Record a step that ran from `started` to `ended` (s); `rows` are those of `batch.sampled`."""
+    """Commit a step that ran from `started` to `ended` (s); `rows` belong to `batch.sampled`."""
     outcomes = zip(batch.sampled, rows, strict=True)
     failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
     for sequence, failure in failed:
-        if failure == NOT_FINITE:  # what made it so may lie in its blocks
+        if failure == NOT_FINITE:  # the cause may be in the sequence's blocks
             scheduler.blocks.withdraw(sequence.block_table)
     batch = batch.without(sequence for sequence, _ in failed)
     sampled = [row for row in rows if isinstance(row, SampledToken)]

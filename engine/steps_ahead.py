@@ -1,12 +1,12 @@
-"""One step ahead: a step is launched before the tokens of the one before are known.
+"""One step ahead: launches a step before the tokens of the previous one are known.
 
-While a card computes step n+1, its host reads and delivers the tokens of step n, takes what has
-arrived, and plans step n+2. Tokens that are not known yet stay on the card, where the next step
-takes them from. Sequences hold nothing of a step before it has ended: one that is finished
-meanwhile, for whatever reason, is left out when the step under way is read.
+While a card computes step n+1, its host reads and delivers the tokens of step n, accepts new
+requests, and plans step n+2. Tokens that the host does not know yet stay on the card, where the
+next step reads them. Sequences are updated only when a step ends; a sequence that finishes
+meanwhile, for any reason, is left out when the step under way is read.
 
-Invariants: between calls one step at most is under way; steps end in the order of their launch;
-blocks that it writes to are not free (see `Scheduler.landed`).
+Invariants: between calls at most one step is under way; steps end in launch order; blocks that a
+step under way writes to are not free (see `Scheduler.landed`).
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ class StepsAhead:
         self._runner = runner
         self._clock = clock
         self._steps: deque[_Step] = deque()  # two only while `launch` runs
-        self._ended = 0.0  # the last one
+        self._ended = 0.0  # when the last step ended
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step was launched and has not been read."""
+        """Whether a step is launched and not yet read."""
         return bool(self._steps)
 
     @property
     def fence(self) -> Fence:
-        """Behind all that was launched."""
+        """The fence behind all launched steps."""
         return self._steps[-1].chosen.fence if self._steps else PASSED
 
     def launch(self, batch: Batch) -> StepResult:
-        """Launch a batch, and end the step under way: its result, an empty one if there is none.
+        """Launch a batch, then end the previous step and return its result; the result is empty if
+        there was none.
 
-        What raises leaves both steps to `try_withdraw`.
+        After an error, both steps are left to `try_withdraw`.
         """
         before = self._steps[-1].chosen if self._steps else None
         cost, now = batch.cost, self._clock()
@@ -68,8 +69,8 @@ class StepsAhead:
         return StepResult(Batch(), [], [], now, now) if before is None else self.end()
 
     def end(self) -> StepResult:
-        """Wait for the oldest step under way and commit it, but for sequences that have ended
-        since: by a token that ends them, by their owner, by a row that failed."""
+        """Wait for the oldest step under way and commit it, without the sequences that have
+        finished since its launch: by a final token, by their owner, or by a failed row."""
         step = self._steps[0]
         rows = step.chosen.read()
         self._steps.popleft()
@@ -81,8 +82,8 @@ class StepsAhead:
         return commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
 
     def try_withdraw(self) -> bool:
-        """Forget the steps under way, if there are any: nothing of them is committed, and what
-        they computed is planned anew."""
+        """Drop the steps under way, if there are any. Nothing of them is committed; their tokens
+        are planned again. Returns whether there were any."""
         if not self._steps:
             return False
         with suppress(RuntimeError):  # a card that has failed computes nothing more
@@ -93,7 +94,7 @@ class StepsAhead:
 
 
 def can_run_ahead(batch: Batch) -> bool:
-    """Whether nothing in the batch has to be told to the host before the next one is launched."""
+    """Whether the next batch can be launched before the host knows the result of this one."""
     return (
         not batch.is_empty
         and not any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)

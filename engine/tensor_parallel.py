@@ -1,10 +1,10 @@
-"""One model on several ranks, each with a part of every layer: of its heads and of its inner width.
+"""One model on several ranks; each rank holds some of every layer's heads and intermediate width.
 
-Rank 0 leads: it schedules, announces each step to the others, and has the logits. The others
+Rank 0 leads: it schedules, announces each step to the others, and computes the logits. The others
 follow: they run the same step on their shards of weights and KV pool, block for block. Products
-over what is split (of attention's output, of the gated width) give parts of a sum; one all-reduce
-per half layer adds them up, and the residual with them. Embedding, norms and the weights of the
-logits are whole on every rank. A rank that is lost breaks the group: whoever waits for it raises.
+over a split dimension (o's over the heads, down's over the intermediate width) give partial sums;
+one all-reduce per half layer adds them and the residual. Embedding, norms and lm_head are
+replicated on every rank. The loss of a rank breaks the group: ranks that wait for it raise.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from engine.models.decoder import DecoderModel
 
 @dataclass(frozen=True)
 class Step:
-    """What all ranks compute next: segments and their N tokens."""
+    """The next step of all ranks: segments and their N tokens."""
 
     segments: Sequence[Segment]
     tokens: Sequence[int]
 
     @property
     def positions(self) -> list[int]:
-        """Of the tokens, [N]."""
+        """Positions of the tokens, [N]."""
         spans = [(s.context_len - s.query_len, s.context_len) for s in self.segments]
         return [position for start, end in spans for position in range(start, end)]
 
     def encode(self) -> torch.Tensor:
-        """As one row of int64."""
+        """The step as one row of int64."""
         sizes = [
             (s.query_len, s.context_len, s.wanted_len, len(s.block_table)) for s in self.segments
         ]
@@ -46,7 +46,7 @@ class Step:
 
     @staticmethod
     def decode(row: torch.Tensor) -> Step:
-        """The step that `encode` made `row` of."""
+        """The inverse of `encode`."""
         numbers = row.tolist()
         segments, at = [], 1 + 4 * numbers[0]
         for index in range(1, at, 4):
@@ -59,8 +59,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one engine, as one of them has them. `control` carries steps, from host memory;
-    `data` sums on the ranks' devices: NCCL's group on cards, on CPUs the same as `control`."""
+    """The ranks of one engine, seen from one of them. `control` broadcasts steps from host memory;
+    `data` sums on the ranks' devices: an NCCL group on cards, the same as `control` on CPUs."""
 
     shard: Shard
     control: dist.ProcessGroup
@@ -68,18 +68,18 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank announces steps; the others wait for them."""
+        """Whether this rank announces the steps that the others wait for."""
         return self.shard.rank == 0
 
     def announce(self, step: Step | None) -> None:
-        """Tell the followers what to compute; None: nothing more."""
+        """Broadcast the next step to the followers; None ends their loop."""
         row = torch.empty(0, dtype=torch.int64) if step is None else step.encode()
         dist.broadcast(torch.tensor([len(row)]), group=self.control, group_src=0)
         if len(row):
             dist.broadcast(row, group=self.control, group_src=0)
 
     def next_step(self) -> Step | None:
-        """What the leader announces, once it does."""
+        """Wait for the step that the leader announces; None if there are no more."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, group=self.control, group_src=0)
         if not size.item():
@@ -89,21 +89,21 @@ class Ranks:
         return Step.decode(row)
 
     def least(self, number: int) -> int:
-        """The least of the ranks' numbers; all have to ask."""
+        """The minimum of the ranks' numbers; all ranks have to call this."""
         least = torch.tensor([number])
         dist.all_reduce(least, dist.ReduceOp.MIN, self.control)
         return int(least.item())
 
 
 class SummedLinear:
-    """A linear layer of which each rank has some of the inputs: the sum over all ranks."""
+    """A linear layer whose inputs are split over the ranks: sums the ranks' partial products."""
 
     def __init__(self, part: LinearLayer, ranks: Ranks) -> None:
         self._part = part
         self._ranks = ranks
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [N, inputs of the rank] to [N, outputs], plus `add`, which all ranks have alike."""
+        """`x` [N, the rank's inputs] to [N, outputs], plus `add`, which is equal on all ranks."""
         return self._summed(self._part(x, add if self._ranks.leads else None))
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -116,7 +116,7 @@ class SummedLinear:
 
 
 class LeadingAttention:
-    """Rank 0's attention, which remembers what it planned."""
+    """Rank 0's attention; remembers the planned segments."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self.backend = backend
@@ -133,7 +133,7 @@ class LeadingAttention:
 
 
 class LeadingModel:
-    """Rank 0's shard of a model, as a runner uses it: each pass is announced before it runs."""
+    """Rank 0's shard of a model for the runner; announces each pass before running it."""
 
     def __init__(self, model: DecoderModel, ranks: Ranks) -> None:
         self.config = model.config
@@ -154,12 +154,12 @@ class LeadingModel:
         return self._model.hidden(token_ids, positions, attention.backend, rows)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See DecoderModel: this needs no other rank."""
+        """See DecoderModel; needs no other rank."""
         return self._model.logits(x)
 
 
 class Follower:
-    """A rank that does what rank 0 announces."""
+    """A rank that runs the steps that rank 0 announces."""
 
     def __init__(self, model: DecoderModel, attention: AttentionBackend, ranks: Ranks) -> None:
         self._model = model
@@ -167,7 +167,7 @@ class Follower:
         self._ranks = ranks
 
     def run(self) -> None:
-        """Until the leader announces nothing more. Raises RuntimeError when a rank is lost."""
+        """Run until the leader announces the end. Raises RuntimeError when a rank is lost."""
         while (step := self._ranks.next_step()) is not None:
             self._attention.plan(step.segments)
             tokens, positions = self._on_device(step.tokens), self._on_device(step.positions)

@@ -1,6 +1,6 @@
-"""One step as it was planned: which sequences decode, which tokens of prompts are computed.
+"""One planned step: the sequences that decode and the prompt chunks to compute.
 
-Pure data, torch-free; made by the scheduler, read by whoever runs the step or accounts for it.
+Pure data, torch-free. The scheduler makes batches; the engine runs them and accounts for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduling.step_model import StepCost, attended_pairs
 
 @dataclass(frozen=True)
 class Chunk:
-    """`num_tokens` tokens of a sequence from `start`; `completes` the prompt or not."""
+    """`num_tokens` tokens of a sequence from `start`; `completes` marks a prompt's last chunk."""
 
     sequence: Sequence
     start: int
@@ -27,7 +27,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. `received` were admitted to get their blocks from a peer; nothing to compute."""
+    """One step. Sequences in `received` get their blocks from a peer; no compute is needed."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -37,21 +37,21 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute."""
+        """Whether the step has nothing to compute."""
         return not self.decodes and not self.chunks
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Sequences that the step computes something of."""
+        """Sequences with tokens to compute in this step."""
         return self.decodes + [chunk.sequence for chunk in self.chunks]
 
     def split(self) -> list[Batch]:
-        """The same computation in a batch for each sequence."""
+        """The same computation as one batch per sequence."""
         decodes = [Batch(decodes=[sequence]) for sequence in self.decodes]
         return decodes + [Batch(chunks=[chunk]) for chunk in self.chunks]
 
     def without(self, sequences: Iterable[Sequence]) -> Batch:
-        """The step as if these had not been part of it."""
+        """This step without the given sequences."""
         left_out = set(sequences)
         if not left_out:
             return self
@@ -63,18 +63,18 @@ class Batch:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """Sequences that get a token from this step, in the order of their logits."""
+        """Sequences that get a token from this step, in the order of the logits' rows."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
 
     @property
     def sizes(self) -> list[tuple[Sequence, int]]:
-        """Sequences that the step computes something of, and how many tokens."""
+        """Sequences in this step, each with the number of tokens to compute."""
         decodes = [(sequence, 1) for sequence in self.decodes]
         return decodes + [(chunk.sequence, chunk.num_tokens) for chunk in self.chunks]
 
     @property
     def cost(self) -> StepCost:
-        """The step as the step model sees it."""
+        """The step's cost, as input for the step model."""
         num_tokens = len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
         attended = sum(attended_pairs(1, sequence.num_launched) for sequence in self.decodes)
         attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)

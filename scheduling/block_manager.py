@@ -1,4 +1,4 @@
-"""Who owns which KV block, and which free blocks still hold a usable prefix.
+"""Tracks which KV blocks are in use and which free blocks still hold a usable prefix.
 
 Pure bookkeeping over block numbers; torch-free. Every block is either pinned (count > 0) or in
 the free list, never both, never neither. The free list is ordered: blocks without a hash first,
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CacheDelta:
-    """Hashes that became usable, or ceased to be, since the last `drain_events`."""
+    """Hashes that were added to the cache or removed from it since the last `drain_events`."""
 
     stored: list[bytes]
     removed: list[bytes]
 
 
 class BlockManager:
-    """Owner of the numbers `0 .. num_blocks - 1`; calls `on_allocate` with those that it hands
-    out, whose contents mean nothing any more."""
+    """Owner of the block numbers `0 .. num_blocks - 1`. Calls `on_allocate` with newly allocated
+    blocks, whose old contents are invalid."""
 
     def __init__(
         self, num_blocks: int, on_allocate: Callable[[list[int]], None] = lambda _: None
@@ -51,16 +51,16 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """Blocks with a hash that others can find, pinned or free."""
+        """Blocks with a hash that `match` can find, pinned or free."""
         return len(self._block_of)
 
     @property
     def num_cached_free(self) -> int:
-        """Blocks with a hash that nobody uses: they can be found, and can be evicted."""
+        """Unpinned blocks with a hash: `match` can find them, and `allocate` can evict them."""
         return self._num_cached_free
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks that hold the longest known prefix of the chain `hashes`; pins nothing."""
+        """Blocks that hold the longest cached prefix of the chain `hashes`; pins nothing."""
         blocks: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)
@@ -74,7 +74,7 @@ class BlockManager:
         return len(self._free) - sum(1 for block in blocks if self._pins[block] == 0)
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Take (another) hold of blocks found by `match`."""
+        """Pin blocks found by `match` (once more, if they are pinned already)."""
         for block in blocks:
             if self._pins[block] == 0:
                 del self._free[block]
@@ -82,7 +82,8 @@ class BlockManager:
             self._pins[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting the least recently used prefixes; all or ValueError."""
+        """Pin `count` blocks, evicting the least recently used prefixes. Raises ValueError, and
+        takes no block, if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -93,7 +94,7 @@ class BlockManager:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of blocks given in chain order; tails become the first to be evicted."""
+        """Unpin blocks, given in chain order; the tail of the chain is evicted first."""
         for block in reversed(blocks):
             assert self._pins[block] > 0, f"block {block} released twice"
             self._pins[block] -= 1
@@ -105,13 +106,13 @@ class BlockManager:
                     self._num_cached_free += 1
 
     def withdraw(self, blocks: Iterable[int]) -> None:
-        """Forget the hashes of pinned blocks: what they hold is not to be trusted."""
+        """Forget the hashes of pinned blocks whose contents cannot be trusted."""
         for block in blocks:
             assert self._pins[block] > 0, f"block {block} withdrawn while free"
             self._forget(block)
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Offer a pinned block, complete by now, under its hash; the first of equals stays."""
+        """Cache a pinned, complete block under its hash; an earlier block with this hash stays."""
         assert self._pins[block] > 0, f"block {block} published while free"
         if digest in self._block_of or self._hash_of[block] is not None:
             return
@@ -123,14 +124,14 @@ class BlockManager:
             self._stored[digest] = None
 
     def drain_events(self) -> CacheDelta:
-        """What changed in the cache since the last call."""
+        """The changes to the cache since the last call."""
         delta = CacheDelta(list(self._stored), list(self._removed))
         self._stored.clear()
         self._removed.clear()
         return delta
 
     def hashes(self) -> list[bytes]:
-        """Every hash that can be matched now."""
+        """Every hash that `match` can find now."""
         return list(self._block_of)
 
     def clear_cache(self) -> None:

@@ -1,7 +1,7 @@
-"""What the logits of a prompt said of its tokens, gathered chunk by chunk.
+"""Log-probabilities of a prompt's own tokens, collected chunk by chunk.
 
-Torch-free, and packed as it travels: a prompt of 100,000 tokens with 20 alternatives each takes
-17 MB, its logits would take gigabytes.
+Torch-free, and packed in the wire format: a prompt of 100,000 tokens with 20 alternatives each
+takes 17 MB, where its logits would take gigabytes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PromptRecord:
         self._top_logprobs = bytearray()
 
     def put(self, start: int, rows: PromptRows) -> None:
-        """Add what the logits of the positions from `start` said.
+        """Add the rows of the positions from `start` on.
 
-        What is known of these and later positions is forgotten: a preempted prompt begins anew,
-        and a step that failed is run again.
+        Replaces the rows of these positions and drops those of later ones: a preempted prompt
+        starts over, and a failed step runs again.
         """
         assert len(self._logprobs) >= 4 * start, "a chunk is missing"
         for known, fresh, width in (
@@ -48,7 +48,7 @@ class PromptRecord:
             known += fresh
 
     def whole(self) -> PromptLogprobs:
-        """All rows, as they travel."""
+        """All rows, in the wire format."""
         return PromptLogprobs(
             self._num_top,
             bytes(self._logprobs),

@@ -1,16 +1,17 @@
-"""What the next step computes: decodes first, then as much prefill as their latency allows.
+"""Plans the next step: decodes first, then as much prefill as their latency allows.
 
-One class for both roles, the simulator and the tests. Given the clock's `now` it returns the next
-batch; it reads no clock, does no IO and imports no torch. It is the one owner of sequences'
-states and block tables.
+Both roles, the simulator and the tests use this one class. The scheduler gets the time `now` and
+returns the next batch; it reads no clock, does no IO and imports no torch. Only the scheduler
+changes sequences' states and block tables.
 
-Invariants: decodes of running sequences are in every batch; a sequence is admitted only with the
-blocks of everything it has to compute; a preempted one waits, ahead of younger ones, and after
-`max_preemptions` is preempted no more while another can be.
+Invariants: every batch holds the decodes of all running sequences; a sequence is admitted only
+with blocks for all its tokens; a preempted sequence waits ahead of younger ones, and after
+`max_preemptions` it is preempted only if no other sequence can be.
 
-A batch may be planned while the one before is under way, between `launched` and `landed`: plans
-count what that one computes, and know nothing of its outcome. What it writes to is not free: nobody
-in it is preempted, and the blocks of those that end are released when it has landed.
+A batch may be planned while the previous one is under way, between `launched` and `landed`. The
+plan counts the tokens of the step under way but does not know its outcome. Blocks that this step
+writes to are not free: its sequences are not preempted, and the blocks of those that finish are
+released when the step has landed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scheduling.step_model import StepCost, StepModel
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step. `itl_target_s` is the inter-token latency that prefill must respect."""
+    """Limits of a step. Prefill must keep the inter-token latency within `itl_target_s`."""
 
     block_size: int
     max_batch_size: int = 64
@@ -45,7 +46,7 @@ class SchedulerConfig:
 
 @dataclass
 class _Step:
-    """A step under construction; `budget_s` None means that only the token ceiling binds."""
+    """A step under construction; with `budget_s` None, only the token limit applies."""
 
     cost: StepCost
     budget_s: float | None
@@ -75,10 +76,10 @@ class Scheduler:
         self._leaving: set[Sequence] = set()
         self._order = 0
 
-    # -- what the owner asks for ------------------------------------------------------------
+    # -- the owner's interface --------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence; ValueError if its tokens could never fit into the pool."""
+        """Queue a new sequence; ValueError if its tokens can never fit into the pool."""
         longest = sequence.num_tokens
         if not sequence.prefill_only:
             longest = sequence.num_prompt + sequence.sampling.max_tokens
@@ -92,10 +93,10 @@ class Scheduler:
         self._waiting[sequence.key] = sequence
 
     def schedule(self, now: float) -> Batch:
-        """The next batch. Sequences whose deadline passed are finished, with blocks released.
+        """The next batch. Finishes sequences past their deadline and releases their blocks.
 
-        Nothing is computed in it while running sequences lack room that only the step under way
-        can give.
+        The batch computes nothing while running sequences need blocks that become free only when
+        the step under way has landed.
         """
         expired = self._expire(now)
         decodes, preempted = self._grow_running()
@@ -122,12 +123,12 @@ class Scheduler:
         ]
 
     def launched(self, batch: Batch) -> None:
-        """The batch is under way: plans count on it, until it has landed."""
+        """The batch is under way; plans count its tokens as computed until it has landed."""
         for sequence, num_tokens in batch.sizes:
             sequence.num_ahead += num_tokens
 
     def landed(self, batch: Batch) -> None:
-        """The batch is not under way any more, whether it is going to be committed or not."""
+        """The batch is no longer under way, whether or not it will be committed."""
         for sequence, num_tokens in batch.sizes:
             sequence.num_ahead -= num_tokens
             if sequence in self._leaving:
@@ -143,15 +144,15 @@ class Scheduler:
         return self._append(sequence, token_id, now)
 
     def finish(self, sequence: Sequence, release: bool = True) -> None:
-        """End a sequence in whatever state. With `release` False its blocks stay pinned until
-        `release_blocks`: somebody still reads or writes them."""
+        """End a sequence in any state. With `release` False its blocks stay pinned until
+        `release_blocks`, because a peer still reads or writes them."""
         self._move(sequence, SequenceState.FINISHED)
         if release:
             self.release_blocks(sequence)
 
     def release_blocks(self, sequence: Sequence) -> None:
-        """Give back the blocks of a sequence that is finished or waiting; full ones stay cached.
-        Those that a step under way may write to follow when it has landed."""
+        """Release the blocks of a sequence that is finished or waiting; full ones stay cached. If
+        a step under way may write to them, they are released when that step has landed."""
         if sequence.num_ahead:
             self._leaving.add(sequence)
             return
@@ -159,13 +160,13 @@ class Scheduler:
         sequence.block_table = []
 
     def publish_arrived(self, sequence: Sequence, indices: Seq[int]) -> None:
-        """Offer single blocks that a peer delivered before its attempt failed."""
+        """Cache the individual blocks that a peer delivered before its attempt failed."""
         for index in indices:
             if index < len(sequence.hashes):
                 self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
 
     def find(self, key: Key) -> Sequence | None:
-        """The sequence of this name, unless it is unknown or finished."""
+        """The sequence with this key; None if it is unknown or finished."""
         for group in self._groups():
             if key in group:
                 return group[key]
@@ -173,7 +174,7 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that are not finished."""
+        """All unfinished sequences."""
         return [sequence for group in self._groups() for sequence in group.values()]
 
     @property
@@ -188,7 +189,7 @@ class Scheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens still to be prefilled here."""
+        """Tokens that this worker still has to prefill."""
         local = [s for s in self._waiting.values() if not s.remote]
         return sum(s.num_remaining for s in (*local, *self._prefilling.values()))
 
@@ -197,10 +198,11 @@ class Scheduler:
         """Whether `schedule` may return something to compute."""
         return bool(self._running or self._prefilling or self._waiting)
 
-    # -- steps of `schedule`, in their order ------------------------------------------------
+    # -- steps of `schedule`, in order ------------------------------------------------------
 
     def _expire(self, now: float) -> list[Sequence]:
-        """Finish what is past its deadline; a receiving one's blocks stay with the owner."""
+        """Finish sequences past their deadline. A peer may still use the blocks of receiving and
+        prefill-only sequences; their owner releases these blocks."""
         expired = [s for group in self._groups() for s in group.values() if s.deadline <= now]
         for sequence in expired:
             held = sequence.state is SequenceState.RECEIVING or sequence.prefill_only
@@ -208,10 +210,11 @@ class Scheduler:
         return expired
 
     def _grow_running(self) -> tuple[list[Sequence] | None, list[Sequence]]:
-        """Room for every running sequence's next token; oldest first, the youngest pay.
+        """Allocate a block where a running sequence's next token needs one, oldest first; if none
+        is free, preempt the youngest.
 
-        Returns those that run on, and those that were preempted; None for the former if who has
-        to pay is in the step under way, or what has ended in it leaves room soon.
+        Returns the sequences that decode and those that were preempted. The former is None if the
+        victim is in the step under way, or if blocks become free when that step has landed.
         """
         preempted: list[Sequence] = []
         running = sorted(self._running.values(), key=_seniority)
@@ -238,11 +241,11 @@ class Scheduler:
             step.add(sequence, size)
 
     def _admit(self, step: _Step, now: float) -> None:
-        """Admit in order of age and priority, each with all its blocks, until one does not fit.
+        """Admit sequences by urgency, each with all its blocks, until one does not fit.
 
-        A local one that finds no budget left does not hold up a remote one, which needs none; but
-        no local one overtakes it: workers that admit in one order cannot wait for each other. One
-        whose grammar is still being compiled holds up nobody.
+        A local sequence that finds no budget left does not hold up remote ones, which need no
+        budget. No other local sequence overtakes it: workers that admit in the same order cannot
+        wait for each other. A sequence whose grammar is still being compiled holds up no other.
         """
         if self.num_running >= self.config.max_batch_size:
             return
@@ -271,15 +274,15 @@ class Scheduler:
     # -- helpers --------------------------------------------------------------------------
 
     def _slack(self, decodes: list[Sequence], now: float) -> float | None:
-        """Seconds this step may take before a running sequence misses its next token's time."""
+        """Seconds this step may take before a running sequence exceeds the inter-token target."""
         if not decodes:
             return None
         latest = min(sequence.last_token_at for sequence in decodes)
         return max(0.0, latest + self.config.itl_target_s - now)
 
     def _chunk_tokens(self, step: _Step, sequence: Sequence, start: int) -> int:
-        """Tokens of `sequence` from `start` that the step still has room for: whole blocks, or
-        all the rest.
+        """How many tokens of `sequence` from `start` fit into the step: whole blocks, or all of
+        the remaining tokens.
 
         The first chunk of a step has at least `chunk_min_tokens`, however little slack there is.
         `start` is a block boundary, because every chunk but the last ends on one.
@@ -296,16 +299,19 @@ class Scheduler:
         return size if size == rest else size - size % self.config.block_size
 
     def _usable_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of its prefix. One token at least is computed here to get logits, or all
-        where their logits are wanted; a remote sequence gets its first token, and what goes with
-        it, from the peer, so all of its blocks may match."""
+        """Cached blocks of the sequence's prefix.
+
+        A local sequence has to compute at least its last token to get logits, or all tokens if
+        the prompt's logits are needed. A remote sequence gets its first token and log-probabilities
+        from the peer, so all its blocks may match.
+        """
         if sequence.needs_prompt_logits and not sequence.remote:
             return []
         usable = sequence.num_tokens if sequence.remote else sequence.num_tokens - 1
         return self.blocks.match(sequence.hashes[: usable // self.config.block_size])
 
     def _try_take_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Pin the prefix and allocate the rest, leaving the headroom for those that decode."""
+        """Pin the prefix and allocate the rest; keeps headroom for the sequences that decode."""
         wanted = sequence.blocks_for(sequence.num_tokens) - len(cached)
         headroom = self.config.headroom_per_sequence * len(self._running)
         if self.blocks.num_free_after_pinning(cached) < wanted + headroom:
@@ -317,9 +323,10 @@ class Scheduler:
         return True
 
     def _victim(self) -> Sequence:
-        """Whom to preempt: lowest priority, youngest; not one that paid often enough already.
+        """The sequence to preempt: lowest priority, then youngest; those that have not reached
+        `max_preemptions` first.
 
-        The most senior of all is the last to be chosen, so something always advances.
+        The most senior sequence is chosen last, so at least one always makes progress.
         """
         candidates = [*self._prefilling.values(), *self._running.values()]
         immune = self.config.max_preemptions
@@ -334,14 +341,14 @@ class Scheduler:
         sequence.remote = False
 
     def _publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that are full and complete by now."""
+        """Cache the sequence's blocks that are full and computed."""
         complete = min(sequence.num_computed // self.config.block_size, len(sequence.hashes))
         for index in range(sequence.num_published, complete):
             self.blocks.publish(sequence.block_table[index], sequence.hashes[index])
         sequence.num_published = max(sequence.num_published, complete)
 
     def _append(self, sequence: Sequence, token_id: int, now: float) -> Produced:
-        """Add a token; a finished sequence leaves, its blocks released unless a peer reads them."""
+        """Add a token. Ends a finished sequence; releases its blocks unless a peer reads them."""
         index = sequence.num_output
         finish = sequence.append(token_id)
         sequence.last_token_at = now
@@ -376,13 +383,13 @@ def _seniority(sequence: Sequence) -> tuple[int, int]:
 
 
 def _lacks_room(sequence: Sequence) -> bool:
-    """Whether its newest token, which may be under way, needs a block that it does not have."""
+    """Whether the newest token, which may be under way, needs one more block."""
     needed = sequence.blocks_for(sequence.num_tokens + sequence.num_ahead)
     return len(sequence.block_table) < needed and not _is_ending(sequence)
 
 
 def _is_ending(sequence: Sequence) -> bool:
-    """Whether the step under way gives a running sequence the last token it may have."""
+    """Whether the step under way gives a running sequence its last token by `max_tokens`."""
     return (
         sequence.num_ahead > 0
         and sequence.num_output + sequence.num_ahead >= sequence.sampling.max_tokens

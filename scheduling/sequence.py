@@ -1,7 +1,7 @@
 """One sequence of tokens on one worker: its tokens, its blocks, its place in the schedule.
 
-Pure data with a state machine; torch-free. The scheduler is the only one that moves a sequence
-from state to state and that changes its blocks.
+Pure data with a state machine; torch-free. Only the scheduler changes a sequence's state and
+blocks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class OutputGrammar(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is compiled."""
+        """Whether the grammar is compiled."""
 
     def advance(self, token_id: int) -> bool:
-        """Follow a chosen token; whether the grammar is complete and nothing more can come."""
+        """Consume a chosen token; True if the grammar is complete and allows no further token."""
 
 
 class SequenceState(StrEnum):
@@ -62,13 +62,13 @@ _MOVES: dict[SequenceState, frozenset[SequenceState]] = {
 class Sequence:
     """One sequence; identified by `(request_id, attempt)`.
 
-    `tokens` is the prompt followed by the output; the first `num_prompt` of them were the
-    caller's prompt, whatever earlier attempts have added since. `num_computed` tokens have their
-    KV in `block_table`; that of `num_ahead` more is being computed by steps under way, of which
-    nothing else is known. `remote` means that the blocks and the first token come from a peer;
-    `prefill_only` that the sequence ends here with its first token. `grammar` follows the output
-    where `sampling` has one; `history` is what the sampler keeps of the tokens, if it has to;
-    `prompt_record` what the logits of the prompt said, where that was asked for.
+    `tokens` is the prompt followed by the output. The first `num_prompt` tokens are the caller's
+    prompt; output of earlier attempts follows them. The KV of `num_computed` tokens is in
+    `block_table`; steps under way, whose outcome is unknown, compute `num_ahead` more. `remote`
+    means that the blocks and the first token come from a peer; `prefill_only` means that the
+    sequence ends on this worker with its first token. `grammar` follows the output if `sampling`
+    has a grammar. `history` holds the token counts of the sampler, if it needs any.
+    `prompt_record` collects the prompt's log-probabilities, if the request wants them.
     """
 
     request_id: str
@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Tokens of the prompt and the output so far."""
         return len(self.tokens)
 
     @property
@@ -122,46 +122,48 @@ class Sequence:
 
     @property
     def num_launched(self) -> int:
-        """Tokens whose KV is computed, or is going to be by the steps under way."""
+        """Tokens whose KV is computed or is being computed by steps under way."""
         return self.num_computed + self.num_ahead
 
     @property
     def next_index(self) -> int:
-        """The index of the token that the next step chooses; one may be chosen and not known."""
+        """Output index of the token that the next step chooses; counts a token that the step
+        under way is choosing."""
         promised = self.num_ahead if self.state is SequenceState.RUNNING else 0
         return self.num_output + promised
 
     @property
     def follows_tokens(self) -> bool:
-        """Whether the choice of a token asks, beside the model, which ones came before it."""
+        """Whether sampling needs the earlier tokens, besides the logits."""
         params = self.sampling
         return self.grammar is not None or params.penalizes or bool(params.bad_words)
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether its next token is the one with the largest logit, and nothing else is asked of
-        that row."""
+        """Whether the next token is simply the one with the largest logit: no log-probabilities,
+        masks or penalties."""
         params = self.sampling
         return self.grammar is None and params.is_plain and self.next_index >= params.min_tokens
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be computed: its grammar, if any, is compiled."""
+        """Whether the sequence can be computed: its grammar, if any, is compiled."""
         return self.grammar is None or self.grammar.is_ready
 
     @property
     def needs_prompt_logits(self) -> bool:
-        """Whether the prompt's own log-probabilities are still to be told: then the logits of all
-        its positions have to be computed, and no cached block saves that."""
+        """Whether the prompt's own log-probabilities are still to be computed. They need the
+        logits of all its positions, so cached blocks cannot be used."""
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
 
     def take_prompt_logprobs(self) -> PromptLogprobs | None:
-        """What was recorded of the prompt, once it has its first token; nothing is kept here."""
+        """Take the prompt's log-probabilities out of the sequence, once it has its first token;
+        None if there are none."""
         record, self.prompt_record = self.prompt_record, None
         return None if record is None else record.whole()
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def transition(self, state: SequenceState) -> None:
@@ -178,7 +180,7 @@ class Sequence:
             self.hashes.append(next_hash(parent, self.tokens[start : start + size]))
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add one token of output; the reason why the sequence ends with it, or None."""
+        """Add one output token. Returns the finish reason if the sequence ends with it, or None."""
         self.tokens.append(token_id)
         self.extend_hashes()
         if self.grammar is not None and self.grammar.advance(token_id):

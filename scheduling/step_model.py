@@ -1,4 +1,4 @@
-"""How long a step takes, learned from the steps that ran.
+"""Predicts how long a step takes, learned from measured steps.
 
 `seconds = fixed + per_token * tokens + per_attended * attended`, where `attended` counts
 (query, key) pairs: a chunk of n tokens at context c attends n*c + n*(n+1)/2. Fitted online by
@@ -23,7 +23,7 @@ def attended_pairs(num_tokens: int, context: int) -> int:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step consists of, as far as its time is concerned."""
+    """The features of a step that determine its time."""
 
     num_tokens: int = 0
     attended: int = 0
@@ -61,12 +61,13 @@ class StepModel:
         return fixed, token, attended
 
     def predict(self, cost: StepCost) -> float:
-        """Seconds that a step of this cost is expected to take."""
+        """Expected duration of a step of this cost, in seconds."""
         fixed, token, attended = self.coefficients
         return fixed + token * cost.num_tokens + attended * cost.attended
 
     def tokens_within(self, budget_s: float, base: StepCost, context: int, limit: int) -> int:
-        """The most tokens n <= `limit` at `context` that keep `base` plus them in `budget_s`."""
+        """The largest n <= `limit` so that `base` plus n tokens at `context` takes `budget_s` at
+        most."""
         _, token, attended = self.coefficients
         room = budget_s - self.predict(base)
         if room <= 0:
@@ -89,7 +90,7 @@ class StepModel:
         gain = [value / denominator for value in px]
         error = seconds - sum(t * v for t, v in zip(self._theta, x, strict=True))
         self._theta = [t + g * error for t, g in zip(self._theta, gain, strict=True)]
-        # Without excitation in some direction forgetting would let the covariance grow for ever.
+        # Without excitation in some direction, forgetting would let the covariance grow forever.
         trace = sum(self._covariance[i][i] for i in range(3))
         forgetting = self._forgetting if trace < _MAX_TRACE else 1.0
         for i in range(3):

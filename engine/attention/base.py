@@ -1,7 +1,7 @@
-"""The interface between the model and whatever computes attention over the paged KV pool.
+"""The interface between the model and the backends that compute attention over the paged KV pool.
 
-A backend is bound to one pool. Per batch: `plan` once, then `run` once per layer, in order. The
-tokens of a batch are those of its segments, one segment after the other.
+A backend is bound to one pool. Per batch, call `plan` once, then `run` once per layer, in order.
+A batch's tokens are those of its segments, one segment after the other.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     """The tokens of one sequence in a batch.
 
     `query_len` tokens are computed now; `context_len` counts them and all tokens before them.
-    What the layers make of a token is wanted of the last `num_wanted` (None: of all); the others
-    only leave their keys and values. `block_table[i]` is the pool block of positions
+    The layers' output is wanted for the last `num_wanted` tokens (None: for all); the others only
+    store their keys and values. `block_table[i]` is the pool block of positions
     `i * block_size` to `(i + 1) * block_size - 1`; entries beyond the context do not matter.
     """
 
@@ -34,12 +34,12 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def wanted_len(self) -> int:
-        """How many of its last tokens are wanted."""
+        """How many of the segment's last tokens are wanted."""
         return self.query_len if self.num_wanted is None else self.num_wanted
 
 
 def wanted_rows(segments: Sequence[Segment]) -> list[int] | None:
-    """The rows of a batch that are wanted, ascending; None if all are."""
+    """The wanted rows of a batch, ascending; None if all rows are wanted."""
     rows: list[int] = []
     end = 0
     for segment in segments:
@@ -52,7 +52,7 @@ class AttentionBackend(Protocol):
     """Causal, grouped-query attention of a batch's tokens over their sequences' KV blocks."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """Prepares for one batch what all its layers share."""
+        """Prepares the data that all layers share for one batch."""
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Writes `k`, `v` to the pool, then attends.
@@ -64,25 +64,26 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True)
 class KvTarget:
-    """Where a batch's keys and values go in one layer; stored divided by the scales.
+    """Where to store a batch's keys and values in one layer, divided by the scales.
 
-    `keys`, `values` are [num_blocks, num_kv_heads, block_size, head_dim], of equal strides,
-    head_dim's 1.
+    `keys` and `values` are [num_blocks, num_kv_heads, block_size, head_dim] with equal strides;
+    head_dim's stride is 1.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
-    slots: torch.Tensor  # [N] int64: block * block_size + offset; negative: stored nowhere
+    slots: torch.Tensor  # [N] int64: block * block_size + offset; negative: not stored
     k_scale: float = 1.0
     v_scale: float = 1.0
 
 
 @runtime_checkable
 class StoringAttention(AttentionBackend, Protocol):
-    """A backend whose two halves can be called apart: a kernel that rotates k stores it, too."""
+    """A backend with separate calls to store and to attend, so that one kernel can rotate k and
+    store it."""
 
     def target(self, layer: int) -> KvTarget:
-        """Where the planned batch's k and v of `layer` have to be stored before `attend`."""
+        """Where to store the planned batch's k and v of `layer` before `attend`."""
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attends with `q` [N, num_heads, head_dim] to what is stored; returns its shape."""
+        """Attends with `q` [N, num_heads, head_dim] to the stored KV; returns the same shape."""

@@ -1,11 +1,11 @@
 """Paged attention by our own C++ kernel, on the CPU, for pools of fp32, bf16 and e4m3.
 
-`native/plan.h` divides a batch into units of work (tiles of queries of one segment, KV heads, a
-range of keys), `native/attention.h` computes them, where few rows come `few_rows.h`, by AMX
-`tiled_attention.h`. Long contexts of few queries are split at fixed lengths, so that neither the
-batch nor the number of threads changes a row's result. Pools may lie token by token, or in the
-order of the products (`native/paired.h`). Writes K and V to the pool on the way, into e4m3 to the
-nearest number it has. Owns the memory of plans and of partial results.
+`native/plan.h` divides a batch into units of work (a tile of one segment's queries, KV heads, a
+range of keys). `native/attention.h` computes the units, `few_rows.h` those with few rows, and
+`tiled_attention.h` with AMX. Long contexts with few queries are split at fixed lengths, so that
+neither the batch nor the number of threads changes a row's result. Pools are ordered token by
+token, or as the matrix products read them (`native/paired.h`). Also writes K and V to the pool,
+for e4m3 rounded to nearest. Owns the memory of plans and partial results.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from engine.attention.base import Segment
 from engine.kv_pool import KvPool
 from protocol.layout import FP8, PAIRS, SPLIT, TOKENS, KvLayout
 
-_COMPUTED = (torch.float32, torch.bfloat16)  # what queries and results may be
+_COMPUTED = (torch.float32, torch.bfloat16)  # dtypes of queries and results
 _TILE_ROWS = 256  # query rows of a unit: enough to pay for packing a tile of keys
-_SPLIT_ROWS = 64  # units of more rows are not split
-_GROUP = 16  # tokens that lie together in a pool of pairs, and numbers of a vector
-_QUAD_DIMS = 64  # of two tokens' values in a quad, see native/split.h
+_SPLIT_ROWS = 64  # units with more rows are not split
+_GROUP = 16  # consecutive tokens in a pool of pairs, and numbers of a vector
+_QUAD_DIMS = 64  # dimensions of two tokens' values in a quad, see native/split.h
 
 
 class _Call(ctypes.Structure):
@@ -63,13 +63,13 @@ class _PlanCall(ctypes.Structure):
 
 
 class _WindowPlan:
-    """The units of the layers of one window size, in memory that grows with the largest batch."""
+    """The work units for layers of one window size, in memory that grows with the largest batch."""
 
     def __init__(self) -> None:
         self._reserve(64, 64)
 
     def fill(self, plan: Callable[..., None], call: _PlanCall) -> None:
-        """Plan into this memory; `call` has the counts then."""
+        """Plan into this memory; `call` receives the counts."""
         while True:
             call.units, call.max_units = self._units_at, len(self._units)
             call.merges, call.max_merges = self._merges_at, len(self._merges)
@@ -88,7 +88,7 @@ class KernelAttention:
     """`AttentionBackend` over `pool`, by the kernels in `library`.
 
     `windows[i]` is layer i's sliding window in tokens, the token itself included, or None.
-    Contexts of few queries are computed in pieces of `split_keys` tokens.
+    Contexts with few queries are computed in pieces of `split_keys` tokens.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class KernelAttention:
         self._tables = array("q")
         self._slots = np.empty((0, 2), np.int64)
         self.longest = 0
-        """Tokens of the longest context of the planned batch."""
+        """Tokens in the longest context of the planned batch."""
         self._partials = torch.empty(0)
         shape = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
         self._plan_call = _PlanCall(
@@ -147,7 +147,7 @@ class KernelAttention:
             num_blocks = -(-segment.context_len // block_size)
             assert len(segment.block_table) >= num_blocks
             tables += segment.block_table[:num_blocks]
-        # Of array, not numpy: a decode step has many small ones, and caches are cold.
+        # array is faster than numpy here: a decode step has many small arrays and cold caches.
         query_lens = array("q", [segment.query_len for segment in segments])
         contexts = array("q", [segment.context_len for segment in segments])
         self._tables = array("q", tables)
@@ -167,18 +167,18 @@ class KernelAttention:
             self._calls[window] = self._call_for(call, num_tokens)
         self._plan_last(segments, num_tokens)
         last = [] if self._last_call is None else [self._last_call]
-        for each in (*self._calls.values(), *last):  # all in the memory of the largest
+        for each in (*self._calls.values(), *last):  # all share the largest call's memory
             each.partials = self._partials.data_ptr()
 
     def planned(self, window: int | None) -> ctypes.Structure:
-        """The planned batch as the kernels take it, for layers of this window, at the first
-        layer's pool. Good until the next plan."""
+        """The kernels' call structure of the planned batch, for layers of this window; points to
+        the first layer's pool. Valid until the next plan."""
         return self._calls[window]
 
     @property
     def planned_last(self) -> ctypes.Structure | None:
-        """The same of the wanted tokens alone in the last layer, their queries in one piece and
-        keys and values written before; None if all tokens are wanted."""
+        """The call structure for the last layer, with the wanted tokens only: their queries are
+        contiguous, all keys and values are already written. None if all tokens are wanted."""
         return self._last_call
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ class KernelAttention:
         return out
 
     def _plan_last(self, segments: Sequence[Segment], num_tokens: int) -> None:
-        """What is left of the batch just planned when only the wanted tokens attend."""
+        """Plan the last layer of the current batch, in which only the wanted tokens attend."""
         wanted = array("q", [segment.wanted_len for segment in segments])
         num_wanted = sum(wanted)
         self._last_call = None
@@ -225,13 +225,12 @@ class KernelAttention:
 
 
 def supports(dtype: str, head_dim: int) -> bool:
-    """Whether the kernel can work on a pool of this dtype and head size, on a CPU."""
+    """Whether the CPU kernel supports a pool of this dtype and head size."""
     return dtype in ("float32", "bfloat16", FP8) and head_dim % 2 == 0
 
 
 def orders_for(layout: KvLayout, library: ctypes.CDLL) -> tuple[str, ...]:
-    """The orders of blocks over which the kernels can attend where queries are bf16, the one that
-    they read fastest first."""
+    """The block orders that the kernels support for bf16 queries, fastest first."""
     in_groups = layout.block_size % _GROUP == 0 and layout.head_dim % _GROUP == 0
     if layout.dtype not in ("bfloat16", FP8) or not in_groups or not library.baton_has_linear():
         return (TOKENS,)
@@ -245,7 +244,7 @@ def _address(numbers: array[int]) -> int:
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:
-    """`heads` [N, heads, head_dim] with each token's heads in one piece, tokens any way apart."""
+    """`heads` [N, heads, head_dim] with each token's heads contiguous, at any token stride."""
     _, num_heads, head_dim = heads.shape
     in_pieces = heads.stride(2) == 1 and (num_heads == 1 or heads.stride(1) == head_dim)
     return heads if in_pieces else heads.contiguous()

@@ -1,13 +1,13 @@
-"""Paged attention by FlashInfer's kernels, on a CUDA card, over the pool as it lies.
+"""Paged attention by FlashInfer's kernels, on a CUDA card, over the pool in place.
 
 A layer's keys and values are strided views of the block-major pool, `[num_blocks, num_kv_heads,
-block_size, head_dim]` ("HND"): the kernels take page, head and token strides, so nothing is copied
-or laid out anew. A batch is two calls per layer at most, one for its decodes and one for its
-chunks; or one for both, where that was found faster. FlashInfer's `plan` fills pinned memory of its
-own that it copies without waiting, so the next plan waits until the last one's copies are done.
+block_size, head_dim]` ("HND"). The kernels take page, head and token strides, so nothing is copied
+or rearranged. A batch takes at most two calls per layer, one for decodes and one for chunks, or a
+single call for both where that measured faster. FlashInfer's `plan` copies from its own pinned
+memory asynchronously, so the next plan waits until the previous copies are done.
 
-Calls are those of FlashInfer 0.6.13 (https://docs.flashinfer.ai/api/attention.html). Its
-`window_left` counts the tokens before a query that it sees: our windows, less the token itself.
+Calls follow FlashInfer 0.6.13 (https://docs.flashinfer.ai/api/attention.html). Its `window_left`
+counts the tokens that a query sees before itself: our window minus one.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from engine.kv_pool import KvPool
 from protocol.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
-_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode is built for
-_TENSOR_CORE_GROUP = 4  # from here on a group fills enough of a tensor core's tile
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode supports
+_TENSOR_CORE_GROUP = 4  # groups of at least this size fill enough of a tensor core's tile
 LAYOUT = "HND"
 _LEAST_WORKSPACE = 128 << 20  # what FlashInfer recommends
 _ALIGNMENT = 1 << 10
-_ANY_CHUNK = 1 << 10  # rows that fill the largest tile
+_ANY_CHUNK = 1 << 10  # enough rows to fill the largest tile
 
 
 class FlashInferUnavailable(ConfigError):
-    """FlashInfer cannot serve this model here; says why."""
+    """FlashInfer cannot serve this model on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class FlashInferChoice:
-    """Which of FlashInfer's kernels a model gets."""
+    """Which of FlashInfer's kernels a model uses."""
 
     prefill: str
     """`fa3` (Hopper's own instructions) or `fa2`."""
@@ -52,7 +52,7 @@ class FlashInferChoice:
 def choose_kernels(
     num_heads: int, num_kv_heads: int, kv_dtype: torch.dtype, is_hopper: bool
 ) -> FlashInferChoice:
-    """The kernels for these heads; fa3 takes no 8-bit KV beside 16-bit queries."""
+    """The kernels for these heads; fa3 does not support 8-bit KV with 16-bit queries."""
     group = num_heads // num_kv_heads
     is_8_bit = kv_dtype.itemsize == 1
     return FlashInferChoice(
@@ -64,7 +64,7 @@ def choose_kernels(
 
 
 def load_flashinfer() -> ModuleType:
-    """The library. Raises FlashInferUnavailable where it or Triton is not installed."""
+    """Import FlashInfer. Raises FlashInferUnavailable if that, or importing Triton, fails."""
     try:
         importlib.import_module("triton")
         return importlib.import_module("flashinfer")
@@ -86,12 +86,12 @@ def check_supported(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
 def workspace_bytes(
     heads: tuple[int, int], head_dim: int, max_sequences: int, num_multiprocessors: int
 ) -> int:
-    """What the partial results of split contexts need; `heads` of queries and of KV.
+    """Bytes for the partial results of split contexts; `heads` are (query heads, KV heads).
 
-    The most that FlashInfer's scheduler (`PrefillPlan` in attention/scheduler.cuh, by which decodes
-    on tensor cores are planned, too) asks for: chunks are split over two blocks of threads for each
-    multiprocessor, and a captured decode has a tile for each sequence besides. A plan that finds
-    less fails.
+    This is the most that FlashInfer's scheduler requests (`PrefillPlan` in
+    attention/scheduler.cuh, which also plans decodes on tensor cores): it splits chunks over two
+    thread blocks per multiprocessor, and a captured decode also has a tile per sequence. A plan
+    that finds less memory fails.
     """
     num_heads, num_kv_heads = heads
     group = num_heads // num_kv_heads
@@ -99,19 +99,19 @@ def workspace_bytes(
     decode_rows = _tile_rows(group, head_dim)
     tiles = -(-max_sequences * group // decode_rows) + max_sequences - 1
     rows = max(splits * _tile_rows(_ANY_CHUNK, head_dim), max(splits, tiles) * decode_rows)
-    partial_results = 4 * num_heads * rows * (head_dim + 1)  # fp32: sums, and a logarithm each
+    partial_results = 4 * num_heads * rows * (head_dim + 1)  # fp32: sums, and a log-sum-exp each
     return max(_LEAST_WORKSPACE, partial_results + _ALIGNMENT)
 
 
 def _tile_rows(rows: int, head_dim: int) -> int:
-    """How many rows (queries times heads of a group) a block of threads takes, of `rows`."""
+    """Rows (queries times heads of a group) in the tile of one thread block, for `rows` in all."""
     if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16
 
 
 class PoolLayers:
-    """The layers of a pool as FlashInfer and our kernels take them, and what they have in common.
+    """A pool's layers as views for FlashInfer and our kernels, and their common parameters.
 
     `windows[i]` is layer i's sliding window in tokens, the token itself included, or None.
     """
@@ -131,23 +131,23 @@ class PoolLayers:
         self.caches = [(layer[:, 0], layer[:, 1]) for layer in layers]
 
     def target(self, layer: int, slots: torch.Tensor) -> KvTarget:
-        """Where tokens of these slots are stored in `layer`."""
+        """Where to store the tokens of these slots in `layer`."""
         keys, values = self.caches[layer]
         return KvTarget(keys, values, slots)
 
     def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k, v [N, num_kv_heads, head_dim] as they are."""
+        """Store k and v [N, num_kv_heads, head_dim] without rotation."""
         from engine.gpu.ops import store  # needs Triton
 
         store(torch.cat((k, v), dim=1), self.target(layer, slots))
 
     def host(self, array: np.ndarray) -> torch.Tensor:
-        """In pinned memory, from which a copy to the card does not wait."""
+        """`array` as a tensor, for a card in pinned memory, so that copies are asynchronous."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
     def plan_arguments(self, window: int | None) -> dict[str, Any]:
-        """What every `plan` is told, for layers of this window."""
+        """The arguments common to every `plan`, for layers of this window."""
         return {
             "num_qo_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
@@ -159,10 +159,10 @@ class PoolLayers:
 
 
 class FlashInferAttention:
-    """`StoringAttention` for any batch. `workspace` [`workspace_bytes`] uint8, zeroed, on the
-    device, may be shared by backends that take turns on one stream.
+    """`StoringAttention` for any batch. `workspace` is [`workspace_bytes`] uint8, zeroed, on the
+    device. Backends that take turns on one stream may share it.
 
-    `joins_mixed` has decodes beside chunks computed by the chunks' kernel, in one call.
+    With `joins_mixed`, mixed batches take one call: the chunks' kernel computes the decodes, too.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class FlashInferAttention:
         self._copied = CopyFence(layers.device)
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """See AttentionBackend. Segments of one token that come first are decodes."""
+        """See AttentionBackend. The leading segments of one token are decodes."""
         batch = page(segments, self._layers.block_size)
         self._copied.wait()
         self._slots = to_device(torch.from_numpy(batch.slots), self._layers.device)
@@ -245,29 +245,29 @@ class FlashInferAttention:
             self._layers.host(batch.last_lens[first:]),
             head_dim_qk=self._layers.head_dim,
             causal=True,
-            max_token_per_sequence=int(np.diff(starts).max()),  # else counted in Python, one by one
+            max_token_per_sequence=int(np.diff(starts).max()),  # else a Python loop counts them
             **arguments,
         )
 
 
 class CopyFence:
-    """Keeps host memory that a device still reads from being written again."""
+    """Prevents overwriting host memory that a device is still reading."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def mark(self) -> None:
-        """Everything that reads the memory has been put on the current stream."""
+        """Record that all reads of the memory are queued on the current stream."""
         if self._event is not None:
             self._event.record()
 
     def wait(self) -> None:
-        """Until the device has done what was before the last `mark`."""
+        """Wait until the device has done the reads before the last `mark`."""
         if self._event is not None:
             self._event.synchronize()
 
 
 def _leading_decodes(batch: PagedBatch) -> int:
-    """How many segments of one token come before the first of more."""
+    """How many segments of one token come before the first longer segment."""
     longer = np.flatnonzero(np.diff(batch.query_starts) > 1)
     return int(longer[0]) if len(longer) else batch.num_segments

@@ -1,7 +1,7 @@
-"""FlashInfer's decode for one fixed number of sequences, at addresses that never change.
+"""FlashInfer's decode for a fixed number of sequences, in buffers at fixed addresses.
 
-What a CUDA graph captures is `run` and `attend`; before each replay `plan` puts the batch's
-arrays, padded, where the captured kernels read them, and plans anew for its lengths.
+A CUDA graph captures `run` and `attend`. Before each replay, `plan` copies the batch's padded
+arrays to the buffers that the captured kernels read, and plans for the batch's lengths.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from engine.attention.paging import PagedBatch, pad_decodes, page
 
 @dataclass(frozen=True)
 class DecodeBuffers:
-    """The arrays that captured kernels read, for up to M sequences; graphs that take turns on one
+    """The arrays that captured kernels read, for up to M sequences. Graphs that take turns on one
     stream share them."""
 
     block_starts: torch.Tensor  # [M + 1] int32
-    blocks: torch.Tensor  # [most blocks of M contexts together] int32
+    blocks: torch.Tensor  # [the most blocks that M contexts have together] int32
     last_lens: torch.Tensor  # [M] int32
     slots: torch.Tensor  # [M] int64
 
     @classmethod
     def of(cls, max_sequences: int, max_blocks: int, device: torch.device) -> DecodeBuffers:
-        """Zeroed buffers for contexts that have `max_blocks` blocks together."""
+        """Zeroed buffers for contexts with at most `max_blocks` blocks in total."""
 
         def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -51,8 +51,8 @@ class DecodeBuffers:
 
 
 class FixedDecode:
-    """`StoringAttention` for `size` decodes, padding included. `workspace` as in
-    FlashInferAttention, shared with it."""
+    """`StoringAttention` for `size` decodes, padding included. Shares its `workspace` with
+    FlashInferAttention."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class FixedDecode:
         self._copied = CopyFence(layers.device)
 
     def plan(self, segments: Sequence[Segment]) -> None:
-        """See AttentionBackend; at most `size` segments, each of one token.
+        """See AttentionBackend; takes at most `size` segments of one token each.
 
-        The first plan looks up (and may build) the kernels; the later ones only plan.
+        The first plan looks up (and may build) the kernels; later calls only plan.
         """
         batch = pad_decodes(page(segments, self._layers.block_size), self._size)
         self._copied.wait()
@@ -117,8 +117,8 @@ class FixedDecode:
         return result
 
     def _plan_window(self, wrapper: Any, batch: PagedBatch, arguments: dict[str, Any]) -> None:
-        """`fast_decode_plan` copies nothing: the buffers are filled. It needs the kernels that a
-        first `plan` has looked up, which copies them once more."""
+        """Plan one window. The first time calls `plan`, which looks up the kernels and copies the
+        arrays again; later `fast_decode_plan`, which relies on the filled buffers."""
         arrays = [torch.from_numpy(a) for a in (batch.block_starts, batch.blocks, batch.last_lens)]
         if self._is_planned:
             self._plan_again(wrapper, *arrays, head_dim=self._layers.head_dim, **arguments)

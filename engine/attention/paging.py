@@ -1,7 +1,7 @@
-"""A batch's segments as the flat arrays that paged attention kernels read. Pure numpy.
+"""Turns a batch's segments into the flat arrays that paged attention kernels read. Pure numpy.
 
-Compressed rows, as FlashInfer has them: `starts` arrays have one entry more than there are
-segments. Everything is made on the host, once per step; layers share it.
+The arrays are compressed rows (CSR), as FlashInfer expects: `starts` arrays have one entry more
+than there are segments. They are built on the host, once per step; all layers share them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from engine.attention.base import Segment
 
 NO_SLOT = -1
-"""The slot of a token whose key and value are not stored: one that only pads a batch."""
+"""The slot of a padding token, whose key and value are not stored."""
 
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """B segments of N tokens in all; all arrays are contiguous."""
+    """B segments with N tokens in total; all arrays are contiguous."""
 
-    query_starts: np.ndarray  # [B + 1] int32: of each segment's tokens among the batch's
-    block_starts: np.ndarray  # [B + 1] int32: of each segment's blocks in `blocks`
-    blocks: np.ndarray  # [block_starts[-1]] int32: those that hold the contexts, in order
+    query_starts: np.ndarray  # [B + 1] int32: where each segment's tokens start in the batch
+    block_starts: np.ndarray  # [B + 1] int32: where each segment's blocks start in `blocks`
+    blocks: np.ndarray  # [block_starts[-1]] int32: the blocks of the contexts, in order
     last_lens: np.ndarray  # [B] int32: tokens in a context's last block, 1 to block_size
     slots: np.ndarray  # [N] int64: block * block_size + offset, where each token is stored
 
@@ -40,7 +40,7 @@ class PagedBatch:
 
 
 def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
-    """The arrays of `segments`, of which there is one at least."""
+    """The arrays for `segments`, of which there must be at least one."""
     queries = np.array([segment.query_len for segment in segments], dtype=np.int32)
     contexts = np.array([segment.context_len for segment in segments], dtype=np.int32)
     counts = -(-contexts // block_size)
@@ -57,10 +57,10 @@ def page(segments: Sequence[Segment], block_size: int) -> PagedBatch:
 
 
 def pad_decodes(batch: PagedBatch, size: int) -> PagedBatch:
-    """`batch`, of one token per segment, with rows of padding up to `size` segments.
+    """`batch`, which has one token per segment, padded to `size` segments.
 
-    Padding attends to one token that is there, the first of the first segment, and stores
-    nothing: it can neither fault nor change what a row of the batch gets.
+    Padding rows attend to one existing token, the first of the first segment, and store nothing.
+    They can neither fault nor change the result of another row.
     """
     missing = size - batch.num_segments
     assert missing >= 0, (size, batch.num_segments)

@@ -1,11 +1,11 @@
-"""Paged attention of torch operations, on any device: the oracle of correctness.
+"""Paged attention with torch operations, on any device: the reference for correctness.
 
-Reads the pool through flat views, so that a sequence's keys for one layer are gathered head by
-head into `[num_kv_heads, length, head_dim]` with one `index_select` of whole head-blocks. Decode
-segments run together, padded; others one by one. What lies in a pool beyond a sequence's context
-(stale, even NaN) never reaches a result: it is masked in the scores and zeroed in the gathered
-copy, since 0 * NaN is NaN. Query heads that share a KV head are rows of one product; keys are
-never expanded in memory.
+Reads the pool through flat views: one `index_select` of whole head-blocks gathers a sequence's keys
+for one layer, head by head, into `[num_kv_heads, length, head_dim]`. Decode segments run together,
+padded; other segments run one by one. Stale values in the pool beyond a sequence's context (even
+NaN) never reach a result: they are masked in the scores and zeroed in the gathered copy, since
+0 * NaN is NaN. Query heads that share a KV head are rows of one product; keys are never expanded
+in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol.layout import TOKENS
 
 @dataclass(frozen=True)
 class _DecodeGroup:
-    """Segments of one query token each, padded to S keys; B of them."""
+    """B segments of one query token each, padded to S keys."""
 
     tokens: torch.Tensor | None  # [B] rows of q; None: all of them, in order
     head_blocks: torch.Tensor  # [2 * B * num_kv_heads * blocks] rows of the pool, for layer 0
@@ -40,13 +40,13 @@ class _Chunk:
     start: int
     end: int
     head_blocks: torch.Tensor  # [2 * num_kv_heads * blocks] rows of the pool, for layer 0
-    keys: slice  # of the gathered blocks' positions: those that some query sees
-    mask: torch.Tensor | None  # [end - start, number of keys], 0 or -inf; None: plainly causal
+    keys: slice  # the positions in the gathered blocks that some query sees
+    mask: torch.Tensor | None  # [end - start, number of keys], 0 or -inf; None: plain causal mask
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one batch needs on the layers of one window size."""
+    """One batch's plan for the layers of one window size."""
 
     decodes: list[_DecodeGroup]
     chunks: list[_Chunk]
@@ -131,7 +131,7 @@ class TorchAttention:
         self, window: int | None, segments: Sequence[Segment], tables: list[np.ndarray]
     ) -> _Plan:
         starts = np.cumsum([0] + [segment.query_len for segment in segments])
-        decodes: dict[int, list[int]] = {}  # by padded size: segments of up to twice the blocks
+        decodes: dict[int, list[int]] = {}  # by padded size: block counts differ less than twofold
         chunks = []
         for index, segment in enumerate(segments):
             if segment.query_len > 1:
@@ -208,7 +208,7 @@ class TorchAttention:
         return chunks
 
     def _slot_rows(self, segments: Sequence[Segment], tables: list[np.ndarray]) -> np.ndarray:
-        """Where the batch's tokens go in layer 0: [2, N * num_kv_heads] rows of the pool."""
+        """Where to store the batch's tokens in layer 0: [2, N * num_kv_heads] rows of the pool."""
         blocks, offsets = [], []
         for segment, table in zip(segments, tables, strict=True):
             positions = np.arange(segment.context_len - segment.query_len, segment.context_len)
@@ -220,7 +220,7 @@ class TorchAttention:
         return rows.reshape(2, -1)
 
     def _head_block_rows(self, blocks: np.ndarray) -> np.ndarray:
-        """Rows of `_head_blocks` for `blocks` [B, n] in layer 0, by k or v, sequence and head."""
+        """Rows of `_head_blocks` for `blocks` [B, n] in layer 0, ordered by k/v, sequence, head."""
         heads = np.arange(2 * self._num_kv_heads).reshape(2, 1, self._num_kv_heads, 1)
         return (blocks[None, :, None, :] * self._block_stride + heads).reshape(-1)
 

@@ -1,8 +1,7 @@
-"""What a checkpoint's config.json and generation_config.json say, checked; imports no torch.
+"""Reads and checks a checkpoint's config.json and generation_config.json; imports no torch.
 
-Turns them into a `ModelConfig`, which the decoder follows whatever the architecture. Knows nothing
-of weights or devices. Anything that is not supported is refused here, by name, before a weight is
-read.
+Turns them into a `ModelConfig`, which configures the decoder for every architecture. Knows nothing
+of weights or devices. Unsupported settings are rejected here, by name, before a weight is read.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class ModelConfig:
     """A decoder-only transformer.
 
-    `sliding_windows[i]` is layer i's window in tokens, the token itself included, or None where
-    the layer sees everything before it. `dtype` is what the checkpoint was saved in.
+    `sliding_windows[i]` is layer i's window in tokens, the token itself included, or None if the
+    layer attends to all earlier tokens. `dtype` is the checkpoint's dtype.
     """
 
     architecture: str
@@ -61,7 +60,7 @@ class ModelConfig:
         )
 
     def sharded(self, tp_size: int) -> ModelConfig:
-        """What one of `tp_size` ranks computes of each layer. Raises ConfigError."""
+        """The configuration of one of `tp_size` ranks' share of each layer. Raises ConfigError."""
         for name, size in (
             ("num_attention_heads", self.num_heads),
             ("num_key_value_heads", self.num_kv_heads),
@@ -79,7 +78,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of a model a rank has: `rank` of `size` equal ones."""
+    """A rank's part of a model: number `rank` of `size` equal parts."""
 
     rank: int
     size: int
@@ -87,7 +86,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """The sampling that a checkpoint recommends; None where it says nothing."""
+    """The sampling parameters that a checkpoint recommends; None where it sets none."""
 
     eos_token_ids: tuple[int, ...] = ()
     do_sample: bool | None = None
@@ -101,8 +100,8 @@ class GenerationConfig:
 def load_model_config(folder: Path) -> ModelConfig:
     """The checked configuration of the checkpoint in `folder`.
 
-    End-of-text ids are generation_config.json's where it states any, else config.json's, which
-    is the order in which transformers' `generate` looks. Raises ModelLoadError.
+    End-of-text ids come from generation_config.json if it has any, else from config.json; this is
+    the order of transformers' `generate`. Raises ModelLoadError.
     """
     path = folder / "config.json"
     return parse_model_config(
@@ -111,7 +110,7 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 
 def load_generation_config(folder: Path) -> GenerationConfig:
-    """What generation_config.json in `folder` says; all defaults where there is no such file.
+    """The settings in `folder`'s generation_config.json; all defaults if there is no such file.
 
     Raises ModelLoadError naming a malformed key.
     """
@@ -131,7 +130,7 @@ def load_generation_config(folder: Path) -> GenerationConfig:
 
 
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
-    """The checked configuration that the keys of a config.json describe; ModelLoadError if none."""
+    """The checked configuration from the keys of a config.json. Raises ModelLoadError."""
     name, kind = _architecture(keys)
     if "quantization_config" in keys:
         raise ModelLoadError(
@@ -208,7 +207,7 @@ def _hidden_act(keys: JsonKeys) -> str:
 
 
 def _dtype(keys: JsonKeys) -> str:
-    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`; float32 where neither is there."""
+    """The dtype under `dtype` (transformers 5) or `torch_dtype` (4); float32 if neither is set."""
     key = "dtype" if "dtype" in keys else "torch_dtype"
     name: str = keys.text(key, "float32")
     name = name.removeprefix("torch.")
@@ -219,7 +218,7 @@ def _dtype(keys: JsonKeys) -> str:
 
 def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tuple[int | None, ...]:
     if kind.windows == "uniform":
-        # An absent key means 4096 to transformers' Mistral; null means no window.
+        # In transformers' Mistral an absent key means 4096; null means no window.
         window = keys.integer("sliding_window", None if "sliding_window" in keys.values else 4096)
         return (window,) * num_layers
     if kind.windows == "none":

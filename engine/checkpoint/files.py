@@ -1,8 +1,8 @@
-"""Which files a checkpoint's folder holds, and what identifies it; imports no torch.
+"""A checkpoint's files and the fingerprint that identifies the checkpoint; imports no torch.
 
-Owns the list of its safetensors files and their headers, and the fingerprint that two workers
-compare. Knows nothing of what the tensors mean. The fingerprint depends on content alone: the
-same on every host, whatever the path.
+Owns the list of the safetensors files and their headers, and the fingerprint that two workers
+compare. Does not know what the tensors mean. The fingerprint depends only on the content: it is
+the same on every host and for every path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in a safetensors file; `begin` and `end` are offsets in bytes into the file."""
+    """One tensor in a safetensors file; `begin` and `end` are byte offsets into the file."""
 
     file: Path
     dtype: str  # as the format spells it: F32, BF16, ...
@@ -32,7 +32,7 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        """Size as stored."""
+        """Size in the file, in bytes."""
         return self.end - self.begin
 
 
@@ -95,9 +95,9 @@ def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
 def model_fingerprint(folder: Path) -> str:
     """32 hex digits that identify the checkpoint in `folder`: its configuration and weights.
 
-    Digests config.json, and of each weight file its name, size, header, and samples at the start,
-    middle and end of every tensor: milliseconds where a digest of all weights takes minutes. It
-    tells checkpoints apart by mistake or version, and is no proof against forgery.
+    Digests config.json and, for each weight file, its name, size, header, and samples at the
+    start, middle and end of every tensor. This takes milliseconds; a digest of all weights takes
+    minutes. The fingerprint detects wrong checkpoints and versions; it does not detect forgery.
     """
     digest = hashlib.blake2b(digest_size=16)
     try:
@@ -120,7 +120,7 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def _update(digest: hashlib.blake2b, part: bytes) -> None:
-    """Adds `part` with its length, so that parts cannot run into each other."""
+    """Adds `part` with its length, so that the boundaries between parts are unambiguous."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)
 

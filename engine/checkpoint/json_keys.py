@@ -1,8 +1,8 @@
-"""Typed access to the keys of a JSON object that somebody else wrote.
+"""Typed access to the keys of an untrusted JSON object.
 
-Owns the wording of what is wrong with a file: every error is one `ModelLoadError` that names the
-file, the key, what was found and what was expected. Knows nothing of what the keys mean.
-A key whose value is null counts as absent, as it does in Hugging Face's configuration files.
+Owns the wording of errors in a file: every error is one `ModelLoadError` that names the file, the
+key, the value found and the value expected. Does not know what the keys mean. A key whose value
+is null counts as absent, as in Hugging Face's configuration files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REQUIRED: Any = object()
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file `path`. Raises ModelLoadError where there is none."""
+    """The JSON object in the file `path`. Raises ModelLoadError if it cannot be read or parsed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,7 +43,7 @@ class JsonKeys:
         return self.values.get(key) is not None
 
     def raw(self, key: str, default: Any = REQUIRED) -> Any:
-        """The value as it is, or `default`; raises ModelLoadError if it is required."""
+        """The unchecked value, or `default`; raises ModelLoadError if a required key is missing."""
         value = self.values.get(key)
         if value is not None:
             return value
@@ -52,7 +52,7 @@ class JsonKeys:
         return default
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
-        """An integer of at least `minimum` (whole floats are taken), or `default`."""
+        """An integer of at least `minimum` (whole floats are accepted), or `default`."""
         value = self.raw(key, default)
         if value is default:
             return value
@@ -88,7 +88,7 @@ class JsonKeys:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them; empty where the key is absent."""
+        """The token ids under `key`, a single id or a list; empty if the key is absent."""
         value = self.raw(key, ())
         ids = value if isinstance(value, (list, tuple)) else [value]
         for token_id in ids:
@@ -97,7 +97,7 @@ class JsonKeys:
         return tuple(ids)
 
     def table(self, key: str) -> JsonKeys | None:
-        """The object under `key`, or None where it is absent."""
+        """The object under `key`, or None if the key is absent."""
         value = self.raw(key, None)
         if value is None:
             return None
@@ -106,7 +106,7 @@ class JsonKeys:
         return JsonKeys(value, f"{self.where}: {key}")
 
     def wrong(self, key: str, expected: str) -> ModelLoadError:
-        """The error that says what `key` holds and what it should."""
+        """The error that states the value of `key` and the expected one."""
         found = _describe(self.values.get(key))
         return ModelLoadError(f"{self.where}: {key!r} must be {expected}, not {found}")
 

@@ -1,6 +1,6 @@
-"""Which rotary embedding a checkpoint asks for, read from its config.json; imports no torch.
+"""Reads the rotary embedding's parameters from a checkpoint's config.json; imports no torch.
 
-Takes both spellings in use: transformers 5 (`rope_parameters`, theta inside) and transformers 4
+Accepts both formats in use: transformers 5 (`rope_parameters`, theta inside) and transformers 4
 (`rope_theta` beside `rope_scaling`, whose kind is `rope_type` or `type`). The arithmetic is in
 `engine.layers.rope`.
 """
@@ -18,10 +18,10 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """A rotary embedding. Fields beyond `theta` matter to the kinds named beside them.
+    """A rotary embedding. The comments name the kinds that use a field.
 
-    `max_position_embeddings` is the model's; `original_max_position_embeddings` the context that
-    it was trained with before it was stretched (equal where the checkpoint does not say).
+    `max_position_embeddings` is the model's context length; `original_max_position_embeddings` is
+    the context length it was trained with before scaling (equal if the checkpoint has no such key).
     """
 
     kind: str
@@ -42,7 +42,7 @@ class RopeConfig:
 def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
     """The rotary embedding that the keys of a config.json describe.
 
-    Raises ModelLoadError for a kind that is not in `ROPE_KINDS`, a missing or a malformed key.
+    Raises ModelLoadError for a kind that is not in `ROPE_KINDS` and for a missing or malformed key.
     """
     table = _rope_table(config)
     kind = table.text("rope_type", None) or table.text("type", "default")
@@ -72,7 +72,7 @@ def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
 
 
 def _rope_table(config: JsonKeys) -> JsonKeys:
-    # transformers 5 lets an old `rope_scaling` win over `rope_parameters` where both are present
+    # transformers 5 prefers an old `rope_scaling` to `rope_parameters` if both are present
     table = config.table("rope_scaling") or config.table("rope_parameters")
     if table is None:
         return JsonKeys({}, config.where)

@@ -1,11 +1,11 @@
 """Loading a checkpoint's weights onto a device, tensor by tensor.
 
-Owns the names and shapes that a configuration implies, and the fusing of q, k, v and of gate, up
-into single weights. Knows nothing of how the model uses them. Names and shapes are checked from
-the files' headers before a weight is read; files are memory-mapped and copied straight into their
-place, so that memory never holds a second copy of more than one tensor. On a CPU the embedding
-stays a mapping of its file where the dtype allows: only the rows that are looked up take memory,
-and the file must not be overwritten in place while the model runs (replace it instead).
+Owns the names and shapes that a configuration implies, and fuses q, k, v and gate, up into single
+weights. Does not know how the model uses them. Names and shapes are checked from the files' headers
+before a weight is read. Files are memory-mapped and copied straight into place, so memory never
+holds a second copy of more than one tensor. On a CPU the embedding stays a mapping of its file
+where the dtype allows, so only the rows that are looked up take memory. Do not overwrite the file
+in place while the model runs; replace it instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocol.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in total), as stored, after each tensor."""
+"""Called after each tensor with (bytes done, bytes in total), in sizes as stored."""
 
 _FILE_DTYPES = {
     "F64": torch.float64,
@@ -66,7 +66,7 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All weights of a model, on one device in one dtype; `lm_head` is `embed` where tied."""
+    """All weights of a model, on one device in one dtype; `lm_head` is `embed` if they are tied."""
 
     embed: torch.Tensor  # [vocab, H]
     layers: list[LayerWeights]
@@ -82,13 +82,13 @@ def load_weights(
     progress: Progress | None = None,
     shard: Shard | None = None,
 ) -> Weights:
-    """The weights of the checkpoint in `folder`, cast to `dtype` (by default as config says).
+    """The weights of the checkpoint in `folder`, cast to `dtype` (default: `config.dtype`).
 
-    With `shard` only a rank's part of each layer, as `config.sharded` has it; the parts' products
-    add up to the whole one's.
+    With `shard`, loads only a rank's part of each layer, as in `config.sharded`. The ranks' partial
+    products add up to the full product.
 
-    Raises ModelLoadError naming the tensor that is missing or has another shape than `config`
-    implies. A tensor that the architecture does not have is logged and left alone.
+    Raises ModelLoadError that names the tensor if it is missing or its shape does not match
+    `config`. A tensor that the architecture does not have is logged and ignored.
     """
     entries: dict[str, TensorEntry] = {}
     for file in weight_files(folder):
@@ -115,8 +115,8 @@ def load_weights(
 
 
 def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """What a rank has of a tensor: outputs of the products that split, inputs of those whose
-    results are summed, everything of the rest."""
+    """A rank's part of a tensor: some outputs of q, k, v, gate and up, some inputs of o and down,
+    the whole of other tensors. Only rank 0 has the biases of o and down; the others get zeros."""
     if _SPLIT_OUTPUTS.search(name):
         return stored.chunk(shard.size)[shard.rank]
     if _SPLIT_INPUTS.search(name):
@@ -127,7 +127,7 @@ def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
 
 
 def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
-    """The tensor where its file has it: pages are read when touched, and gone with the tensor."""
+    """Map the tensor from its file: pages are read when touched, and unmapped with the tensor."""
     start = entry.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     dtype, count = _FILE_DTYPES[entry.dtype], math.prod(entry.shape)
     if count * dtype.itemsize != entry.num_bytes:
@@ -142,7 +142,7 @@ def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
             )
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {entry.file}: {error}") from error
-    # ACCESS_COPY, since torch wants a writable buffer; nobody writes
+    # ACCESS_COPY because torch wants a writable buffer; no code writes to it
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.begin - start)
     return flat.view(entry.shape)
 
@@ -203,7 +203,7 @@ def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 
 def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """Where each tensor of the checkpoint goes: views into `weights` by Hugging Face's names."""
+    """The destination of each checkpoint tensor: views into `weights` by Hugging Face's names."""
     places: dict[str, torch.Tensor | None] = {
         _EMBED: weights.embed,
         "model.norm.weight": weights.final_norm,

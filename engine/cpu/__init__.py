@@ -1,4 +1,4 @@
-"""What only a CPU runs: packed weights, fused layers, huge pages. The kernels are in `native`.
+"""CPU-only parts: packed weights, fused layers, huge pages. The kernels are in `native`.
 
 Imports the attention and layers of `engine`.
 """

@@ -1,8 +1,8 @@
-"""All layers of a bf16 model on a CPU in one call of our kernels.
+"""Runs all layers of a bf16 model on a CPU in one call of our kernels.
 
-Between the products of a step nothing is allocated and no Python runs: at small batches that is
-worth a fifth of the step. Computes what the loop in model.py does, stage by stage. Owns the
-memory that the stages pass on; `native/forward.h` computes.
+Between a step's matrix products nothing is allocated and no Python runs, which saves a fifth of the
+step at small batches. Computes the same stages as the loop in models/decoder.py. Owns the buffers
+between the stages; `native/forward.h` computes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Forward(ctypes.Structure):
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """One layer's packed products and norms' weights; `qk_norm` as in model.py."""
+    """One layer's packed linear layers and norm weights; `qk_norm` as in models/decoder.py."""
 
     qkv: NativeLinear
     o: NativeLinear
@@ -56,7 +56,7 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """The layers of one model, for `KernelAttention`; used by one thread."""
+    """The layers of one model, with `KernelAttention`; used by one thread."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FusedLayers:
         eps: float,
         kernels: ctypes.CDLL,
     ) -> None:
-        self._layers = tuple(layers)  # their tensors' memory is what `_structs` points to
+        self._layers = tuple(layers)  # keeps the tensors alive that `_structs` points to
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._structs = (_Layer * len(layers))(
             *(
@@ -84,7 +84,7 @@ class FusedLayers:
         )
         first = layers[0]
         self._widths = (
-            first.qkv.weight.inputs,  # x, and normed
+            first.qkv.weight.inputs,  # x, then normed
             first.qkv.weight.inputs,
             first.qkv.weight.outputs,
             first.o.weight.inputs,
@@ -105,10 +105,10 @@ class FusedLayers:
         attention: KernelAttention,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`x` [N, hidden] after all layers, its `rows` [W] int64 alone where given: those that the
-        planned segments want. Changes `x`.
+        """`x` [N, hidden] after all layers; with `rows` [W] int64, the planned segments' wanted
+        rows, only these rows. Changes `x`.
 
-        `tables` are cos and sin in fp32, [P, head_dim / 2], which `positions` [N] int64 look up.
+        `tables` are cos and sin in fp32, [P, head_dim / 2], indexed by `positions` [N] int64.
         """
         assert x.dtype == torch.bfloat16
         assert positions.dtype == torch.int64
@@ -131,10 +131,11 @@ class FusedLayers:
         attention: KernelAttention,
         x: int | None = None,
     ) -> Forward:
-        """What the kernels are told of a batch of N tokens, good until the next one.
+        """The kernels' call structure for a batch of N tokens, valid until the next call.
 
-        `positions` is the address of [N] int64, `wanted` the address and the number of rows, int64,
-        or None for all; `x` the address of [N, hidden] bf16, memory of its own where None.
+        `positions` is the address of [N] int64; `wanted` is the address and number of the wanted
+        rows, int64, or None for all; `x` is the address of [N, hidden] bf16, or None to use a
+        buffer of this object.
         """
         cos, sin = tables
         last = attention.planned_last if wanted is not None else None
@@ -165,12 +166,12 @@ class FusedLayers:
             torch.get_num_threads(),
             self._eps,
         )
-        call.plans = plans  # an address alone would not keep it
+        call.plans = plans  # the address alone would not keep the array alive
         return call
 
     def _memory(self, num_tokens: int) -> list[int]:
-        """Addresses of what the stages write, kept for the next step: as large as the largest step
-        so far."""
+        """Addresses of the stages' buffers, reused by the next step; they fit the largest step so
+        far."""
         if num_tokens > self._most_tokens:
             memory = HugePages()
             self._between = [

@@ -1,10 +1,10 @@
-"""A whole step of a bf16 model on a CPU in one call of our kernels: from tokens to the likeliest
-next one of each sequence.
+"""Runs a whole step of a bf16 model on a CPU in one call of our kernels: from tokens to the
+likeliest next token of each sequence.
 
-For batches of which nothing else is asked: no log-probabilities, no penalties, no draws. Between
-two steps caches are full of weights, and what Python and torch do there takes several times as long
-as in a loop of its own; logits that nobody asks for are not written. The same choices as those of
-the sampler from the model's logits, bit for bit. `native/step.h` computes.
+For batches without log-probabilities, penalties or random sampling. Between two steps the caches
+are full of weights, so Python and torch code runs several times slower there than in a tight loop.
+The kernels do not write the logits. They choose the same tokens as the sampler would from the
+model's logits, bit for bit. `native/step.h` computes.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _LARGEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Likeliest:
-    """Of R rows of logits the largest, NaN where one is, and the first token that has it."""
+    """The largest logit in each of R rows, NaN if the row has one, and its first token."""
 
     logits: Sequence[float]
     ids: Sequence[int]
 
     def finite_ids(self) -> list[int | None]:
-        """The tokens, None where the logit is not finite."""
+        """The tokens; None for rows whose largest logit is not finite."""
         pairs = zip(self.logits, self.ids, strict=True)
         return [token_id if math.isfinite(logit) else None for logit, token_id in pairs]
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What comes before the layers and after them; `embed` [vocab, hidden] and `final_norm`
-    [hidden] are bf16."""
+    """The weights before and after the layers; `embed` [vocab, hidden] and `final_norm` [hidden]
+    are bf16."""
 
     embed: torch.Tensor
     final_norm: torch.Tensor
@@ -66,7 +66,7 @@ class Ends:
 
 
 class FusedStep:
-    """The steps of one model over one pool; used by one thread."""
+    """Runs the steps of one model over one pool; used by one thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FusedStep:
         attention: KernelAttention,
         kernels: ctypes.CDLL,
     ) -> None:
-        self._ends = ends  # its memory is what calls point to
+        self._ends = ends  # keeps the tensors alive that calls point to
         self._addresses = (ends.embed.data_ptr(), ends.final_norm.data_ptr())
         self._layers = layers
         self._rope = rope
@@ -89,10 +89,10 @@ class FusedStep:
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
     ) -> Likeliest:
-        """Of the tokens at `rows` (None: of all), which the planned segments want; `token_ids` and
-        `positions` are in the segments' order.
+        """The likeliest next tokens at `rows`, the planned segments' wanted rows (None: all rows).
+        `token_ids` and `positions` are in the segments' order.
 
-        Raises IndexError for a token that the vocabulary does not have.
+        Raises IndexError for a token outside the vocabulary.
         """
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             raise IndexError(f"a token is none of the vocabulary's {self._vocab_size}")

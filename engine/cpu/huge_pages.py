@@ -1,9 +1,9 @@
-"""Host memory in huge pages, where the system lends them to those who ask.
+"""Host memory in huge pages, where the system supports them.
 
-A step reads hundreds of megabytes of weights and KV from all over: with pages of 4 KiB the cores
-look up an address for every 64 cache lines, in a virtual machine twice. Linux gives pages of 2 MiB
-to memory that asks (`madvise`; as it comes, or as root's settings in
-/sys/kernel/mm/transparent_hugepage want); elsewhere this is plain memory.
+A step reads hundreds of megabytes of scattered weights and KV. With pages of 4 KiB the cores
+translate an address for every 64 cache lines, in a virtual machine twice. Linux backs memory with
+pages of 2 MiB if the program requests them with `madvise` (its default; root can change it in
+/sys/kernel/mm/transparent_hugepage). Elsewhere this is plain memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ALIGNMENT = 64
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """As `torch.zeros` on the CPU, in a mapping of its own; pages come when they are written."""
+    """Like `torch.zeros` on the CPU, in a separate mapping; pages are allocated on first write."""
     return _view(_map(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
 
 
 class HugePages:
-    """Tensors side by side in few large mappings, so that small ones share pages, too.
+    """Packs tensors into a few large mappings, so that small tensors also share huge pages.
 
-    For tensors that stay: memory is given back when all that lie in a mapping are gone.
+    For long-lived tensors: a mapping is freed once all its tensors are gone.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class HugePages:
         self._end = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """As `torch.empty` on the CPU, at a multiple of 64 bytes."""
+        """Like `torch.empty` on the CPU, aligned to 64 bytes."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._mapping is None or self._end + num_bytes > len(self._mapping):
             self._mapping, self._end = _map(max(num_bytes, _MAPPING)), 0
@@ -48,7 +48,7 @@ def _map(num_bytes: int) -> mmap.mmap:
     size = -(-max(num_bytes, 1) // _HUGE) * _HUGE
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 

@@ -1,8 +1,8 @@
-"""A linear layer by our own kernel: weights in panels that a core streams once.
+"""A linear layer with our own kernel: weights are packed in panels that a core streams once.
 
-Inputs are bf16, weights bf16, the same in 12 bits (see native/narrow.h), or integers of 8 or 4
-bits. An output is one chain of products in a fixed order: neither the other rows nor the
-number of threads changes a row's result, bit for bit. Owns the packed weight; `native/linear.h`
+Inputs are bf16. Weights are bf16, the same values in 12 bits (see native/narrow.h), or integers of
+8 or 4 bits. Each output adds its products in a fixed order, so neither the other rows nor the
+number of threads changes a single bit of a row's result. Owns the packed weight; `native/linear.h`
 multiplies.
 """
 
@@ -19,12 +19,12 @@ from engine.cpu.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 PANEL_OUTPUTS = 64
 _LANES = 16
 _WORD_BYTES = {16: 256, 12: 192}
-"""Of 64 outputs by two inputs, by the bits of a weight."""
+"""Bytes of a word (64 outputs by two inputs), by the bits of a weight."""
 _MOST_PLAIN = 1 / 8
-"""Of all words: with more that stay in 16 bits twelve are not worth it."""
+"""Largest share of words that stay in 16 bits; above it, packing in 12 bits does not pay off."""
 _SLICE_PANELS = 32
-"""Rounded to integers at a time: on the way a weight takes some twenty bytes, and those of the
-logits may be a third of all."""
+"""Panels that are rounded to integers at a time: each weight takes about twenty bytes meanwhile,
+and lm_head may hold a third of all weights."""
 
 
 class Weight(ctypes.Structure):
@@ -50,8 +50,8 @@ class _Call(ctypes.Structure):
 
 
 def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
-    """Whether the kernel takes this `weight` [outputs, inputs]: bf16 on a CPU whose kernels
-    multiply pairs of it, an even number of inputs."""
+    """Whether the kernel supports this `weight` [outputs, inputs]: bf16 on a CPU, with an even
+    number of inputs, and kernels that multiply bf16 pairs."""
     return (
         kernels is not None
         and bool(kernels.baton_has_linear())
@@ -64,9 +64,9 @@ def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
 class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    Keeps a packed copy of `weight`, in `bits` (16, 12, 8 or 4) a weight: 8 and 4 where its inputs
-    are whole groups, 12 where its exponents lie close together, else 16. Drop your reference to
-    free the original. The copy lies in `memory`, which layers of a model share.
+    Keeps a packed copy of `weight` with `bits` (16, 12, 8 or 4) per weight. Uses 16 instead of 8 or
+    4 if the inputs are not whole groups, and instead of 12 if the exponents are too far apart. Drop
+    your reference to free the original. The copy is in `memory`, which a model's layers share.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class NativeLinear:
 
     @property
     def num_bytes(self) -> int:
-        """What a product reads of the weight."""
+        """Bytes of the weight that a product reads."""
         scales = 0 if self._scales is None else self._scales.nbytes
         narrow = 0 if self._narrow is None else self._narrow.num_bytes
         return self._panels.nbytes + scales + narrow
@@ -120,7 +120,8 @@ class NativeLinear:
         return out
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same, not rounded to bf16; written to `out`, contiguous, where given."""
+        """The product without `add`, not rounded to bf16; written to `out`, contiguous, where
+        given."""
         if out is None:
             out = torch.empty((len(x), self.weight.outputs))
         self._run(x, None, wide=out.data_ptr())
@@ -146,7 +147,7 @@ class NativeLinear:
 
 
 def _pack(weight: torch.Tensor, panels: torch.Tensor, kernels: ctypes.CDLL) -> None:
-    """bf16 `panels`: [panels, inputs / 2, 64] words of two inputs."""
+    """Write the bf16 `panels`: [panels, inputs / 2, 64] words of two inputs."""
     outputs, inputs = weight.shape
     kernels.baton_pack(
         ctypes.c_void_p(weight.data_ptr()),
@@ -157,7 +158,8 @@ def _pack(weight: torch.Tensor, panels: torch.Tensor, kernels: ctypes.CDLL) -> N
 
 
 class _Narrow:
-    """How twelve bits say a weight: which exponents each panel has, and which words stay plain."""
+    """The encoding of a weight in 12 bits: each panel's lowest exponent, and the words that stay in
+    16 bits ("plain")."""
 
     def __init__(self, lowest: torch.Tensor, begins: torch.Tensor) -> None:
         self._lowest = lowest  # [panels] int32
@@ -166,7 +168,7 @@ class _Narrow:
 
     @classmethod
     def of(cls, weight: torch.Tensor, kernels: ctypes.CDLL) -> _Narrow | None:
-        """Of `weight` [outputs, inputs]; None if too many of its exponents are far apart."""
+        """The encoding of `weight` [outputs, inputs]; None if too many exponents are far apart."""
         outputs, inputs = weight.shape
         num_panels = -(-outputs // PANEL_OUTPUTS)
         lowest = torch.empty(num_panels, dtype=torch.int32)
@@ -184,21 +186,21 @@ class _Narrow:
 
     @property
     def num_plain(self) -> int:
-        """Words of 16 bits a number."""
+        """The number of words with 16 bits per weight."""
         return int(self._begins[-1])
 
     @property
     def more_bytes(self) -> int:
-        """What those take over the others."""
+        """Bytes that the plain words take beyond the size of packed words."""
         return self.num_plain * (_WORD_BYTES[16] - _WORD_BYTES[12])
 
     @property
     def num_bytes(self) -> int:
-        """What is read beside the panels."""
+        """Bytes that a product reads besides the panels."""
         return self._lowest.nbytes + self._begins.nbytes + self._plain.nbytes
 
     def pack(self, weight: torch.Tensor, to: Weight, kernels: ctypes.CDLL) -> None:
-        """Write the panels of `weight`; `to` refers to the plan from here on."""
+        """Write the panels of `weight` to `to`, and set its pointers to this encoding."""
         to.lowest, to.begins = self._lowest.data_ptr(), self._begins.data_ptr()
         to.plain = self._plain.data_ptr()
         kernels.baton_pack_narrow(ctypes.c_void_p(weight.data_ptr()), ctypes.byref(to))
@@ -207,7 +209,7 @@ class _Narrow:
 def _quantized_panels(
     weight: torch.Tensor, bits: int, memory: HugePages
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` [outputs, inputs] as `_pack_integers` has it, and scales [panels, groups, 64]."""
+    """`weight` [outputs, inputs] as `_pack_integers` panels, and scales [panels, groups, 64]."""
     outputs, inputs = weight.shape
     count = -(-outputs // PANEL_OUTPUTS)
     width, dtype = {8: (128, torch.int8), 4: (32, torch.int16)}[bits]
@@ -223,8 +225,8 @@ def _quantized_panels(
 
 
 def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
-    """Panels of 8 bits [panels, inputs / 2, 128], or of 4 [panels, inputs / 2, 32] with four
-    vectors' values in each 16-bit lane (see LinearWeight in native/panels.h)."""
+    """Panels with 8 bits, [panels, inputs / 2, 128], or with 4, [panels, inputs / 2, 32], which
+    hold four vectors' values in each 16-bit lane (see LinearWeight in native/panels.h)."""
     values = _by_panel(weight.values)  # [panels, 64, inputs]
     words = values.unflatten(2, (-1, 2)).transpose(1, 2).flatten(2)  # [panels, inputs / 2, 128]
     if weight.bits == 8:
@@ -236,6 +238,6 @@ def _pack_integers(weight: QuantizedWeight) -> torch.Tensor:
 
 
 def _by_panel(rows: torch.Tensor) -> torch.Tensor:
-    """`rows` [outputs, n] as [panels, 64, n], zeros at the end."""
+    """`rows` [outputs, n] as [panels, 64, n], padded with zeros at the end."""
     missing = -len(rows) % PANEL_OUTPUTS
     return pad(rows, (0, 0, 0, missing)).unflatten(0, (-1, PANEL_OUTPUTS))

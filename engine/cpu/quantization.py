@@ -1,8 +1,8 @@
 """Weights as small integers with a scale for each output and group of inputs.
 
-Weight-only: inputs and sums stay as they are, so that what is lost is the rounding of the weights
-alone. Symmetric, by rounding to nearest; of 4 bits, each group takes the scale of a few that
-leaves the least squared error. Pure arithmetic: layouts are the kernel's business.
+Weight-only: inputs and sums keep their precision, so only the rounding of the weights loses
+accuracy. Symmetric, with rounding to nearest. For 4 bits, each group tries a few scales and takes
+the one with the least squared error. Pure arithmetic; the kernel defines the layouts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 GROUP_INPUTS = 64
 _LARGEST = {8: 127, 4: 7}
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Of a group's largest weight: what its scale lets through. Clipping it can serve the others."""
+"""Clipping points to try, as shares of a group's largest weight. Clipping the largest weight can
+make the others more accurate."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ class QuantizedWeight:
     bits: int
 
     def dequantized(self) -> torch.Tensor:
-        """What the integers stand for [outputs, inputs], fp32."""
+        """The values of the integers, [outputs, inputs], fp32."""
         return self.values.float() * self.scales.repeat_interleave(GROUP_INPUTS, dim=1)
 
 
 def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
-    """`weight` [outputs, inputs] in `bits` (8 or 4); inputs in whole groups of 64.
+    """`weight` [outputs, inputs] in `bits` (8 or 4); inputs must be whole groups of 64.
 
-    A weight that is not finite spoils its group, so that it shows in the logits.
+    A weight that is not finite makes its group's scale NaN, so that the logits show the fault.
     """
     outputs, inputs = weight.shape
     assert inputs % GROUP_INPUTS == 0, inputs
@@ -42,7 +43,7 @@ def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
     shares = _SHARES if bits == 4 else (1.0,)
     best = torch.full_like(largest, torch.inf)
     values = torch.zeros(groups.shape, dtype=torch.int8)
-    scales = torch.full_like(largest, torch.nan)  # and stay so where the error is no number
+    scales = torch.full_like(largest, torch.nan)  # remains NaN where the error is NaN
     for share in shares:
         scale = largest * (share / _LARGEST[bits])
         rounded = (groups / scale).round_().clamp_(-_LARGEST[bits] - 1, _LARGEST[bits])

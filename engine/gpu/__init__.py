@@ -1,4 +1,4 @@
-"""What only a CUDA card runs: Triton kernels, CUDA graphs, 8-bit linear layers.
+"""CUDA-only parts: Triton kernels, CUDA graphs, 8-bit linear layers.
 
-Imports the attention and layers of `engine`; Triton and FlashInfer inside functions.
+Imports the attention and layers of `engine`; imports Triton and FlashInfer inside functions.
 """

@@ -1,7 +1,7 @@
-"""FlashInfer and our Triton kernels as one choice: what a model on a CUDA card runs with.
+"""The backend of a model on a CUDA card: FlashInfer's attention and our Triton kernels.
 
-Owns the workspace that all its attention objects share; they take turns on one stream. Made before
-the weights are loaded, so that what is missing is said first.
+Owns the workspace that all attention objects share; they take turns on one stream. The backend is
+created before the weights are loaded, so that missing libraries are reported first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HOPPER = 9  # compute capability's major number
 
 
 class CardBackend:
-    """The kernels for one model and up to `max_sequences` decodes at once; raises
-    FlashInferUnavailable where they cannot be had."""
+    """The kernels for one model and up to `max_sequences` decodes at once. Raises
+    FlashInferUnavailable if FlashInfer cannot serve the model."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class CardBackend:
     def attention(
         self, pool: KvPool, choice: FlashInferChoice | None = None
     ) -> FlashInferAttention:
-        """Attention for any batch over `pool`, by the model's kernels or those of `choice`."""
+        """Attention for any batch over `pool`, with the model's kernels or those of `choice`."""
         chosen = choice or self.choice
         return FlashInferAttention(self.layers(pool), self._workspace, chosen, self._library)
 
     def tuned_attention(self, pool: KvPool, typical: MixedStep) -> FlashInferAttention:
-        """As `attention`, by what is found faster now for a step that is typical of those to come;
-        only reads the pool. fa2 is tried beside fa3 where decodes are by its kernel, too, so that
-        nothing is built for the trial."""
+        """Like `attention`, with the kernels that measure faster for the `typical` step; only reads
+        the pool. fa2 is tried against fa3 only if decodes use fa2's kernel anyway, so that the
+        trial does not have to build a kernel."""
         attention, layers = self.attention(pool), self.layers(pool)
         if self.choice.prefill == "fa3" and self.choice.decode_on_tensor_cores:
             other = self.attention(pool, replace(self.choice, prefill="fa2"))
@@ -92,8 +92,8 @@ class CardBackend:
     def fixed_decodes(
         self, pool: KvPool, max_sequences: int, max_blocks: int
     ) -> Callable[[int], FixedDecode]:
-        """What makes attention for a fixed number of decodes, to be captured: all share buffers
-        for `max_sequences` contexts of `max_blocks` together."""
+        """A factory of attention for a fixed number of decodes, for capture in graphs. All share
+        buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
         layers = self.layers(pool)
         buffers = DecodeBuffers.of(max_sequences, max_blocks, pool.device)
 
@@ -103,5 +103,5 @@ class CardBackend:
         return make
 
     def layers(self, pool: KvPool) -> PoolLayers:
-        """The model's layers in `pool`, as its kernels take them."""
+        """The model's layers in `pool`, as views for the kernels."""
         return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)

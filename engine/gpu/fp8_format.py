@@ -1,4 +1,4 @@
-"""The 8-bit floating point that weights and KV are stored in on a card: e4m3."""
+"""The 8-bit floating-point format of weights and KV on a card: e4m3."""
 
 from __future__ import annotations
 

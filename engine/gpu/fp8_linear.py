@@ -1,8 +1,8 @@
-"""A linear layer in fp8: e4m3 weights with a scale for each output, inputs with one for each row.
+"""A linear layer in fp8: e4m3 weights with a scale per output, inputs with a scale per row.
 
-The tensor cores multiply what is left and sum in fp32; scales are applied to the sums, which are
-rounded once, to bf16. Rows are scaled when they come, so that nothing has to be calibrated. On a
-CPU the same values are multiplied by torch in fp32: for tests, not for serving.
+The tensor cores multiply the scaled values and sum in fp32. The scales are applied to the sums,
+which are rounded once, to bf16. Rows are scaled dynamically, so no calibration is needed. On a CPU,
+torch multiplies the same values in fp32: for tests, not for serving.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import torch
 from engine.gpu.fp8_format import FP8, FP8_LIMIT
 
 MIN_CAPABILITY = (8, 9)
-_STEP = 16  # what inputs and outputs have to be multiples of
+_STEP = 16  # inputs and outputs must be multiples of this
 _SMALLEST_ROW = 1e-12
 
 
 def can_scale(weight: torch.Tensor) -> bool:
-    """Whether the card's product takes `weight` [outputs, inputs]."""
+    """Whether the card's fp8 product supports `weight` [outputs, inputs]."""
     outputs, inputs = weight.shape
     return outputs % _STEP == 0 and inputs % _STEP == 0
 
 
 class Fp8Linear:
-    """`x @ weight.T + bias`; `weight` [outputs, inputs], bf16, of which an fp8 copy is kept; `bias`
-    [outputs] or None, bf16."""
+    """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16. Keeps an
+    fp8 copy of `weight`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         assert can_scale(weight), weight.shape
         values, scales = scaled_rows(weight)
-        self._weight = values.t()  # [inputs, outputs], column by column as the product wants it
+        self._weight = values.t()  # [inputs, outputs], column-major as the product requires
         self._scales = scales.t().contiguous()  # [1, outputs]
         self._bias = bias
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs], bf16, to [N, outputs], plus `add` [N, outputs] where given; N may be 0.
 
-        The sum is written to `add`, whose value is then spent.
+        The sum overwrites `add`.
         """
         if len(x) == 0:
             return x.new_empty((0, self._scales.shape[1]))
@@ -67,9 +67,9 @@ class Fp8Linear:
 
 
 def scaled_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [N, size] as values [N, size], e4m3, and scales [N, 1], fp32, that multiply them.
+    """`x` [N, size] as values [N, size], e4m3, times scales [N, 1], fp32.
 
-    A row's largest value becomes the largest there is; a NaN spoils its row.
+    A row's largest value becomes e4m3's largest value; a NaN makes its whole row NaN.
     """
     wide = x.float()
     scales = wide.abs().amax(dim=1, keepdim=True).clamp(min=_SMALLEST_ROW) / FP8_LIMIT
@@ -77,7 +77,7 @@ def scaled_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _scaled_rows_on_card(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in one kernel."""
+    """Like `scaled_rows`, in one Triton kernel."""
     from engine.gpu.ops import scale_rows  # needs Triton
 
     return scale_rows(x)

@@ -1,9 +1,9 @@
 """Decode steps as CUDA graphs: one captured pass per padded number of sequences.
 
 A replay launches a whole step at once, where the host would launch some hundred kernels one by
-one. Captured kernels read fixed buffers; each step fills them and plans attention anew before its
-graph is replayed. All graphs share one memory pool, and one tensor that they leave their logits in,
-since only one runs at a time.
+one. Captured kernels read fixed buffers; each step fills the buffers and plans attention before it
+replays its graph. All graphs share one memory pool and one logits tensor, since only one graph runs
+at a time.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from engine.sampling.chosen_tokens import LateTokens
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_PASSES = 2  # kernels are compiled and tuned in them, which no capture may see
+_WARM_UP_PASSES = 2  # these compile and tune kernels, which must not happen during capture
 
 GRAPH_BYTES = 4 << 20
-"""What a graph itself takes on a card, about: some kilobytes for each of its kernels."""
+"""Approximate size of a graph on a card: some kilobytes for each of its kernels."""
 
 
 class Replay(Protocol):
-    """A captured pass; calling it computes the pass again."""
+    """A captured pass; calling it runs the pass again."""
 
     def __call__(self) -> None:
-        """Put the pass on the current stream."""
+        """Queue the pass on the current stream."""
 
 
 Capture = Callable[[Callable[[], None]], Replay]
-"""Turns a pass into its replay."""
+"""Captures a pass and returns its replay."""
 
 
 class DecodeGraphs:
-    """A graph for each of `sizes`; owns the buffers of tokens, positions and logits.
+    """One graph for each of `sizes`; owns the buffers of tokens, positions and logits.
 
-    `make_attention(size)` gives the backend that is captured with a graph. The captured passes
-    write to the pool's block 0, which nobody may use yet.
+    `make_attention(size)` creates the backend that is captured with a graph. Capturing writes to
+    the pool's block 0, which must not be in use yet.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DecodeGraphs:
         self._attention: dict[int, AttentionBackend] = {}
         self._graphs: dict[int, Replay] = {}
         started = time.monotonic()
-        for done, size in enumerate(reversed(self._sizes), start=1):  # the largest sizes the pool
+        for done, size in enumerate(reversed(self._sizes), start=1):  # largest first: sizes memory
             attention = self._attention[size] = make_attention(size)
             attention.plan([Segment(1, 1, [0])])
             self._graphs[size] = capture(self._pass(model, size, attention))
@@ -83,8 +83,8 @@ class DecodeGraphs:
     ) -> torch.Tensor:
         """Logits [B, vocab], fp32, of B decodes; valid until the next call.
 
-        B is 1 to `max_sequences`; padding computes rows that nobody sees. `late` tokens take the
-        place of some of `tokens`.
+        B is 1 to `max_sequences`; the results of padding rows are dropped. `late` tokens replace
+        some of `tokens`.
         """
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
         self._attention[size].plan(segments)
@@ -109,18 +109,18 @@ class DecodeGraphs:
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
-    """Numbers of sequences to capture up to `max_sequences`: padding is at most 7 rows of 64, 15
-    of 256, 31 beyond."""
+    """Batch sizes to capture, up to `max_sequences`. Padding is at most 7 rows up to size 64, 15 up
+    to 256, and 31 beyond."""
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_sequences, 32)]
     return [size for size in steps if size < max_sequences] + [max_sequences]
 
 
 class CudaCapture:
-    """`Capture` by CUDA graphs that share one memory pool.
+    """`Capture` with CUDA graphs that share one memory pool.
 
-    All are warmed up and captured on one stream: cuBLAS keeps a workspace for each stream that it
-    was called on, and graphs share memory only if theirs is the same. Other threads (a transport's)
-    may use the card meanwhile; what they do neither enters a graph nor spoils it.
+    All graphs are warmed up and captured on one stream: cuBLAS keeps a workspace per stream, and
+    graphs share memory only if they use the same workspace. Other threads (a transport's) may use
+    the card meanwhile; their work neither enters a graph nor invalidates the capture.
     """
 
     def __init__(self) -> None:

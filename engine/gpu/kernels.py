@@ -1,8 +1,8 @@
-"""Triton kernels for what stands between a layer's matrix products and attention.
+"""Triton kernels for the operations between a layer's matrix products and attention.
 
-Each reads its input once, computes in fp32 and rounds once. They are launched by `engine.gpu.ops`
-and know nothing of models. Importing this module needs Triton, but no card: on a CPU they run in
-Triton's interpreter (TRITON_INTERPRET=1), slowly, for tests.
+Each kernel reads its input once, computes in fp32 and rounds once. `engine.gpu.ops` launches the
+kernels, which know nothing of models. Importing this module needs Triton, but no card: for tests,
+the kernels run (slowly) on a CPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
-    """One row [size] of `x` each: out = x / sqrt(mean(x^2) + eps) * weight."""
+    """Each program norms one row [size] of `x`: out = x / sqrt(mean(x^2) + eps) * weight."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -25,9 +25,10 @@ def rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_rows(x, values, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row [size] of `x` each: values = x / scale, whose largest is LIMIT.
+    """Each program scales one row [size] of `x`: values = x / scale, the largest being LIMIT.
 
-    A value that is not finite makes the scale NaN: maxima and 8 bits may lose it.
+    A value that is not finite makes the scale NaN, because the maximum and the 8-bit format may
+    hide such a value.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -41,7 +42,7 @@ def scale_rows(x, values, scales, size, LIMIT: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def silu_gate(gate_up, out, size, BLOCK: tl.constexpr):
-    """A block of one row of `gate_up` [2 * size]: out = silu(first half) * second half."""
+    """Each program computes a block of one row [2 * size]: out = silu(first half) * second half."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -58,7 +59,7 @@ def rotate_and_store(  # noqa: PLR0913, PLR0915 - a kernel
     cos,  # [N, HALF] fp32; unused without ROTATED
     sin,
     slots,  # [N] int64, negative: store nothing
-    keys,  # of one layer, address of block 0
+    keys,  # the address of block 0 in one layer
     values,
     block_stride,  # elements
     head_stride,
@@ -72,11 +73,12 @@ def rotate_and_store(  # noqa: PLR0913, PLR0915 - a kernel
     HALF: tl.constexpr,
     NORMED: tl.constexpr,
     ROTATED: tl.constexpr,
-    LIMIT: tl.constexpr,  # the largest value that the pool's dtype holds; 0: no need to clamp
+    LIMIT: tl.constexpr,  # the largest value of the pool's dtype; 0: no need to clamp
 ):
-    """One head of one token: q is turned in place; k, turned, and v go to their slots.
+    """Each program handles one head of one token: rotates q in place, or stores the rotated k or
+    the v in its slot.
 
-    Stored are k / k_scale and v / v_scale.
+    The stored values are k / k_scale and v / v_scale.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

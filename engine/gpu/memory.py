@@ -1,8 +1,8 @@
-"""How many KV blocks a card has room for: what a profile run leaves of this process's fraction.
+"""Sizes the KV pool on a card: the rest of this process's memory fraction after a profile run.
 
-The largest step the scheduler can make is run once over a pool just large enough, and the memory
-at its peak is kept free. `memory_fraction` is of the whole card and counts everything that this
-process holds there, so that two processes of 0.45 share one card.
+The profile runs the scheduler's largest step once, over a minimal pool; its peak memory stays
+reserved for steps. `memory_fraction` is a fraction of the whole card and covers everything that
+this process holds there, so two processes with 0.45 each can share one card.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from protocol.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 CONTEXT_BYTES = 768 << 20
-"""What CUDA, its libraries and loaded kernels take outside of torch's account."""
-_WRAPPER_BYTES = 8 << 20  # of indices, on the card and pinned, for each FlashInfer wrapper
-_CUBLAS_BYTES = 32 << 20  # its workspace for the stream that graphs are captured on
+"""Memory of CUDA, its libraries and loaded kernels, which torch does not count."""
+_WRAPPER_BYTES = 8 << 20  # indices of each FlashInfer wrapper, on the card and pinned
+_CUBLAS_BYTES = 32 << 20  # cuBLAS's workspace for the stream that captures graphs
 
 
 @dataclass(frozen=True)
 class LargestStep:
-    """The most that one step has: tokens of chunks and decodes, and sequences that are sampled."""
+    """The size of the largest step: its tokens (chunks and decodes) and its sampled sequences."""
 
     num_tokens: int
     num_sequences: int
@@ -39,13 +39,13 @@ class LargestStep:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Those that are still to be captured, each for the layers of some windows."""
+    """The number of graphs still to be captured, and of window sizes in each."""
 
     num_graphs: int
     num_windows: int
 
     def num_bytes(self, logits_bytes: int) -> int:
-        """What they will take, where the largest step's logits take `logits_bytes`."""
+        """Memory that the graphs will take, if the largest step's logits take `logits_bytes`."""
         if self.num_graphs == 0:
             return 0
         each = GRAPH_BYTES + self.num_windows * _WRAPPER_BYTES
@@ -57,23 +57,23 @@ NO_GRAPHS = Graphs(0, 0)
 
 @dataclass(frozen=True)
 class CardMemory:
-    """Bytes on a card, as a profile run found them."""
+    """Bytes on a card, measured by a profile run."""
 
     total: int
     free: int
-    held: int  # by this process before the pool: weights, workspaces, attention's own
-    step: int  # more at the peak of the largest step
-    graphs: int  # for the graphs that are still to be captured
+    held: int  # held by this process without the pool: weights, workspaces, attention's memory
+    step: int  # additional memory at the peak of the largest step
+    graphs: int  # for the graphs still to be captured
 
     def for_pool(self, fraction: float) -> int:
-        """What the pool may take if this process is to hold `fraction` of the card; 0 at least."""
+        """The pool's size if this process may hold `fraction` of the card; at least 0."""
         planned = self.step + self.graphs
         of_fraction = int(self.total * fraction) - self.held - planned - CONTEXT_BYTES
         return max(0, min(of_fraction, self.free - planned))
 
 
 def blocks_for_card(layout: KvLayout, memory: CardMemory, fraction: float) -> int:
-    """How many blocks fit; ConfigError if not even one. Says what goes where."""
+    """How many blocks fit; ConfigError if none does. Logs how the memory is divided."""
     num_blocks = blocks_for_memory(layout, memory.for_pool(fraction))
     logger.info(
         "of %.1f GiB on the card this process takes %d %%: %.1f GiB held, %.2f GiB for a step, "
@@ -97,7 +97,7 @@ def profile(
     largest: LargestStep,
     graphs: Graphs = NO_GRAPHS,
 ) -> CardMemory:
-    """Run the largest step once; compiles kernels on the way. Leaves nothing behind."""
+    """Run the largest step once, which also compiles kernels. Frees all memory it allocates."""
     device = model.device
     num_blocks = -(-largest.num_tokens // layout.block_size)
     pool = KvPool(layout, num_blocks, device)
@@ -131,20 +131,20 @@ def profile(
 
 @dataclass(frozen=True)
 class Taken:
-    """Bytes that torch holds for this process: on a card, and of the host's memory, pinned."""
+    """Bytes that torch holds for this process: on a card, and pinned in host memory."""
 
     on_card: int
     pinned: int
 
     @classmethod
     def now(cls, device: torch.device) -> Taken:
-        """Without what CUDA and its libraries take (`CONTEXT_BYTES`, about)."""
+        """The current numbers, without CUDA and its libraries (about `CONTEXT_BYTES`)."""
         pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
         return cls(torch.cuda.memory_reserved(device), pinned)
 
 
 def report_taken(device: torch.device, pool: KvPool) -> None:
-    """Say what an engine that is ready has taken."""
+    """Log how much memory a ready engine has taken."""
     taken = Taken.now(device)
     logger.info(
         "took %.1f GiB on the card, of which %.1f GiB for %d KV blocks, and %.0f MiB pinned",

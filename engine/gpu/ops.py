@@ -1,7 +1,7 @@
-"""`LayerOps` of Triton kernels, for bf16 and fp16 on a CUDA card, and rotation fused with storing.
+"""`LayerOps` with Triton kernels, for bf16 and fp16 on a CUDA card; fuses rotating and storing.
 
-Owns the launching of `engine.gpu.kernels`. Knows nothing of layers, blocks or batches: where a
-token's key and value go is a slot that somebody has planned.
+Launches the kernels of `engine.gpu.kernels`. Knows nothing of layers, blocks or batches: the
+attention backend plans the slot of each token's key and value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TritonOps:
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
     ) -> torch.Tensor:
-        """See LayerOps. By torch: a model on a card rotates in `rotate_and_store`."""
+        """See LayerOps. Uses torch: a model on a card rotates in `rotate_and_store`."""
         cos, sin = (part.to(heads.dtype) for part in rotation)
         return self._torch.rotate(heads, weight, (cos, sin))
 
@@ -65,10 +65,11 @@ class TritonOps:
         rotation: Rotation,
         target: KvTarget,
     ) -> torch.Tensor:
-        """q [N, num_heads, head_dim], turned in place; k, turned, and v stored in `target`.
+        """Rotates q in place and returns it, [N, num_heads, head_dim]; stores the rotated k and
+        the v in `target`.
 
-        `heads` [N, num_heads + 2 * num_kv_heads, head_dim], contiguous, head_dim / 2 a power of
-        two; `weight` [num_heads + num_kv_heads, head_dim] norms q and k before, where given.
+        `heads` is [N, num_heads + 2 * num_kv_heads, head_dim], contiguous; head_dim / 2 must be a
+        power of two. With `weight` [num_heads + num_kv_heads, head_dim], q and k are normed first.
         """
         return _launch(heads, target, weight, rotation, self._eps)
 
@@ -88,7 +89,7 @@ def scale_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def store(heads: torch.Tensor, target: KvTarget) -> None:
-    """Store k and v as they are. `heads` [N, 2 * num_kv_heads, head_dim], contiguous."""
+    """Store k and v without rotation. `heads` [N, 2 * num_kv_heads, head_dim], contiguous."""
     _launch(heads, target, None, None, 0.0)
 
 

@@ -1,9 +1,10 @@
-"""A share of a card's multiprocessors for this process, by CUDA's Multi-Process Service (MPS).
+"""Limits this process to a share of a card's multiprocessors with CUDA's Multi-Process Service
+(MPS).
 
-Without it, processes on one card take turns, a time slice each. Where its daemon runs their kernels
-run side by side, and each process may be held to a share of the multiprocessors: a decode worker
-keeps its latency while a prefill worker computes beside it. CUDA reads the share once, when it
-starts in a process. Calls are those of https://docs.nvidia.com/deploy/mps/.
+Without MPS, processes on one card take turns in time slices. With the MPS daemon, their kernels run
+side by side, and each process can be limited to a share of the multiprocessors. So a decode worker
+keeps its latency while a prefill worker computes on the same card. CUDA reads the share once, when
+it starts in a process. See https://docs.nvidia.com/deploy/mps/.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _DEFAULT_PIPES = "/tmp/nvidia-mps"
 
 
 def limit_to_share(fraction: float, environment: MutableMapping[str, str]) -> None:
-    """Hold CUDA, which has not started in this process, to `fraction` (0 to 1) of each card.
+    """Limit this process to `fraction` (0 to 1) of each card. Call this before CUDA starts.
 
-    `environment` is the process's own. Raises ConfigError where no MPS daemon has its pipes, and
-    where the environment already says another share.
+    `environment` is the process's own. Raises ConfigError if no MPS daemon has its pipes there, or
+    if the environment already sets another share.
     """
     share = f"{100 * fraction:g}"
     pipes = Path(environment.get(_PIPES, _DEFAULT_PIPES))

@@ -1,9 +1,9 @@
-"""Which of attention's kernels are faster here: measured once, at the start.
+"""Measures once, at the start, which attention kernels are faster on this card.
 
-Chunks go by fa3 or by fa2. Decodes beside a chunk are two calls, each by the kernel that suits it,
-one after the other; or one that has both at once, the decodes padded to the chunk's tiles, and by
-fa3 each of their contexts on one multiprocessor. What is faster depends on the card, the heads and
-the sizes, so a step that is typical here is run each way. Results differ in rounding alone.
+Chunks use fa3 or fa2. Decodes beside a chunk take either two calls, one after the other, each with
+the kernel that suits it, or one joint call. The joint call pads the decodes to the chunk's tiles,
+and with fa3 computes each decode's context on one multiprocessor. Which is faster depends on the
+card, the heads and the sizes, so a typical step is run both ways. Results differ only in rounding.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class MixedStep:
 
     @classmethod
     def typical(cls, max_sequences: int, max_chunk: int, max_context: int) -> MixedStep:
-        """Half of a batch, in the middle of what they will read, beside a large chunk."""
+        """Half of a full batch, with contexts of medium length, beside a large chunk."""
         context = max(2, min(2048, max_context // 2))
         return cls(max(1, max_sequences // 2), context, max(2, min(max_chunk, context)))
 
     def segments(self, block_size: int, num_blocks: int) -> list[Segment]:
-        """The step over a pool of `num_blocks`, which is read from its start again where it is too
-        small."""
+        """The step over a pool of `num_blocks`; if the pool is too small, block numbers wrap around
+        to its start."""
         lengths = [(1, self.context)] * self.num_decodes + [(self.chunk, self.chunk)]
         segments, first = [], 0
         for query, context in lengths:
@@ -54,7 +54,7 @@ class MixedStep:
 
 @dataclass(frozen=True)
 class MixedTimes:
-    """Seconds that attention takes of a mixed step, plans and all layers."""
+    """Seconds of attention in a mixed step, for the plan and all layers."""
 
     one_call: float
     two_calls: float
@@ -64,7 +64,7 @@ class MixedTimes:
 def measure_mixed(
     attention: FlashInferAttention, layers: PoolLayers, step: MixedStep
 ) -> MixedTimes:
-    """Both ways; only reads the pool. Leaves `attention` with the faster one."""
+    """Time both ways and leave `attention` set to the faster one; only reads the pool."""
     segments = step.segments(layers.block_size, len(layers.caches[0][0]))
     seconds = {}
     for joined in (True, False):
@@ -77,7 +77,7 @@ def measure_mixed(
 def time_attention(
     attention: FlashInferAttention, layers: PoolLayers, segments: Sequence[Segment]
 ) -> float:
-    """Seconds of a plan and all layers; only reads the pool."""
+    """Seconds for a plan and all layers; only reads the pool."""
     num_tokens = sum(segment.query_len for segment in segments)
     shape = (num_tokens, layers.num_heads, layers.head_dim)
     q = torch.zeros(shape, dtype=layers.dtype, device=layers.device)
@@ -93,7 +93,7 @@ def time_attention(
 def faster_chunks(
     candidates: Sequence[FlashInferAttention], layers: PoolLayers, step: MixedStep
 ) -> FlashInferAttention:
-    """The candidate that takes the least time for the step's chunk alone; says so."""
+    """The fastest candidate for the step's chunk alone; logs the times."""
     table = [block % len(layers.caches[0][0]) for block in range(step.chunk)]
     segment = Segment(step.chunk, step.chunk, table)
     spans = {
@@ -106,7 +106,7 @@ def faster_chunks(
 
 
 def choose_mixed(attention: FlashInferAttention, layers: PoolLayers, step: MixedStep) -> None:
-    """Measure, and say what was chosen."""
+    """Time both ways, and log which was chosen."""
     times = measure_mixed(attention, layers, step)
     logger.info(
         "attention of %d decodes of %d tokens beside a chunk of %d: %.2f ms by one call, %.2f ms "
@@ -121,7 +121,7 @@ def choose_mixed(attention: FlashInferAttention, layers: PoolLayers, step: Mixed
 
 
 def _least(run: Callable[[], None], device: torch.device) -> float:
-    """The shortest of some runs, s: what else happens on the card only adds."""
+    """The shortest of several runs, in seconds: other work on the card only adds time."""
     spans = []
     for _ in range(_WARM_UPS + _TIMES):
         wait_for(device)

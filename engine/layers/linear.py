@@ -1,10 +1,10 @@
-"""A linear layer whose weight lies as its device reads it fastest.
+"""A linear layer whose weight is stored in the layout that its device reads fastest.
 
 On a CPU the weight is reordered once: for our own kernel where there is one (see
-native_linear.py), else into oneDNN's blocked layout where it multiplies bf16. Without either it is
-widened to fp32 piece by piece for many rows. On a card it may become fp8 (see gpu/fp8_linear.py).
-Elsewhere it stays as it is and torch multiplies. Owns that choice; knows nothing of the model
-around it. Holds one copy of the weight, whichever it is.
+native_linear.py), else into oneDNN's blocked layout if oneDNN multiplies bf16 on this CPU. Without
+either, the weight is widened to fp32 piece by piece for many rows. On a card it may become fp8 (see
+gpu/fp8_linear.py). Otherwise torch multiplies by the original weight. Owns this choice; knows
+nothing of the model around it. Keeps one copy of the weight in every case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.gpu.fp8_linear import Fp8Linear, can_scale
 
 
 class LinearLayer(Protocol):
-    """`x @ weight.T + bias`, however the weight is kept."""
+    """`x @ weight.T + bias`, for any storage of the weight."""
 
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
@@ -39,14 +39,14 @@ def linear_layer(
     bits: int = 16,
     memory: HugePages | None = None,
 ) -> LinearLayer:
-    """The fastest there is for `weight` [outputs, inputs] and `bias` [outputs] or None.
+    """The fastest layer for `weight` [outputs, inputs] and `bias` [outputs] or None.
 
-    With 12 `bits` the kernels keep the same numbers in fewer (see engine.cpu.native_linear), with 8
-    and 4 they round the weight to integers (see engine.cpu.quantization); without kernels 8 bits
-    are fp8, for weights whose sizes its product takes.
+    With 12 `bits` the kernels store the same values in fewer bits (see engine.cpu.native_linear);
+    with 8 and 4 they round the weight to integers (see engine.cpu.quantization). Without kernels, 8
+    bits means fp8, if the fp8 product supports the weight's sizes.
 
-    Drop your reference to `weight` to free it where the layer packs it; the kernels' copy lies in
-    `memory`.
+    Some layers pack the weight: drop your reference to `weight` to free the original. The kernels
+    put their copy into `memory`.
     """
     if kernels is not None and can_pack(kernels, weight):
         return NativeLinear(weight, bias, kernels, bits, memory)
@@ -58,16 +58,16 @@ def linear_layer(
 
 
 def has_bf16_products() -> bool:
-    """Whether oneDNN multiplies bf16 on this CPU: with AVX-512, on x86."""
+    """Whether oneDNN multiplies bf16 on this CPU; on x86 this needs AVX-512."""
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
 class TorchLinear:
-    """By oneDNN or torch. `weight` [outputs, inputs], `bias` [outputs] or None.
+    """Multiplies with oneDNN or torch. `weight` [outputs, inputs], `bias` [outputs] or None.
 
-    Keeps `weight` itself only where it is not packed: drop your reference to free it.
+    Keeps `weight` itself only if it is not packed; if it is, drop your reference to free it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -79,21 +79,21 @@ class TorchLinear:
     def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0.
 
-        On a card the sum may be written to `add`, whose value is then spent.
+        On a card the sum may overwrite `add`.
         """
         if add is not None and self._bias is None and x.device.type == "cuda":
-            return add.addmm_(x, self._weight.t())  # summed before it is rounded, in one kernel
+            return add.addmm_(x, self._weight.t())  # one kernel: adds before it rounds
         if not self.is_packed:
             y = linear(x, self._weight, self._bias)
             return y if add is None else add + y
-        if len(x) == 0:  # oneDNN has no products of nothing
+        if len(x) == 0:  # oneDNN does not support empty products
             return x.new_empty((0, self._num_outputs))
         if add is None:
             return _packed_linear(x, self._weight, self._bias, "none", [], "")
         return _packed_linear_add(x, add, self._weight, self._bias, "add")
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The product, as its dtype rounds it, in fp32; written to `out` where given."""
+        """The product, rounded to its dtype, as fp32; written to `out` where given."""
         y = self(x)
         return y.to(torch.float32) if out is None else out.copy_(y)
 
@@ -116,9 +116,9 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 class WidenedLinear:
     """For a CPU without bf16 products. `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    torch's bf16 product there takes as long for each of many rows as for one. From a few rows on
-    pieces of the weight that stay in cache are widened to fp32, multiplied and rounded once.
-    Keeps `weight` itself.
+    torch's bf16 product there takes as long for each of many rows as for a single row. For more
+    than a few rows, pieces of the weight that fit in cache are widened to fp32 and multiplied, and
+    the sums are rounded once. Keeps `weight` itself.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -136,7 +136,7 @@ class WidenedLinear:
         return y
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The product in fp32, of few rows as bf16 rounds it; written to `out` where given."""
+        """The product in fp32, rounded to bf16 first for few rows; written to `out` where given."""
         if out is None:
             out = x.new_empty((len(x), len(self._weight)), dtype=torch.float32)
         if len(x) <= _MOST_NARROW_ROWS:
@@ -146,7 +146,8 @@ class WidenedLinear:
         return out
 
     def _pieces(self, x: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Outputs with their sums in fp32, [N, outputs of the piece], the caller's to change."""
+        """Slices of outputs with their fp32 sums [N, outputs in the slice]; the caller may change
+        the sums."""
         x, (num_outputs, inputs) = x.float(), self._weight.shape
         widened = _widened(max(_NUMBERS_PER_PIECE, inputs))
         step = len(widened) // inputs
@@ -161,7 +162,7 @@ class WidenedLinear:
 
 
 _MOST_NARROW_ROWS = 4
-"""Up to here bf16 is read once and multiplied row by row; measured on two cores with AVX2."""
+"""Up to this many rows, torch's bf16 product is faster; measured on two cores with AVX2."""
 _NUMBERS_PER_PIECE = 1 << 20
 """4 MiB of fp32."""
 
@@ -169,9 +170,9 @@ _scratch = threading.local()
 
 
 def _widened(numbers: int) -> torch.Tensor:
-    """Memory for so many fp32 numbers, and perhaps more: this thread's, until the next call."""
+    """This thread's scratch memory for at least `numbers` fp32 numbers, until its next call."""
     found: torch.Tensor | None = getattr(_scratch, "widened", None)
     if found is None or len(found) < numbers:
-        with torch.inference_mode(False):  # else it could be written to in that mode alone
+        with torch.inference_mode(False):  # an inference tensor is writable in that mode only
             found = _scratch.widened = torch.empty(numbers)
     return found

@@ -1,8 +1,8 @@
-"""What stands between a layer's matrix products: norms, rotary embedding, the gate.
+"""The operations between a layer's matrix products: norms, rotary embedding, the gate.
 
-`TorchOps` is torch operations, on any device and dtype; `NativeOps` our own kernels for bf16 on a
-CPU, one pass each; a card's are in `engine.gpu.ops`. All compute in fp32 and round to the model's
-dtype. Knows nothing of layers.
+`TorchOps` uses torch operations, on any device and dtype. `NativeOps` uses our own kernels for bf16
+on a CPU, one pass each. `engine.gpu.ops` has the operations for a card. All compute in fp32 and
+round to the model's dtype. Knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LayerOps(Protocol):
     """The operations of one model, in its dtype."""
 
     rotation_dtype: torch.dtype
-    """In which `rotate` wants cos and sin."""
+    """The dtype that `rotate` expects for cos and sin."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the rows of `x` [N, size], scaled by `weight` [size]."""
@@ -42,8 +42,8 @@ class LayerOps(Protocol):
     def rotate(
         self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
     ) -> torch.Tensor:
-        """`heads` [N, num_heads, head_dim] turned, after a norm of each head by its row of
-        `weight` [num_heads, head_dim], where given. May change `heads` in place."""
+        """`heads` [N, num_heads, head_dim] rotated. With `weight` [num_heads, head_dim], each head
+        is first normed with its row of the weight. May change `heads` in place."""
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """The activation of the first half of `gate_up` [N, 2 * size] times the second half."""
@@ -60,10 +60,11 @@ class StoringOps(LayerOps, Protocol):
         rotation: Rotation,
         target: KvTarget,
     ) -> torch.Tensor:
-        """q [N, num_heads, head_dim], turned in place; k, turned, and v stored in `target`.
+        """Rotates q in place and returns it, [N, num_heads, head_dim]; stores the rotated k and
+        the v in `target`.
 
-        `heads` [N, num_heads + 2 * num_kv_heads, head_dim], contiguous; `weight`
-        [num_heads + num_kv_heads, head_dim] norms the heads of q and k before, where given.
+        `heads` is [N, num_heads + 2 * num_kv_heads, head_dim], contiguous. With `weight`
+        [num_heads + num_kv_heads, head_dim], the heads of q and k are normed first.
         """
 
 
@@ -96,7 +97,7 @@ class TorchOps:
 
 
 class NativeOps:
-    """`LayerOps` of the kernels in `library`, for bf16 on the CPU."""
+    """`LayerOps` with the kernels in `library`, for bf16 on the CPU."""
 
     rotation_dtype = torch.float32
 
@@ -150,7 +151,7 @@ class NativeOps:
 
 
 def _check(*tensors: torch.Tensor) -> None:
-    """The kernels read raw memory."""
+    """Check dtype and contiguity, because the kernels read raw memory."""
     for tensor in tensors:
         assert tensor.dtype == torch.bfloat16
         assert tensor.is_contiguous()

@@ -1,13 +1,13 @@
 """Rotary position embeddings: cos and sin as a pure function of a token's own position.
 
-Nothing here depends on the batch, the chunk or the length of the sequence, so a key computed in
-one chunk is the key that any other split, worker or prefix-cache hit would have computed.
+Nothing here depends on the batch, the chunk or the length of the sequence. So a key is the same in
+every chunking, on every worker and for every prefix-cache hit.
 
-"dynamic" NTK is where this matters: its frequencies stretch with the length of the sequence. Up
-to `max_position_embeddings` they do not, and results equal transformers'. Beyond, a token at
-position p uses the frequencies of a sequence of p + 1 tokens. That is what transformers does when
-it generates token by token; its one-shot prefill of a longer prompt instead turns every token by
-the whole prompt's length, which no paged cache could keep.
+This matters for "dynamic" NTK, whose frequencies depend on the sequence's length beyond
+`max_position_embeddings`. Up to that length, results equal transformers'. Beyond it, a token at
+position p uses the frequencies of a sequence of p + 1 tokens, as transformers does when it
+generates token by token. In a one-shot prefill of a longer prompt, transformers instead rotates
+every token by the whole prompt's length; a paged cache cannot store such keys.
 
 Formulas: Su et al. 2021 (https://arxiv.org/abs/2104.09864); linear interpolation, Chen et al.
 2023 (https://arxiv.org/abs/2306.15595); YaRN and dynamic NTK, Peng et al. 2023
@@ -38,8 +38,10 @@ class Rope:
         self._tables = self.cos_sin(torch.arange(0, device=device), torch.float32)
 
     def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin in fp32 of all positions below `length`, [P, head_dim / 2], P >= `length`:
-        kept, and computed anew, twice as long at least, when a longer context comes."""
+        """cos and sin in fp32 of the positions 0 to P - 1, [P, head_dim / 2], P >= `length`.
+
+        The tables are cached; a longer context recomputes them with at least twice the length.
+        """
         known = len(self._tables[0])
         if known < length:
             size = -(-max(length, 2 * known) // _TABLE_STEP) * _TABLE_STEP
@@ -66,9 +68,9 @@ class Rope:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`heads` [N, num_heads, head_dim] turned by `cos`, `sin` [N, head_dim / 2].
+    """`heads` [N, num_heads, head_dim] rotated by `cos`, `sin` [N, head_dim / 2].
 
-    The halves of a head are the two coordinates of its planes (Hugging Face's weight order).
+    The halves of a head are the two coordinates of the rotated planes (Hugging Face's order).
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = heads.chunk(2, dim=-1)
@@ -76,7 +78,7 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def _frequencies(config: RopeConfig, exponents: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the scale of cos and sin."""
+    """Inverse frequencies [head_dim / 2] and the scale factor for cos and sin."""
     plain = 1.0 / config.theta**exponents
     if config.kind == "linear":
         return plain / config.factor, 1.0
@@ -88,7 +90,7 @@ def _frequencies(config: RopeConfig, exponents: torch.Tensor) -> tuple[torch.Ten
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Stretches long wavelengths by `factor`, keeps short ones, and blends those in between."""
     wavelengths = 2 * math.pi / plain
     context = config.original_max_position_embeddings
     keep = (context / wavelengths - config.low_freq_factor) / (
@@ -99,7 +101,7 @@ def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Dimensions that turn often over the original context are kept, rare ones stretched."""
+    """Keeps dimensions that rotate often over the original context, stretches the others."""
     head_dim = 2 * len(plain)
 
     def dimension(num_rotations: float) -> float:

@@ -1,4 +1,5 @@
-"""The decoder, of which every supported architecture is a configuration.
+"""The decoder; every supported architecture is a configuration of it.
 
-Imports the rooms of `engine` that it is made of; README.md says how an architecture is added.
+Imports the packages of `engine` that it is built from; README.md explains how to add an
+architecture.
 """

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Architecture:
-    """Where an architecture differs: the defaults are those of transformers."""
+    """How an architecture differs from the others; the defaults follow transformers."""
 
     configurable_biases: bool  # honours attention_bias
     configurable_mlp_bias: bool = False  # honours mlp_bias
     qkv_bias: bool = False  # always has biases on q, k, v (and none on o)
     qk_norm: bool = False
-    multi_head_default: bool = False  # no num_key_value_heads means one per query head
+    multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
     windows: str = "none"  # "none", "uniform" (Mistral) or "layers" (Qwen)
 
@@ -28,4 +28,4 @@ ARCHITECTURES = {
         configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
     ),
 }
-"""By the name in a checkpoint's `architectures`."""
+"""Architectures by their name in a checkpoint's `architectures`."""

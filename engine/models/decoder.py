@@ -1,9 +1,9 @@
 """One decoder for every supported architecture: Llama, Mistral, Qwen2, Qwen3.
 
-They share the shape `x += attention(norm(x)); x += mlp(norm(x))`; where they differ (biases,
-norms on q and k, tied embeddings, rotary kind) `ModelConfig` and the weights say so. Owns the
-arithmetic of a forward pass; knows nothing of sequences or blocks, which the attention backend
-has planned before.
+They share the structure `x += attention(norm(x)); x += mlp(norm(x))`; `ModelConfig` and the weights
+define the differences (biases, norms on q and k, tied embeddings, rotary kind). Owns the arithmetic
+of a forward pass; knows nothing of sequences or blocks, which the attention backend plans before
+the pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.layers.rope import Rope
 
 
 class RunnableModel(Protocol):
-    """What a runner needs of a model; see DecoderModel."""
+    """The model interface that a runner uses; see DecoderModel."""
 
     config: ModelConfig
     device: torch.device
@@ -41,14 +41,14 @@ class RunnableModel(Protocol):
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What the layers make of the tokens at `rows` [W] (None: of all), [W, hidden]."""
+        """The layers' output for the tokens at `rows` [W] (None: for all), [W, hidden]."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab], fp32, of hidden states [R, hidden]."""
 
 
 class _Layer:
-    """One decoder layer: its linear layers, and its norms' weights."""
+    """One decoder layer: its linear layers and norm weights."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class _Layer:
 class DecoderModel:
     """A model ready to run, on the device and in the dtype of its weights.
 
-    Takes `weights` apart as it packs them, so that no layer is in memory twice: its `layers` are
-    gone afterwards. With `kernels` (see engine.native) the small operations of a bf16 model on a
-    CPU are theirs; on a card they are `ops`, where given; else torch's. `weight_bits` 12
-    has the kernels keep the same numbers in fewer bits, 8 and 4 round the weights of all products
-    to integers, those of the logits to no fewer than 8 bits. Without kernels 8 bits are fp8, and
-    the logits' weights stay as they are.
+    Consumes `weights` while packing them, so that no layer is in memory twice: `weights.layers` is
+    empty afterwards. With `kernels` (see engine.native), a bf16 model on a CPU uses the kernels for
+    the small operations; a card uses `ops`, where given; otherwise torch computes them. With
+    `weight_bits` 12 the kernels store the same values in fewer bits; 8 and 4 round the weights of
+    all products to integers, but lm_head to at least 8 bits. Without kernels, 8 bits means fp8, and
+    lm_head is not rounded.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class DecoderModel:
         self._fused = _fuse(config, self._layers, kernels)
 
     def wrap_outputs(self, wrap: Callable[[LinearLayer], LinearLayer]) -> None:
-        """Put `wrap` around the products that end each half layer: o's and down's."""
+        """Wrap the linear layers that end each half layer, o and down, with `wrap`."""
         for layer in self._layers:
             layer.o, layer.down = wrap(layer.o), wrap(layer.down)
-        self._fused = None  # it calls the products itself
+        self._fused = None  # the fused layers would bypass the wrappers
 
     @torch.inference_mode()
     def forward(
@@ -120,7 +120,7 @@ class DecoderModel:
     ) -> torch.Tensor:
         """Logits [R, vocab], fp32, of the tokens at `logits_rows` [R] (None: of all).
 
-        As `hidden` of all tokens and then `logits` of these rows.
+        Equals `hidden` of all tokens followed by `logits` of these rows.
         """
         x = self.hidden(token_ids, positions, attention)
         return self.logits(x if logits_rows is None else x.index_select(0, logits_rows))
@@ -133,11 +133,11 @@ class DecoderModel:
         attention: AttentionBackend,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What the layers make of the tokens at `rows` [W] int64 (None: of all), [W, hidden].
+        """The layers' output for the tokens at `rows` [W] int64 (None: for all), [W, hidden].
 
         `token_ids` and `positions` are [N], in the order of the segments that `attention` was
-        planned with; `rows` are their `wanted_rows`. W may be 0: then the pass only fills the KV
-        pool. The last layer gives other tokens a key and a value, and nothing else.
+        planned with; `rows` are their `wanted_rows`. If W is 0, the pass only fills the KV pool.
+        For other tokens, the last layer computes only the key and the value.
         """
         x = embedding(token_ids, self._embed)  # [N, hidden]
         if self._fused is not None and isinstance(attention, KernelAttention):
@@ -152,8 +152,8 @@ class DecoderModel:
         return self._lm_head.in_float32(self._ops.norm(x, self._final_norm), out)
 
     def fused_step(self, attention: AttentionBackend) -> FusedStep | None:
-        """The whole step in one call of the kernels, over this backend's pool; None where they do
-        not have it."""
+        """The whole step as one call of the kernels, over this backend's pool; None if the kernels
+        do not support this model."""
         if self._fused is None or not isinstance(attention, KernelAttention):
             return None
         assert isinstance(self._lm_head, NativeLinear)
@@ -182,8 +182,8 @@ class DecoderModel:
         return qkv.view(len(qkv), num_heads, self.config.head_dim)
 
     def _attend_with(self, attention: AttentionBackend, rotation: Rotation) -> _Attend:
-        """Attention from heads [N, ...] to [N, num_heads, head_dim], rotation included: in one
-        kernel with the storing of k and v where operations and backend both can."""
+        """Attention with rotation, from heads [N, ...] to [N, num_heads, head_dim]. One kernel
+        rotates and stores k and v if both the operations and the backend support this."""
         ops = self._ops
         if isinstance(ops, StoringOps) and isinstance(attention, StoringAttention):
 
@@ -218,7 +218,7 @@ def _layer_ops(
 def _fuse(
     config: ModelConfig, layers: list[_Layer], kernels: ctypes.CDLL | None
 ) -> FusedLayers | None:
-    """The layers in one call, if the kernels have all that they need."""
+    """The layers fused into one call, or None if the kernels do not support the model."""
     if kernels is None or config.hidden_act != "silu":
         return None
     fused = []

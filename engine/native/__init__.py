@@ -1,4 +1,4 @@
-"""Baton's CPU kernels in C++: their sources, and the library they are built into at first use.
+"""Baton's CPU kernels in C++: their sources, and the library built from them at first use.
 
-Imports nothing of ours.
+Imports no other package of Baton.
 """

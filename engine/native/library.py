@@ -1,10 +1,10 @@
 """The C++ kernels as a library: built with the machine's compiler at first use, then cached.
 
-Owns the choice of instruction set, the build and the cache; knows nothing of what the kernels
-compute. Files are compiled side by side, by one process at a time: the others wait, and take what
-it built. A build's name digests sources, compiler and flags, and a file appears in the cache by
-one atomic rename, so where nobody can wait the work is done twice and nothing worse happens.
-Without a compiler there is no library: `KernelsUnavailable` says why.
+Owns the choice of instruction set, the build and the cache; does not know what the kernels compute.
+One process at a time compiles the files in parallel; other processes wait and use its result. A
+build's name is a digest of sources, compiler and flags, and a file enters the cache by one atomic
+rename. So where locks do not work, the same build may run twice, which does no harm. Without a
+compiler there is no library: `KernelsUnavailable` says why.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ INSTRUCTION_SETS: dict[str, set[str]] = {
     "avx2": {"avx2", "fma"},
     "generic": set(),
 }
-"""By name, best first: the CPU flags, as Linux names them, that each needs."""
+"""The CPU flags that each set needs, in Linux's names; the best set comes first."""
 
 _TILES, _DOT_PRODUCTS = "amx_tile", "avx512_bf16"
 _SLOW_DOT_PRODUCTS = "GenuineIntel"
-"""Whose CPUs take as long for a vector's dot products of bf16 pairs as for four fused
-multiply-adds, which multiply twice as much."""
-_ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+"""Vendor whose CPUs take as long for one vector of bf16 pair dot products as for four fused
+multiply-adds, which do twice as many multiplications."""
+_ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64
 
 _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
-# Without libgomp first: torch's own, already in the process, then serves both, and no second team
-# of threads spins beside torch's.
+# First without libgomp: torch's copy, which the process has already loaded, then serves both, so no
+# second thread team spins beside torch's.
 _LINK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",))
-_TIMEOUT_S = 600.0  # of one compiler: others may be busy beside it
-_UNFINISHED = "build-"  # how the names of folders begin in which something is built
+_TIMEOUT_S = 600.0  # for one compiler run; others may run at the same time
+_UNFINISHED = "build-"  # prefix of the names of build folders
 
 
 class KernelsUnavailable(Exception):
-    """The kernels cannot be had on this machine; the message says why, for an operator."""
+    """The kernels are not available on this machine; the message tells the operator why."""
 
 
 def best_instruction_set(but: str | None = None) -> str:
-    """The best of `INSTRUCTION_SETS` that this machine's CPU has and Linux allows, or the best but
-    one, whose name is given."""
+    """The best of `INSTRUCTION_SETS`, except `but`, that this CPU has and Linux allows."""
     return next(name for name in INSTRUCTION_SETS if name != but and _is_good(name))
 
 
@@ -72,8 +71,8 @@ def _is_good(name: str) -> bool:
 
 @functools.cache
 def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
-    """The kernels for `instruction_set` (None: the best here), built unless cached. Where the
-    compiler is too old for the best, those without AMX.
+    """The kernels for `instruction_set` (None: the best on this machine), built unless cached. If
+    the best set has AMX and cannot be built (an old compiler), loads the best set without AMX.
 
     Raises KernelsUnavailable.
     """
@@ -126,7 +125,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 @functools.cache
 def _may_use_tiles() -> bool:
-    """Ask Linux for AMX's registers, which a process has only then; its threads have them too."""
+    """Request AMX's registers from Linux for this process and its threads; True if granted."""
     result: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_FEATURE, _TILE_DATA)
     return result == 0
 
@@ -137,7 +136,8 @@ def _machine_flags(instruction_set: str) -> list[str]:
 
 
 def _cpu(field: str) -> str:
-    """What Linux says of the first CPU; nothing elsewhere: whatever the compiler assumes."""
+    """A field of the first CPU in Linux's /proc/cpuinfo; empty on other systems, which then use
+    the generic set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -172,8 +172,8 @@ def _digest(compiler: str, flags: list[str]) -> str:
 
 
 def _build(compiler: str, flags: list[str], link_flags: tuple[str, ...], path: Path) -> None:
-    """Compile and link in a folder of its own beside `path`, then move the result there. Nothing
-    is built that another process has built meanwhile."""
+    """Compile and link in a temporary folder beside `path`, then move the result to `path`. Does
+    nothing if another process has built it meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone_in(path.parent):
@@ -191,8 +191,8 @@ def _build(compiler: str, flags: list[str], link_flags: tuple[str, ...], path: P
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process builds here, and remove what one left that was killed. On a file
-    system without locks several may build at once."""
+    """Wait until no other process builds in `folder`, and remove what killed builds have left. On
+    a file system without locks, several processes may build at once."""
     place = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -205,7 +205,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _compile(command: list[str], folder: Path) -> list[str]:
-    """All sources to objects in `folder`."""
+    """Compile all sources to objects in `folder`."""
     cores = range(os.cpu_count() or 1)
 
     def compile_one(source: Path) -> str:
@@ -218,15 +218,16 @@ def _compile(command: list[str], folder: Path) -> list[str]:
 
 
 def _use(cores: range) -> None:
-    """Let this thread, and what it starts, run on these of the machine's cores that the process
-    may have, also where it keeps to few: nobody computes before the kernels are there."""
+    """Pin this thread and its children to those of `cores` that the process may use, even if it is
+    pinned to fewer so far: nothing else computes before the kernels are built."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)
 
 
 def _run(command: list[str]) -> str:
-    """Its standard output. Raises KernelsUnavailable with its complaint if it fails."""
+    """Run `command` and return its standard output. Raises KernelsUnavailable, with the command's
+    standard error, if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
 """From logits to tokens: sampler, top-p, penalties, grammars, log-probabilities of prompts.
 
-Imports `scheduling` and `protocol`; only what works on logits needs torch.
+Imports `scheduling` and `protocol`; only the modules that process logits need torch.
 """

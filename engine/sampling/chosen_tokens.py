@@ -1,8 +1,8 @@
-"""Tokens that a device was told to choose, before anybody has read them.
+"""Tokens that a device chooses and the host has not read yet.
 
-On a card they are still to come: the next step takes them from there (`LateTokens`), and copies on
-their way to the host are read once the card has passed a fence. On a CPU all of it is there at
-once. Knows neither sequences nor why a token was chosen.
+On a card the choice is asynchronous: the next step reads the tokens on the card (`LateTokens`), and
+the host reads copies once the card has passed a fence. On a CPU the tokens are available at once.
+Knows neither sequences nor why a token was chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.device import to_device, to_host
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
-    """The token chosen; `logprob` None and `top` empty where the row asked for none."""
+    """The chosen token; `logprob` is None and `top` empty if the row asked for neither."""
 
     token_id: int
     logprob: float | None = None
@@ -26,40 +26,40 @@ class SampledToken(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class ChosenLogprobs:
-    """Log-probabilities of A rows that asked for them: of the token chosen, and of the K best."""
+    """Log-probabilities of the chosen token and of the K best, for the A rows that want them."""
 
-    positions: list[int]  # among the batch's rows
-    counts: list[int]  # how many of the best each row wants
+    positions: list[int]  # the rows' positions in the batch
+    counts: list[int]  # how many of the best tokens each row wants
     of_chosen: torch.Tensor  # [A] fp32
     best_ids: torch.Tensor  # [A, K] int64
     best: torch.Tensor  # [A, K] fp32, descending
 
     def on_host(self) -> ChosenLogprobs:
-        """As `Choices.on_host`."""
+        """See `Choices.on_host`."""
         tensors = map(to_host, (self.of_chosen, self.best_ids, self.best))
         return ChosenLogprobs(self.positions, self.counts, *tensors)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What was chosen from R rows of logits. Where nothing could be, the id is 0: it is computed
-    on with by who has not read that yet, and has to be a token."""
+    """The tokens chosen from R rows of logits. Rows from which none can be chosen have the id 0,
+    because the next step may use the id before the host has read the choice."""
 
     ids: torch.Tensor  # [R] int64
     is_chosen: torch.Tensor  # [R] bool
-    is_finite: torch.Tensor  # [R] bool: of the model's logits, before anything was forbidden
+    is_finite: torch.Tensor  # [R] bool: whether the model's logits, before any mask, are finite
     logprobs: ChosenLogprobs | None
 
     def on_host(self) -> Choices:
-        """Copies in host memory; to be read behind a fence that comes after this call."""
+        """Copies in host memory; read them only behind a fence that is set after this call."""
         logprobs = None if self.logprobs is None else self.logprobs.on_host()
         ids, is_chosen, is_finite = map(to_host, (self.ids, self.is_chosen, self.is_finite))
         return Choices(ids, is_chosen, is_finite, logprobs)
 
 
 def read_tokens(ids: torch.Tensor, logprobs: ChosenLogprobs | None) -> list[SampledToken]:
-    """The tokens of `ids` [R], with the log-probabilities that were asked for; waits for a card
-    unless the tensors are in host memory."""
+    """The tokens of `ids` [R], with the requested log-probabilities; waits for the card unless the
+    tensors are in host memory."""
     numbers: list[int] = ids.tolist()
     tokens = [SampledToken(token_id) for token_id in numbers]
     if logprobs is None:
@@ -80,17 +80,17 @@ def read_tokens(ids: torch.Tensor, logprobs: ChosenLogprobs | None) -> list[Samp
 
 @dataclass(frozen=True)
 class LateTokens:
-    """Tokens of a batch that only the device knows: `ids` [L] belong to the places `where` [L]."""
+    """Tokens of a batch that only the device knows: `ids` [L], for the positions `where` [L]."""
 
-    where: torch.Tensor  # int64, as `ids` on the device
+    where: torch.Tensor  # int64, on the device like `ids`
     ids: torch.Tensor
 
     @classmethod
     def of(cls, places: Sequence[int], rows: Sequence[int], chosen: torch.Tensor) -> LateTokens:
-        """Those of the `rows` [L] of `chosen` [R], for `places` [L] in a batch."""
+        """The tokens at `rows` [L] of `chosen` [R], for `places` [L] in a batch."""
         index = to_device(torch.tensor([places, rows], dtype=torch.int64), chosen.device)
         return cls(index[0], chosen.index_select(0, index[1]))
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Write them to their places in `tokens` [N] int64."""
+        """Write the ids to their positions in `tokens` [N] int64."""
         tokens.index_copy_(0, self.where, self.ids)

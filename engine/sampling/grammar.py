@@ -1,10 +1,10 @@
-"""Grammars that constrain what sequences may say: compiled, followed, turned into token masks.
+"""Grammars that constrain sequences' output: compiles and follows them, computes token masks.
 
-llguidance does the work, without the interpreter's lock. A grammar is compiled in a thread, while
-its sequence waits to be admitted; the last compiled ones are kept. The masks of a step are
-computed once its forward pass is launched, so that a card computes meanwhile. The state of a
-matcher is a function of the grammar and the output alone: any worker rebuilds it from the
-output's tokens. Imports no torch.
+llguidance does the work, without the interpreter's lock. A thread compiles a grammar while its
+sequence waits to be admitted; the most recently used grammars are cached. A step's masks are
+computed after its forward pass is launched, so that a card computes meanwhile. A matcher's state
+depends only on the grammar and the output, so any worker can rebuild it from the output's tokens.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class GrammarMatcher:
-    """A grammar's state in one sequence. Used by the engine's thread, once it `is_ready`."""
+    """A grammar's state in one sequence. The engine's thread uses it once it `is_ready`."""
 
     def __init__(self, matcher: Future[LLMatcher]) -> None:
         self._matcher = matcher
 
     @property
     def is_ready(self) -> bool:
-        """Whether the grammar is compiled; what else is asked for waits for that."""
+        """Whether the grammar is compiled; the other members wait until it is."""
         return self._matcher.done()
 
     @property
     def error(self) -> str:
-        """Why nothing can be chosen any more, or nothing: the grammar cannot be compiled, exceeds
-        a limit, or forbids what the output already says."""
+        """Why no token can be chosen any more, or an empty string. The grammar cannot be compiled,
+        exceeds a limit, or forbids the output so far."""
         return self.state.get_error().strip().partition("\n")[0]
 
     @property
     def state(self) -> LLMatcher:
-        """llguidance's matcher after the output so far."""
+        """llguidance's matcher, advanced by the output so far."""
         return self._matcher.result()
 
     def advance(self, token_id: int) -> bool:
-        """Follow a chosen token; whether the grammar is complete and nothing more can come."""
+        """Consume a chosen token; True if the grammar is complete and allows no further token."""
         state = self.state
         return state.consume_token(token_id) and state.is_stopped() and not state.is_error()
 
 
 class Grammars:
-    """The grammars of one worker, until `close`. `unavailable` says why there can be none, if so;
-    `wake` is called in the compiler's thread when a matcher has become ready."""
+    """The grammars of one worker, until `close`. If grammars are not available, `unavailable` says
+    why. `wake` is called in the compiler's thread when a matcher has become ready."""
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
-        """`vocab_size` is the model's; `end_ids` end a text, and may come where it is complete."""
+        """`vocab_size` is the model's; `end_ids` end a text, and may come once it is complete."""
         self._num_words = -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -79,9 +79,9 @@ class Grammars:
             self.unavailable = f"{tokenizer_file.name}: {error}"
 
     def matcher(self, grammar: str, output_ids: Sequence[int]) -> GrammarMatcher:
-        """A grammar's state after this output; it is compiled in a thread.
+        """A matcher for the grammar after this output; a thread compiles the grammar.
 
-        Raises InvalidRequest if the checkpoint's vocabulary allows no grammars.
+        Raises InvalidRequest if the checkpoint's tokenizer does not support grammars.
         """
         if self._vocabulary is None:
             raise InvalidRequest(
@@ -92,14 +92,14 @@ class Grammars:
         return GrammarMatcher(started)
 
     def masks(self, matchers: Sequence[GrammarMatcher]) -> list[TokenMask | None]:
-        """Which tokens may come next, of each; None where the matcher has an `error`."""
+        """The tokens that may come next, for each matcher; None if the matcher has an `error`."""
         num_words = self._num_words
         if self._vocabulary is not None:
             num_words = -(-self._vocabulary.vocab_size // 32)
         masks = np.zeros((len(matchers), num_words), dtype=np.int32)
         states = [matcher.state for matcher in matchers]
         rows = [(state, row) for row, state in enumerate(states)]
-        if len(states) <= _FEW:  # waking other threads takes longer
+        if len(states) <= _FEW:  # waking other threads would take longer
             for state, row in rows:
                 fill_next_token_bitmask(state, masks, row)
         else:
@@ -107,11 +107,11 @@ class Grammars:
         return [None if state.is_error() else masks[row, : self._num_words] for state, row in rows]
 
     def close(self) -> None:
-        """End the compiler's thread, after what it compiles now; `wake` is called no more then."""
+        """End the compiler's thread after the current grammar; then `wake` is no longer called."""
         self._compiler.shutdown(cancel_futures=True)
 
     def _start(self, grammar: str, output_ids: list[int]) -> LLMatcher:
-        """In the compiler's thread, the only one that knows what is compiled."""
+        """Compile, or copy a cached grammar. Only the compiler's thread uses the cache."""
         compiled = self._compiled.pop(grammar, None)
         if compiled is None:
             assert self._vocabulary is not None
@@ -126,9 +126,9 @@ class Grammars:
 
 
 def _load_vocabulary(tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> LLTokenizer:
-    """The checkpoint's tokens; the model may know more (its own are padded) or fewer than these.
+    """The tokenizer's vocabulary. The model may have more tokens (a padded vocabulary) or fewer.
 
-    Raises ValueError for a tokenizer that llguidance does not read.
+    Raises ValueError for a tokenizer that llguidance cannot read.
     """
     ends = list(end_ids) or None
     known = LLTokenizer(str(tokenizer_file), eos_token=ends, slices=[]).vocab_size

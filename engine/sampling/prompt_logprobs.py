@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's tokens, from the hidden states of one of its chunks.
 
-The logits of a whole chunk may be hundreds of megabytes, so they are made a slice at a time and
-of each only the few numbers that are reported stay. Raw logits count, as in the sampler.
+The logits of a whole chunk may take hundreds of megabytes, so they are computed in slices; of each
+slice only the few reported numbers are kept. Uses raw logits, as the sampler does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduling.batch import Chunk
 from scheduling.prompt_record import PromptRecord, PromptRows
 
 MAX_SLICE_ELEMENTS = 1 << 24
-"""Logits that exist at a time, unless one row has more: 64 MiB in fp32."""
+"""The most logits in memory at a time, unless one row has more: 64 MiB in fp32."""
 
 
 @torch.inference_mode()
@@ -25,10 +25,10 @@ def record_chunk(
     chunk: Chunk,
     max_slice_elements: int = MAX_SLICE_ELEMENTS,
 ) -> None:
-    """Add to the record of the chunk's sequence what its logits say of the tokens that follow.
+    """Record the log-probability of each token that follows a position of the chunk.
 
-    `hidden` [num_tokens, hidden_size] is what the model made of the chunk. The prompt's last
-    position says nothing of the prompt.
+    `hidden` [num_tokens, hidden_size] are the chunk's hidden states. The prompt's last position
+    has no following prompt token, so it adds nothing to the record.
     """
     sequence = chunk.sequence
     vocab_size = model.config.vocab_size
@@ -45,7 +45,8 @@ def record_chunk(
 
 
 def prompt_rows(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> PromptRows:
-    """What `logits` [R, vocab], fp32, say of the tokens `ids` [R], int64, at their places."""
+    """Log-probabilities and ranks of the tokens `ids` [R], int64, in `logits` [R, vocab], fp32, and
+    each row's `num_top` likeliest tokens."""
     chosen = logits.gather(-1, ids[:, None])  # [R, 1]
     total = logits.logsumexp(dim=-1, keepdim=True)  # [R, 1]
     best = logits.topk(num_top, dim=-1)

@@ -1,6 +1,6 @@
-"""The largest number of each row, and where it stands: by our own kernel, or by numpy or torch.
+"""The largest number in each row and its position: with our own kernel, or with numpy or torch.
 
-What greedy choices are made of; a pass over all logits of a step, so both cores take part.
+Used for greedy sampling. This is a pass over all logits of a step, so the kernel uses all threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _LargestCall(ctypes.Structure):
 def largest(
     x: torch.Tensor, kernels: ctypes.CDLL | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of `x` [R, size], fp32: the largest number of each row [R], NaN where there is one, and the
-    first place [R] int64 that has it. `kernels` are for tensors in host memory."""
+    """The largest number in each row of `x` [R, size], fp32: its value [R], NaN if the row has a
+    NaN, and its first position [R] int64. `kernels` are for tensors in host memory."""
     if x.device.type != "cpu":
         best = x.max(dim=-1)
         return best.values, best.indices

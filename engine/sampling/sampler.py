@@ -1,14 +1,14 @@
 """Choosing the next token of every sequence in a batch.
 
 A choice is a function of (seed, index, logits) and the sequence's own parameters and tokens, bit
-for bit: no other row, no padding and no thread count changes it, so that any worker and any
-attempt continues a text identically. Hence sums over the vocabulary are sums of integers (exact
-in any order), and filters cut at a value, never at a rank (tokens of equal logits stay together).
+for bit. No other row, no padding and no thread count changes it, so any worker and any attempt
+continues a text identically. Hence sums over the vocabulary are sums of integers (exact in any
+order), and filters cut at a value, never at a rank (tokens with equal logits stay together).
 
-Order, as OpenAI, vLLM and Hugging Face have it: the mask of allowed tokens, repetition penalty,
-frequency and presence penalties, logit bias, forbidden words, `min_tokens` mask; then greedy ends;
-else temperature, top-k, top-p, min-p, and the choice by inverse CDF with one uniform number per
-row. Log-probabilities are those of the model itself: of the raw logits, before all of this
+The order follows OpenAI, vLLM and Hugging Face: the mask of allowed tokens, repetition penalty,
+frequency and presence penalties, logit bias, forbidden words, `min_tokens` mask. Greedy sampling
+ends here; otherwise follow temperature, top-k, top-p, min-p, and the choice by inverse CDF with
+one uniform number per row. Log-probabilities are those of the raw logits, before all of these steps
 (vLLM's default).
 """
 
@@ -38,11 +38,11 @@ _FIRST_CANDIDATES = 256  # how many of the most likely tokens top-p looks at fir
 
 
 class SampleRow(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's row of logits: its parameters, and the output index to choose.
+    """The sampling parameters of one sequence's row of logits, and the output index to choose.
 
-    `history` is its tokens so far, which rows with penalties need. `allowed` masks what may come
-    next (by a grammar, or a list of tokens), `forbidden` are ids that may not (they would
-    complete a forbidden word).
+    `history` holds the tokens so far; rows with penalties need it. `allowed` is the mask of tokens
+    that may come next (from a grammar or a list of tokens). `forbidden` are ids that must not come
+    next, because they would complete a forbidden word.
     """
 
     params: SamplingParams
@@ -53,15 +53,16 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """Whether to take the most likely token."""
         return self.params.temperature < GREEDY_BELOW
 
 
 class InvalidLogits(GenerationFailed):
-    """Some rows have no finite largest logit (NaN or infinite): nothing can be chosen from them.
+    """The largest logit of some rows is not finite (NaN or infinite), so they give no token.
 
-    `rows` are the positions in the batch of those that the model gave so, `forbidden_rows` of
-    those whose own parameters or grammar leave no token. The others can be sampled without them.
+    `rows` are the batch positions of rows whose logits the model returned like this;
+    `forbidden_rows` are those of rows whose own parameters or grammar leave no token. The other
+    rows can be sampled separately.
     """
 
     def __init__(self, rows: list[int], forbidden_rows: list[int]) -> None:
@@ -76,7 +77,7 @@ class InvalidLogits(GenerationFailed):
 class Sampler:
     """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls.
 
-    `kernels` (see engine.native) look for the largest of logits in host memory.
+    `kernels` (see engine.native) find the largest logits in host memory.
     """
 
     def __init__(self, vocab_size: int, kernels: ctypes.CDLL | None = None) -> None:
@@ -87,9 +88,9 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
-        """One token per row of `logits` [R, vocab_size], fp32, which is left as it is.
+        """One token per row of `logits` [R, vocab_size], fp32; does not change `logits`.
 
-        Raises InvalidLogits naming the rows from which nothing can be chosen.
+        Raises InvalidLogits, which names the rows from which no token can be chosen.
         """
         if not rows:
             return []
@@ -102,8 +103,8 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Choices:
-        """What `sample` gives for the same arguments, without waiting for a card, and without an
-        error: rows from which nothing can be chosen say so."""
+        """The same choices as `sample`, without waiting for a card. Does not raise: `is_chosen` is
+        False for rows from which no token can be chosen."""
         assert logits.shape == (len(rows), self._vocab_size), logits.shape
         adjusted = _adjust(logits, rows)
         highest, chosen = largest(adjusted, self._kernels)
@@ -120,8 +121,8 @@ class Sampler:
         highest: torch.Tensor,
         rows: Sequence[SampleRow],
     ) -> torch.Tensor:
-        """`greedy` choices [R], with those drawn of the rows that are random; `highest` [R] of
-        `adjusted` [R, vocab]."""
+        """`greedy` choices [R], with random draws in the rows that are not greedy; `highest` [R] is
+        the largest value in each row of `adjusted` [R, vocab]."""
         random = [position for position, row in enumerate(rows) if not row.greedy]
         if not random:
             return greedy
@@ -131,7 +132,7 @@ class Sampler:
         return greedy.index_copy(0, where, drawn)
 
     def _draw(self, centered: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
-        """Chosen ids [R] from logits [R, vocab] whose largest is 0 in every row; spends them."""
+        """Draw ids [R] from logits [R, vocab] whose largest is 0 in every row; overwrites them."""
         device = centered.device
         temperatures = _tensor([row.params.temperature for row in rows], torch.float32, device)
         scaled = centered.div_(temperatures[:, None])
@@ -150,7 +151,7 @@ class Sampler:
         """Probabilities relative to the most likely token's, as integers (int64)."""
         return scaled.exp().mul_(self._weight_one).to(torch.int64)
 
-    # Filters: each gives the lowest value to keep per row [R, 1], or None where no row filters
+    # Filters: each returns the lowest value to keep per row [R, 1], or None if no row filters
 
     def _top_k_cut(self, scaled: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor | None:
         sizes = [min(row.params.top_k or self._vocab_size, self._vocab_size) for row in rows]
@@ -176,7 +177,7 @@ class Sampler:
             return lowest_kept(scaled, weights, needed).masked_fill(off, -torch.inf)
         del weights
         size = min(_FIRST_CANDIDATES, self._vocab_size)
-        while True:  # sorting the whole vocabulary is slow, and seldom needed
+        while True:  # sorting the whole vocabulary is slow and seldom needed
             values = scaled.topk(size, dim=-1).values
             cumulative = self._weights(values).cumsum(dim=-1)
             enough = (cumulative[:, -1:] >= needed) | off
@@ -197,7 +198,7 @@ def uniform(seed: int, index: int) -> float:
     """A number in [0, 1) that depends on `seed` and `index` alone, with 53 random bits.
 
     Counter-based: output `index` of the SplitMix64 generator (Steele, Lea, Flood 2014,
-    https://doi.org/10.1145/2714064.2660195), whose start is the mixed seed.
+    https://doi.org/10.1145/2714064.2660195), which starts from the mixed seed.
     """
     start = _mix64(seed & _MASK64)
     return float(_mix64((start + (index + 1) * _GOLDEN) & _MASK64) >> 11) * 2.0**-53
@@ -210,8 +211,8 @@ def _mix64(value: int) -> int:
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """`logits` after grammars' masks, penalties, bias and the `min_tokens` mask; a copy where a row
-    needs one."""
+    """`logits` after masks, penalties, bias, forbidden words and the `min_tokens` mask. Returns a
+    copy if any row changes, else `logits` itself."""
     if not any(map(_needs_adjusting, rows)):
         return logits
     masked = [position for position, row in enumerate(rows) if row.allowed is not None]
@@ -230,7 +231,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _needs_adjusting(row: SampleRow) -> bool:
-    """Whether anything but the model decides which tokens are likely."""
+    """Whether the row's parameters change its logits."""
     params = row.params
     return (
         row.allowed is not None
@@ -242,7 +243,8 @@ def _needs_adjusting(row: SampleRow) -> bool:
 
 
 def _apply_masks(adjusted: torch.Tensor, positions: list[int], masks: Sequence[TokenMask]) -> None:
-    """Forbid in `adjusted` [R, vocab_size], at `positions`, what the masks of these rows do."""
+    """Set the logits that `masks` forbid to -inf, in the rows `positions` of `adjusted`
+    [R, vocab_size]."""
     device = adjusted.device
     packed = to_device(torch.from_numpy(np.stack(masks).view(np.uint8)), device)  # [M, bytes]
     bits = torch.arange(8, dtype=torch.uint8, device=device)
@@ -260,13 +262,13 @@ def _flat(
     logits: torch.Tensor,
     adjustment: Callable[[SampleRow], _Adjustment],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All rows' adjustments: indices into the flattened logits, and their numbers."""
+    """All rows' adjustments: indices into the flattened logits, and the numbers to apply."""
     vocab_size = logits.shape[-1]
     indices, numbers = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for position, row in enumerate(rows):
         ids, changes = (np.asarray(each) for each in adjustment(row))
         if len(ids):
-            known = (ids >= 0) & (ids < vocab_size)  # another id cannot be chosen anyway
+            known = (ids >= 0) & (ids < vocab_size)  # other ids cannot be chosen anyway
             indices.append(ids[known].astype(np.int64) + position * vocab_size)
             numbers.append(np.broadcast_to(changes, ids.shape)[known].astype(np.float32))
     return (
@@ -276,7 +278,8 @@ def _flat(
 
 
 def _repetition_penalties(row: SampleRow) -> _Adjustment:
-    """Hugging Face's: seen in prompt or output; divides positive, multiplies negative logits."""
+    """Hugging Face's repetition penalty, for all tokens seen in prompt or output: divides positive
+    logits, multiplies negative ones."""
     penalty = row.params.repetition_penalty
     if penalty == 1.0:
         return _UNCHANGED
@@ -284,7 +287,7 @@ def _repetition_penalties(row: SampleRow) -> _Adjustment:
 
 
 def _additions(row: SampleRow) -> _Adjustment:
-    """OpenAI's presence and frequency penalties, over the output alone, and logit bias."""
+    """Logit bias, and OpenAI's presence and frequency penalties, over the output alone."""
     params = row.params
     bias = params.logit_bias or {}
     if params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
@@ -302,8 +305,8 @@ def _additions(row: SampleRow) -> _Adjustment:
 
 
 def _forbidden(row: SampleRow) -> _Adjustment:
-    """What would complete a forbidden word, and what ends the sequence, while it is shorter than
-    `min_tokens`."""
+    """Tokens that would complete a forbidden word; and, while the output is shorter than
+    `min_tokens`, the stop tokens."""
     ids = list(row.forbidden)
     if row.index < row.params.min_tokens:
         ids += row.params.stop_token_ids
@@ -328,7 +331,8 @@ def _check_finite(highest: torch.Tensor, logits: torch.Tensor) -> None:
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], chosen: torch.Tensor
 ) -> ChosenLogprobs | None:
-    """Of the rows that want them; `chosen` [R] of `logits` [R, vocab]."""
+    """Log-probabilities for the rows that want them; `chosen` [R] are the ids chosen from `logits`
+    [R, vocab]."""
     asked = [position for position, row in enumerate(rows) if row.params.logprobs is not None]
     if not asked:
         return None

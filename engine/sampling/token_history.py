@@ -1,7 +1,7 @@
-"""How often each token occurs in a sequence, kept up token by token.
+"""Token counts of a sequence, updated token by token.
 
-What penalties, lists of allowed tokens and forbidden words need to know of the tokens so far,
-without walking through them at every step. Imports no torch.
+Penalties use them, so that no step has to walk through all tokens. Also computes the masks of
+allowed-token lists and the ends of forbidden words. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TokenHistory:
         self.num_output = 0
 
     def extend(self, output_ids: Iterable[int]) -> None:
-        """Add the tokens of output that came since."""
+        """Add the output tokens since the last call."""
         for token_id in output_ids:
             self._seen.add(token_id)
             self._output.add(token_id)
@@ -35,12 +35,12 @@ class TokenHistory:
 
     @property
     def seen_ids(self) -> Ids:
-        """Every token of prompt and output, once."""
+        """The distinct tokens of prompt and output."""
         return self._seen.ids
 
     @property
     def output_ids(self) -> Ids:
-        """Every token of the output, once."""
+        """The distinct tokens of the output."""
         return self._output.ids
 
     @property
@@ -49,13 +49,13 @@ class TokenHistory:
         return self._output.counts
 
     def output_place(self, token_id: int) -> int | None:
-        """Where in `output_ids` a token is."""
+        """The index of a token in `output_ids`, or None."""
         return self._output.places.get(token_id)
 
 
 class _Counts:
-    """Distinct ids in the order in which they came, and how often each was added; arrays that grow
-    by doubling. The `known` ones were there before, which counts as 0."""
+    """Distinct ids in order of first occurrence, and how often each was added; in arrays that grow
+    by doubling. The `known` ids start with a count of 0."""
 
     def __init__(self, known: Iterable[int] = ()) -> None:
         ids = list(dict.fromkeys(known))  # at once: prompts are long
@@ -83,7 +83,7 @@ class _Counts:
 
 @lru_cache(maxsize=64)
 def mask_of(token_ids: tuple[int, ...], vocab_size: int) -> TokenMask:
-    """The mask that allows these tokens alone; not to be changed."""
+    """The mask that allows only these tokens; read-only."""
     bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = 1
     mask: TokenMask = np.packbits(bits, bitorder="little").view(np.int32)
@@ -92,7 +92,7 @@ def mask_of(token_ids: tuple[int, ...], vocab_size: int) -> TokenMask:
 
 
 def words_ends(words: Sequence[tuple[int, ...]], output_ids: Sequence[int]) -> list[int]:
-    """Tokens that would complete one of the `words` (as tokens) behind the output's end."""
+    """Tokens that, appended to the output, would complete one of the `words` (tuples of tokens)."""
     num_output = len(output_ids)
     return [
         word[-1]

@@ -1,9 +1,10 @@
-"""Where top-p cuts, found on a card without sorting a vocabulary or waiting for the card.
+"""Finds the top-p cut on a card, without sorting the vocabulary or waiting for the card.
 
-A row's most likely tokens that together hold the share of its weight: the cut is the lowest of
-their values. Weights are integers, so that sums are exact in any order, and the value is the same
-one that sorting finds. A radix search: the bits of a value, made ascending, are its key; weights
-are summed by the keys' upper half, then, where the share is reached, by the lower half.
+Top-p keeps a row's most likely tokens that together hold the requested share of its weight; the cut
+is the lowest of their values. Weights are integers, so sums are exact in any order, and the cut is
+the value that sorting would find. This is a radix search: each value's bits, mapped to ascending
+order, are its key. Weights are summed per upper half of the keys; then, within the upper half where
+the share is reached, per lower half.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _SIGN = -(1 << 31)
 
 
 def lowest_kept(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """The lowest value [R, 1] of each row of `scaled` [R, V], fp32, that is kept.
+    """The lowest value [R, 1] to keep in each row of `scaled` [R, V], fp32.
 
-    Kept are the largest values whose `weights` [R, V], int64, sum to `needed` [R, 1], float64, or
-    more; at most all. Equal values are kept together.
+    Keeps the largest values, until their `weights` [R, V], int64, sum to at least `needed` [R, 1],
+    float64, or all are kept. Equal values are kept together.
     """
-    needed = needed.clamp(min=1.0)  # the most likely token is kept, whatever the share
+    needed = needed.clamp(min=1.0)  # always keeps the most likely token
     keys = _ascending(scaled)  # [R, V] int64, 0 to 2^32 - 1
     upper = _first_bin(keys >> _HALF, weights, needed)
     is_above = keys >> _HALF > upper
@@ -32,7 +33,7 @@ def lowest_kept(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tenso
 
 
 def _first_bin(bins: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
-    """The highest bin [R, 1] down to which the weights reach what is needed; 0 if none does."""
+    """The highest bin [R, 1] at which the weights, summed from above, reach `needed`; else 0."""
     rows = len(bins)
     sums = torch.zeros((rows, _NUM_BINS), dtype=torch.int64, device=bins.device)
     sums.scatter_add_(1, bins, weights)
@@ -42,15 +43,15 @@ def _first_bin(bins: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) 
 
 
 def _ascending(values: torch.Tensor) -> torch.Tensor:
-    """Keys of fp32 values in the same order: negative ones have all bits turned, others the
-    sign."""
+    """Integer keys in the order of the fp32 values: inverts all bits of negative values, and the
+    sign bit of others."""
     bits = values.view(torch.int32)
     ordered = torch.where(bits < 0, ~bits, bits | _SIGN)
     return ordered.to(torch.int64) & 0xFFFFFFFF
 
 
 def _values(keys: torch.Tensor) -> torch.Tensor:
-    """The values of keys."""
+    """The fp32 values of the keys."""
     bits = torch.where(keys >> 31 == 1, keys & 0x7FFFFFFF, ~keys & 0xFFFFFFFF)
     signed = torch.where(bits >> 31 == 1, bits - (1 << 32), bits)
     return signed.to(torch.int32).view(torch.float32)
