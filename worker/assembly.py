@@ -113,7 +113,7 @@ def _share_card(settings: WorkerSettings) -> None:
 
 @dataclass(frozen=True)
 class _Local:
-    """The parts of a worker that exist before it opens sockets."""
+    """The parts of a worker before it connects to the fleet."""
 
     wakeup: Wakeup
     stop: StopSignal

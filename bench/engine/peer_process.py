@@ -74,8 +74,8 @@ def is_installed(kind: PeerKind, python: str) -> bool:
 class PeerProcess:
     """A running peer; it gets its needs as JSON.
 
-    Raises BatonError if it does not start, ends, or says nothing for `patience_s`; the end of what
-    it said is in the message.
+    Raises BatonError if the peer does not start, ends, or is silent for `patience_s`; the message
+    has the end of the peer's output.
     """
 
     def __init__(

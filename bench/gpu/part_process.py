@@ -22,7 +22,7 @@ _TAIL_CHARS = 1500
 def run_apart(command: Sequence[str], log: Path, limit_s: float) -> str:
     """Run a command to its end, or end it and its children after `limit_s`.
 
-    Empty if it exited with status 0, else what happened and the end of its standard error.
+    Returns "" if it exited with status 0, else the failure and the end of its standard error.
     """
     with log.open("wb") as stderr:
         process = subprocess.Popen(

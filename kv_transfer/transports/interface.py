@@ -149,7 +149,8 @@ def fit_slices(
 def check_blocks(
     source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
 ) -> None:
-    """Raises TransferError if there are no pairs or a block lies outside its pool."""
+    """Raises TransferError if the lists are empty or differ in length, or a block lies outside its
+    pool."""
     if not source or len(source) != len(target):
         raise TransferError(f"{len(source)} source blocks for {len(target)} target blocks")
     for what, blocks, limit in (("source", source, num_source), ("target", target, num_target)):

@@ -206,7 +206,7 @@ class NixlTransport:
             raise TransferError(f"NIXL cannot write to {agent}: {error!r}") from error
         handle = self._next_handle
         self._next_handle += 1
-        # From here on the request may read our memory, so only `poll` may end it.
+        # From here on the request may read our memory, so `poll` must end it in any case.
         write = self._writes[handle] = _Write(agent, request)
         try:
             if self._nixl.transfer(request) == "ERR":

@@ -161,7 +161,7 @@ class WorkerLease:
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
-        if is_held:  # else the owner may have called `register_anew` meanwhile, still to be done
+        if is_held:  # otherwise a concurrent `register_anew` is still to be done
             with self._condition:
                 self._is_registered = True
                 self._condition.notify_all()
