@@ -1,5 +1,5 @@
-"""Benchmarks: programs that compare side by side in one run and print ratios.
+"""Benchmarks: programs that compare contestants side by side in one run and print ratios.
 
-Each command is `python -m bench.NAME`; the folders hold what a command consists of. Imports any
-package below `cli`; nothing imports a benchmark.
+Each command is `python -m bench.NAME`; the folders hold the commands' parts. Imports any package
+below `cli`; no package imports a benchmark.
 """

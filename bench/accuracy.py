@@ -1,13 +1,13 @@
-"""What fewer bits cost in accuracy: perplexity, and how far the next token's odds move.
+"""Accuracy lost with fewer bits: perplexity, and how far next-token probabilities move.
 
     python -m bench.accuracy --model FOLDER [--weights auto,int8,int4] [--text FILE] [--tokens N]
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
-Reads a text in windows, each token given all before it in its window, and compares each kind of
-weights, with each kind of KV, with the first. With weights in fp8 all of them run on a card, which
-has no int8 and int4. Without `--text`: the documentation strings of Python's own modules, which the
-bundled model has not seen. The figures are those of the model and the text: measure yours.
+Reads a text in windows, predicting each token from those before it in its window, and compares
+every combination of weights and KV with the first. With fp8 weights all combinations run on a
+card, which has no int8 and int4. Without `--text` the text is the docstrings of Python's own
+modules, which the bundled model has not seen. The figures depend on model and text: measure yours.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ MODULES = (
 
 @dataclass
 class Sums:
-    """Over all tokens: negative log-likelihood, divergence from the first, equal best tokens."""
+    """Sums over all tokens: negative log-likelihood, divergence from the first kind, tokens with
+    the same best prediction."""
 
     tokens: int = 0
     loss: float = 0.0
@@ -89,14 +90,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Kind:
-    """Of weights, and of keys and values, by the names that workers' settings have."""
+    """A kind of weights and of KV, named as in the workers' settings."""
 
     weights: str = "auto"
     kv_dtype: str = "auto"
 
     @property
     def label(self) -> str:
-        """As the table shows it."""
+        """The name in the table."""
         return self.weights if self.kv_dtype == "auto" else f"{self.weights}, KV {self.kv_dtype}"
 
 
@@ -104,7 +105,7 @@ class Reader:
     """One checkpoint of one kind on one device, reading windows of a text."""
 
     def __init__(self, folder: Path, kind: Kind, device: torch.device) -> None:
-        """Raises BatonError where a CPU's kernels cannot be had, ModelLoadError."""
+        """Raises ModelLoadError, and BatonError if the kernels are unavailable on this CPU."""
         config, bits = load_model_config(folder), BITS[kind.weights]
         weights = load_weights(folder, config, device, torch.bfloat16, None)
         layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
@@ -130,7 +131,7 @@ class Reader:
 
 
 def pick_device(kinds: list[Kind]) -> torch.device:
-    """Where these kinds can all be run. Raises BatonError."""
+    """A device that can run all these kinds. Raises BatonError."""
     weights = {kind.weights for kind in kinds}
     if "fp8" not in weights:
         return torch.device("cpu")
@@ -151,7 +152,7 @@ def _kernels() -> ctypes.CDLL:
 
 
 def held_text() -> str:
-    """Documentation strings of modules, their classes and functions, in a fixed order."""
+    """Docstrings of modules and of their classes and functions, in a fixed order."""
     texts = []
     for name in MODULES:
         module = importlib.import_module(name)

@@ -1,12 +1,13 @@
-"""Faults at random under steady load; every stream must be what it would have been without them.
+"""Random faults under steady load; every stream must be the same as without faults.
 
     python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
 
-Two routers, two prefill and two decode workers as real processes. Faults: a worker or router is
-killed, a worker stopped until it counts as dead and continued, a worker drained, the store killed
-and started anew, empty, and where that can be done (see bench.reliability.connection_cut) a
-connection to a worker or to the store is cut. One at a time; whatever ended is started anew before
-the next. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are all zero.
+Two routers, two prefill and two decode workers run as real processes. Faults: a worker or router
+is killed; a worker is stopped until it counts as dead, then continued; a worker is drained; the
+store is killed and restarted empty; and, if possible (see bench.reliability.connection_cut), a
+connection to a worker or to the store is cut. Faults come one at a time; ended processes are
+restarted before the next. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are
+all zero.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class Chaos:
             }
 
     def routers(self) -> dict[str, str]:
-        """The URLs of routers that should serve."""
+        """The URLs of the routers that should be serving."""
         names = [each for each in self._fleet.names("router") if each not in self._load.doomed]
         return {name: self._fleet.url(name) for name in names}
 
     def run(self, until: float) -> None:
-        """Fault after fault until a time of `time.monotonic`; the fleet is whole at the end."""
+        """Inject faults until `until` (of `time.monotonic`); the fleet is complete at the end."""
         order: list[str] = []
         while time.monotonic() < until:
             if not order:
@@ -102,7 +103,7 @@ class Chaos:
         self._fleet.start(victim)
 
     def _cut(self, role: str, to: str) -> None:
-        """One connection from a process of a role, as soon as there is one."""
+        """Cut one connection from a process of a role, as soon as there is one."""
         deadline = time.monotonic() + CUT_WAIT_S
         while not self._try_cut(role, to):
             if time.monotonic() > deadline:
@@ -130,7 +131,7 @@ class Chaos:
 
 
 async def run(arguments: argparse.Namespace, fleet: BenchFleet) -> tuple[Chaos, Tally, int]:
-    """Load and faults side by side: what was done, what was seen, what is left over."""
+    """Run load and faults side by side; returns the faults, the tally and the leftover count."""
     rng = random.Random(arguments.seed)
     chaos: Chaos
     load = Load(arguments.model, lambda: chaos.routers(), arguments.seed)
@@ -169,13 +170,13 @@ def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
 
 
 def is_clean(tally: Tally, left: int) -> bool:
-    """Whether nothing went wrong."""
+    """Whether there were no failures."""
     wrong = (tally.mismatches, tally.duplicates, tally.losses, len(tally.errors), left)
     return tally.finished > 0 and not any(wrong)
 
 
 def main(argv: list[str]) -> int:
-    """Run, print the table; 0 if nothing went wrong."""
+    """Run and print the table; 0 if there were no failures."""
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--minutes", type=float, default=10.0)

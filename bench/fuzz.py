@@ -1,11 +1,11 @@
-"""Fuzzing of every parser of remote input: only declared errors come out, and nothing grows.
+"""Fuzzes every parser of remote input: it may raise only declared errors, and memory must not grow.
 
     python -m bench.fuzz --inputs 1000000 --seed 1
 
-The inputs are shared out evenly; the same seed gives the same ones. Memory is that of this
-process, after the first tenth of a parser's inputs and after the last. A leak shows in every tenth,
-where code that a rare input loads shows in one: growth is nine times the median of the nine tenths.
-Exits with 1 unless nothing unexpected was raised and growth is below 2 % with each parser.
+The inputs are divided evenly among the parsers; the same seed gives the same inputs. This process's
+memory is measured after each tenth of a parser's inputs. A leak shows in every tenth, code loaded
+by a rare input in one only: growth is nine times the median growth of the last nine tenths. Exits
+with 1 if a parser raised an unexpected error or its growth was 2 % or more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHOWN = 5
 
 @dataclass
 class Outcome:
-    """What one parser made of its inputs; `memory` is that of this process after each part."""
+    """One parser's results; `memory` is this process's resident memory after each part, bytes."""
 
     name: str
     accepted: int = 0
@@ -47,30 +47,30 @@ class Outcome:
 
     @property
     def gained(self) -> float:
-        """From the end of the first part to the end of the last, as a part of the memory."""
+        """Relative growth of memory from the end of the first part to the end of the last."""
         return self.memory[-1] / self.memory[0] - 1
 
     @property
     def growth(self) -> float:
-        """What most parts add, over all of them."""
+        """The median growth per part times the number of parts, relative to the memory."""
         added = [after - before for before, after in pairwise(self.memory)]
         return statistics.median(added) * len(added) / self.memory[0]
 
     @property
     def is_clean(self) -> bool:
-        """Whether only declared errors came, and memory stayed."""
+        """Whether only declared errors were raised and memory did not grow."""
         return not self.unexpected and self.growth < MAX_GROWTH
 
 
 class Fuzzing:
-    """Feeds parsers; keeps the first inputs that raised what they must not."""
+    """Feeds parsers; keeps the first inputs that raised undeclared errors."""
 
     def __init__(self, seed: int) -> None:
         self.findings: list[tuple[str, bytes, Exception]] = []
         self._seed = seed
 
     def run(self, parser: Parser, num_inputs: int) -> Outcome:
-        """So many inputs for one parser."""
+        """Feed `num_inputs` inputs to one parser."""
         mutator = Mutator(random.Random(f"{self._seed} {parser.name}"), parser.codec, parser.seeds)
         outcome = Outcome(parser.name)
         started = time.perf_counter()
@@ -86,7 +86,7 @@ class Fuzzing:
             parser.parse(data)
         except parser.errors:
             outcome.refused += 1
-        except Exception as error:  # noqa: BLE001 - what is looked for
+        except Exception as error:  # noqa: BLE001 - such errors are the findings
             outcome.unexpected += 1
             if len(self.findings) < _SHOWN:
                 self.findings.append((parser.name, data, error))
@@ -117,7 +117,7 @@ def report(outcomes: list[Outcome], seed: int) -> Table:
 
 
 def main(argv: list[str]) -> int:
-    """Run, print the table and what was found; 0 if nothing was."""
+    """Run and print the table and the findings; 0 if every parser is clean."""
     cli = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
     cli.add_argument("--inputs", type=int, default=1_000_000)
     cli.add_argument("--seed", type=int, default=1)
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> int:
 
 
 def _resident() -> int:
-    """Bytes, without what is free but not given back yet."""
+    """Resident bytes, after returning free memory to the system."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

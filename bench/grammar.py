@@ -1,10 +1,11 @@
-"""What a grammar costs: time of decode steps with and without one, on the same engine.
+"""The cost of a grammar: time of decode steps with and without one, on the same engine.
 
     python -m bench.grammar [--model FOLDER] [--steps 200]
 
-At batch 1 and 8, all sequences plain, or all held to a JSON schema (an array of objects that
-never ends). Steps of both kinds are taken in turn, so that a machine whose speed drifts treats
-them alike; the fastest tenth's upper bound, in microseconds, which other processes disturb least.
+At batch 1 and 8, all sequences are either plain or constrained by a JSON schema (an array of
+objects that never ends). Steps of both kinds alternate, so that drift of the machine's speed
+affects both alike. The figure is the tenth percentile in microseconds, which other processes
+disturb least.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What long prompts do to running streams: one engine whole, one engine chunked, and two apart.
+"""Effect of long prompts on running streams: one engine whole, one engine chunked, two apart.
 
     python -m bench.interference [--model M1|M2|FOLDER] [--seconds 30] [--device cuda]
 
 Streams decode steadily while long prompts arrive (see bench.tools.stream_load), over HTTP, on
-fleets of real processes with the same cores in all: (a) one worker that computes every prompt in
+fleets of real processes with the same cores in total: (a) one worker that computes every prompt in
 one step, (b) one worker that chunks prompts as the inter-token latency target allows, (c) a prefill
-and a decode worker with half of the cores each, kept to them as `baton up` does. With `--device
-cuda` all workers of a fleet share one card. Each fleet is measured undisturbed first. The fleets
-take turns. `--plot` needs matplotlib.
+and a decode worker, each pinned to half of the cores as by `baton up`. With `--device cuda` all
+workers of a fleet share one card. Each fleet is first measured undisturbed. The fleets take turns.
+`--plot` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ QUIET_S = 10.0
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way of dividing the cores: prefill workers beside one decode worker, flags of both, and
-    those of one role."""
+    """A way to divide the cores: prefill workers beside one decode worker, flags for both roles,
+    and flags for one role."""
 
     name: str
     label: str
@@ -51,7 +51,8 @@ class Contestant:
 def contestants(
     cores: Sequence[int], longest: int, itl_target_ms: float, device: str = "cpu"
 ) -> list[Contestant]:
-    """The three, on these cores and `device`; `longest` prompt in tokens."""
+    """The three contestants, on these cores and `device`; `longest` is the longest prompt in
+    tokens."""
     device_flag = f"--device={device}"
     half = max(1, len(cores) // 2)
     together, apart = f"--torch-threads={len(cores)}", f"--torch-threads={half}"
@@ -71,17 +72,17 @@ def contestants(
 
 @dataclass
 class Result:
-    """Every turn of one contestant: (undisturbed, disturbed)."""
+    """The phases of every turn of one contestant: (undisturbed, disturbed)."""
 
     contestant: Contestant
     turns: list[tuple[Phase, Phase]]
 
     def gaps_ms(self, disturbed: bool) -> list[float]:
-        """All gaps between tokens of streams."""
+        """All gaps between tokens of the streams."""
         return sorted(1e3 * gap for turn in self.turns for gap in turn[disturbed].gaps_s)
 
     def ttft_ms(self) -> list[float]:
-        """Of all long prompts."""
+        """The times to first token of all long prompts."""
         return sorted(1e3 * each for turn in self.turns for each in turn[1].ttft_s)
 
     def rate(self, name: str) -> float:
@@ -90,14 +91,14 @@ class Result:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Of sorted values: the least that `share` of them do not exceed."""
+    """The smallest of the sorted `values` that a `share` of them does not exceed."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def run_contestant(
     each: Contestant, model: str, load: StreamLoad, seconds: float
 ) -> tuple[Phase, Phase]:
-    """One turn on a fleet of its own."""
+    """One turn on its own fleet."""
     longest = load.long_prompt + load.long_tokens
     tokens = load.num_streams * (load.stream_prompt + load.stream_tokens) + 16 * longest
     flags = (*each.flags, f"--num-blocks={tokens // 16}")
@@ -110,7 +111,7 @@ def run_contestant(
 
 
 def report(results: list[Result], ttft_target_ms: float, itl_target_ms: float) -> Table:
-    """One row per contestant; goodput is what met its target."""
+    """One row per contestant; goodput is the share that met its target."""
     table = Table(
         "fleet",
         "ITL undisturbed p50 / p99 ms",
@@ -139,7 +140,7 @@ def report(results: list[Result], ttft_target_ms: float, itl_target_ms: float) -
 
 
 def ratios(results: list[Result]) -> list[str]:
-    """What is claimed of the three, measured."""
+    """The measured ratios behind the claims about the three contestants."""
     p99 = {r.contestant.name: quantile(r.gaps_ms(True), 0.99) for r in results}
     quiet = quantile(results[2].gaps_ms(False), 0.99)
     total = {r.contestant.name: r.rate("stream_tokens") + r.rate("prompt_tokens") for r in results}
@@ -169,7 +170,7 @@ def plot(results: list[Result], path: Path) -> None:
             )
     axes.set(xscale="log", yscale="log", xlabel="inter-token latency, ms (dotted: undisturbed)")
     axes.set_ylabel("share of tokens that took longer")
-    axes.set_xlim(left=1.0)  # less are tokens that came together
+    axes.set_xlim(left=1.0)  # smaller gaps are tokens that came together
     axes.legend()
     axes.grid(alpha=0.3, which="both")
     figure.tight_layout()

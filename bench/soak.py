@@ -3,13 +3,13 @@
     python -m bench.soak --minutes 30 [--seed 1] [--clients 6] [--warm-up 8]
     python -m bench.soak --mock [--turnovers 20]
 
-Two routers, two prefill and two decode workers as real processes; with `--mock` the workers compute
-nothing, so that routers are asked fifty times as much. The warm-up is over after `--warm-up`
-minutes and once every router has answered `--turnovers` times as many requests as it keeps traces
-of: then every bounded store is full, and the allocator has found room for what comes and goes in
-them. The routers' memory of words is filled at the start. Growth is that of the median resident
-memory between the first and the last tenth of what follows. Exits with 1 unless each process grew
-by less than 2 % and no request failed.
+Two routers, two prefill and two decode workers run as real processes; with `--mock` the workers
+compute nothing, so that routers get fifty times as many requests. The warm-up ends after
+`--warm-up` minutes, once every router has answered `--turnovers` times as many requests as it keeps
+traces: then every bounded store is full, and the allocator has reached its working size. The
+routers' word caches are filled at the start. Growth compares the median resident memory of the
+first and last tenth after the warm-up. Exits with 1 unless each process grew by less than 2 % and
+no request failed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Memory:
     warm_at: int | None = None
 
     def take(self, pids: dict[str, int], at_s: float) -> None:
-        """One more sample of each process. Raises psutil.NoSuchProcess if one has ended."""
+        """Sample each process once. Raises psutil.NoSuchProcess if one has ended."""
         for name, pid in pids.items():
             resident = psutil.Process(pid).memory_info().rss
             self.samples.setdefault(name, []).append(resident)
         self.seconds.append(at_s)
 
     def line(self) -> str:
-        """The last samples, MiB."""
+        """The last samples in MiB."""
         values = (f"{name} {taken[-1] / 2**20:.1f}" for name, taken in self.samples.items())
         return f"{self.seconds[-1] / 60:4.0f} min: " + ", ".join(values)
 
     def growth(self, name: str) -> float | None:
-        """From the first to the last tenth after the warm-up; None if that is too short."""
+        """Growth from the first to the last tenth after the warm-up; None if that is too short."""
         if self.warm_at is None:
             return None
         counted = self.samples[name][self.warm_at :]
@@ -77,7 +77,7 @@ class Memory:
 async def watch(
     fleet: BenchFleet, load: SoakLoad, memory: Memory, arguments: argparse.Namespace
 ) -> None:
-    """Sample until the time is over, a line every minute; notes when the fleet is warm."""
+    """Sample until the time is over and print a line every minute; set when the fleet is warm."""
     started, shown = time.monotonic(), 0.0
     urls = [fleet.url(name) for name in fleet.names("router")]
     while (passed := time.monotonic() - started) < 60 * arguments.minutes:
@@ -92,7 +92,7 @@ async def watch(
 
 
 async def run(fleet: BenchFleet, arguments: argparse.Namespace) -> tuple[SoakLoad, Memory, int]:
-    """Load and samples side by side: what was asked, what was measured, what is left over."""
+    """Run load and sampling side by side; returns the load, the samples and the leftover count."""
     urls = [fleet.url(name) for name in fleet.names("router")]
     load = SoakLoad(arguments.model, urls, arguments.seed)
     memory = Memory()
@@ -121,7 +121,7 @@ def report(memory: Memory) -> Table:
 
 
 def is_steady(load: SoakLoad, memory: Memory, left: int) -> bool:
-    """Whether every process stayed within the limit, and everything was answered."""
+    """Whether every process stayed within the limit and every request was answered."""
     growths = [memory.growth(name) for name in memory.samples]
     grew = any(growth is None or growth >= MAX_GROWTH for growth in growths)
     return bool(growths) and not grew and not load.errors and not left
@@ -145,7 +145,7 @@ def _fleet(arguments: argparse.Namespace) -> BenchFleet:
     if not arguments.mock:
         return BenchFleet(small_fleet(arguments.model, NUM_BLOCKS))
     roles = (Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE)
-    # Mock workers do not tell what they cached: what is expected of them must expire soon
+    # Mock workers report no cached blocks, so routers' expectations must expire soon.
     flags = ("--expected-cache-s=0.1",)
     return RouterFleet(
         RouterFleetConfig(
@@ -155,7 +155,7 @@ def _fleet(arguments: argparse.Namespace) -> BenchFleet:
 
 
 def main(argv: list[str]) -> int:
-    """Run, print the table; 0 if no process grew."""
+    """Run and print the table; 0 if no process grew and no request failed."""
     arguments = parse(argv)
     with _fleet(arguments) as fleet:
         load, memory, left = asyncio.run(run(fleet, arguments))

@@ -1,10 +1,10 @@
-"""Where the time of a CPU engine's step goes, by Linux's `perf`.
+"""Breakdown of the time of a CPU engine's step, by Linux's `perf`.
 
     python -m bench.step_profile --model M1 [--threads 1] [--seconds 5] [--attention torch]
 
-Each work of `bench.engine` is repeated while `perf record` samples this process by CPU time, only
-while the work is timed: not while decode steps get their prompts. Samples are put together by the
-symbol or library that they fell in. Needs `perf`, and the right to sample one's own processes.
+Each work of `bench.engine` is repeated while `perf record` samples this process by CPU time. It
+samples only timed work, not the prompts of decode steps. Samples are grouped by their symbol or
+library. Needs `perf`, and the permission to sample your own processes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ _ANSWER_S = 10.0
 
 
 def part_of(library: str, symbol: str) -> str:
-    """Of a step, by where a sample fell. Symbols tell more than libraries, but not Python's."""
+    """The part of a step that a sample belongs to. Symbols are more precise than libraries, except
+    Python's."""
     owner = next((part for name, part in _LIBRARIES.items() if library.startswith(name)), OTHER)
     if owner == PYTHON:
         return owner
@@ -78,7 +79,7 @@ def part_of(library: str, symbol: str) -> str:
 
 
 def shares(report: str) -> dict[str, float]:
-    """Per cent by part, of what `perf report --field-separator=;` says."""
+    """Per cent by part, from the output of `perf report --field-separator=;`."""
     found: dict[str, float] = defaultdict(float)
     for line in report.splitlines():
         fields = [each.strip() for each in line.split(";")]
@@ -90,7 +91,7 @@ def shares(report: str) -> dict[str, float]:
 class Sampler:
     """`perf record` of this process, by CPU time, only within `on`.
 
-    Raises BatonError if there is no perf, or it may not sample.
+    Raises BatonError if perf is missing or may not sample.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,14 +102,14 @@ class Sampler:
             os.mkfifo(fifo)
         command = ["perf", "record", "-F", "1999", "-e", "cpu-clock", "-o", str(self._data)]
         command += ["--delay=-1", f"--control=fifo:{fifos[0]},{fifos[1]}", "-p", str(os.getpid())]
-        ends = [os.open(fifo, os.O_RDWR) for fifo in fifos]  # opening them waits for nobody so
+        ends = [os.open(fifo, os.O_RDWR) for fifo in fifos]  # O_RDWR: opening does not block
         self._control, self._answers = ends
         with self._said.open("w") as log:
             self._perf = subprocess.Popen(command, stdout=log, stderr=log)
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Samples are taken within."""
+        """A context in which samples are taken."""
         self._tell("enable")
         try:
             yield
@@ -138,7 +139,7 @@ class Sampler:
 
 
 def profile(run: BatonRun, work: Work, seconds: float) -> tuple[float, dict[str, float]]:
-    """Milliseconds of a prompt or a decode step, median, and what its parts take of it."""
+    """Median milliseconds of a prompt or a decode step, and the per cent of each part."""
     rng = random.Random(work.label)
     run.measure(work, rng)
     num_tokens = work.length if work.kind == "prefill" else work.batch
@@ -165,7 +166,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Print the table; 1 with a line that says why if there can be none."""
+    """Print the table; 1, with a line that says why, if there is none."""
     options = parse()
     if shutil.which("perf") is None:
         print("bench.step_profile: there is no `perf` here (Linux's linux-perf)", file=sys.stderr)

@@ -1,4 +1,4 @@
 """The decode role: takes over prefilled sequences block by block and generates their tokens.
 
-Imports `worker` and what lies below it; not the other role, not the router.
+Imports `worker` and the packages below it; not the other role, not the router.
 """

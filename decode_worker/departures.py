@@ -1,8 +1,8 @@
-"""Requests that leave this worker in mid-stream, with their KV blocks.
+"""Requests that leave this worker mid-stream, with their KV blocks.
 
-A sequence whose part here has ended keeps its blocks until the decode worker that goes on with it
-has copied them: the sending side of an ordinary handoff, whose prompt is all that was computed
-here and whose first token is the last one chosen here. Owner of those sequences' blocks.
+A sequence whose part here has ended keeps its blocks until the decode worker that continues it has
+copied them. This is the sending side of an ordinary handoff: its prompt is everything computed
+here, its first token the last one sampled here. Owns these sequences' blocks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Departure:
     router: Peer
     sequence: Sequence
     begun_us: int
-    answered: bool = False  # the other decode worker was told of the end
-    unwanted: bool = False  # the router does not want to hear of it
+    answered: bool = False  # the other decode worker was told that the handoff ended
+    unwanted: bool = False  # the router aborted it and gets no answer
     error: str = ""
     writes: list[WriteSpan] = field(default_factory=list)
 
 
 class Departures:
-    """All requests that leave, by the attempt that goes on with them elsewhere."""
+    """All requests that leave, by the attempt that continues them elsewhere."""
 
     def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
         self._host = host
@@ -48,13 +48,13 @@ class Departures:
 
     @property
     def ignored(self) -> int:
-        """What arrived for handoffs that are none."""
+        """Number of events about unknown handoffs."""
         return self._outbound.ignored
 
     def begin(self, router: Peer, sequence: Sequence, attempt: int) -> None:
-        """Offer what a finished sequence, its blocks not released, leaves for `attempt`.
+        """Offer the blocks of a finished sequence, which are not released yet, to `attempt`.
 
-        All but its newest token have their KV here, and that one is the first of the next part.
+        The KV of all tokens but the newest is here; the newest is the first token of the next part.
         """
         key = HandoffKey(sequence.request_id, attempt)
         num_blocks = sequence.blocks_for(sequence.num_computed)
@@ -73,7 +73,7 @@ class Departures:
         self._outbound.finish(key, token)
 
     def try_abort(self, key: HandoffKey) -> bool:
-        """The router does not want it any more; False if there is no such request."""
+        """Abort a request that its router no longer wants; False if there is none."""
         departure = self._departures.get(key)
         if departure is None:
             return False
@@ -82,55 +82,56 @@ class Departures:
         return True
 
     def abort_all(self) -> None:
-        """Nobody wants anything of ours any more."""
+        """Abort all requests that leave."""
         for key in list(self._departures):
             self.try_abort(key)
 
     def give_up(self, reason: str) -> None:
-        """The process ends: the routers hear that their requests have to go on from nothing."""
+        """The process ends: tell the routers that their requests go on without these blocks."""
         for key, departure in self._departures.items():
             if not departure.unwanted:
                 self._host.send(departure.router, self._host.failure(key, reason, retryable=True))
 
-    # -- what happens -----------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
-        """What another decode worker says."""
+        """Handle another decode worker's message."""
         self._outbound.handle(peer, message)
 
     def lose(self, peer: Peer) -> None:
-        """A router or another decode worker is gone: what was for it ends."""
+        """A router or another decode worker is gone: its handoffs end."""
         for key, departure in list(self._departures.items()):
             if departure.router == peer:
                 self.try_abort(key)
         self._outbound.lose(peer)
 
     def follow(self, event: TransferEvent) -> None:
-        """What the transfer thread reports, but for arrivals."""
+        """Handle an event of the transfer thread other than an arrival."""
         self._outbound.follow(event)
 
     def sweep(self) -> None:
-        """Act on what has run out."""
+        """Act on timeouts."""
         self._outbound.sweep()
 
-    # -- how handoffs go: see `HandoffOwner` --------------------------------------------------
+    # -- callbacks of handoffs: see `HandoffOwner` --------------------------------------------
 
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived."""
         self._departures[key].writes.append(span)
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """The other decode worker gave up; nothing is computed here that could stop."""
+        """The other decode worker gave up; there is no computation here to stop."""
 
     def on_closed(self, key: HandoffKey, error: str) -> None:
-        """The other decode worker hears of the end."""
+        """The other decode worker is told that the handoff ended."""
         departure = self._departures.get(key)
         if departure is not None:
             departure.answered = True
             departure.error = error
 
     def on_released(self, key: HandoffKey) -> None:
-        """The blocks are ours again, full ones stay cached; the router hears how it went."""
+        """The handoff is over: release the blocks (full ones stay cached) and tell the router the
+        outcome."""
         departure = self._departures.pop(key)
         self._scheduler.release_blocks(departure.sequence)
         if departure.unwanted:

@@ -1,9 +1,9 @@
-"""The receiving side of handoffs: joins the machine that decides with those that act.
+"""The receiving side of handoffs: connects the state machine to links and transfers.
 
-`kv_transfer.handoff.receiver` decides what to grant and when a fence falls; grants, renewals and
-aborts go to the sending workers over their control links, and what has landed is announced by the
-transport. The counterpart of `worker.outbound`. It owns no blocks: they are its owner's, who hears
-what has arrived and when nobody writes to them any more.
+`kv_transfer.handoff.receiver` decides what to grant and when to lift a fence. Grants, renewals and
+aborts go to the sending workers over their control links; the transport reports landed blocks. The
+counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told which blocks
+have arrived and when no peer can write to them any more.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 
 class GrantOwner(Protocol):
-    """Whose blocks are granted; unknown keys are to be ignored."""
+    """The owner of the granted blocks; it must ignore unknown keys."""
 
     def on_complete(self, key: HandoffKey) -> None:
         """Every granted block holds its data."""
         ...
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
-        """The attempt is over, except for what arrived: indices of prompt blocks."""
+        """The attempt failed; `arrived` has the indices of the prompt blocks that arrived."""
         ...
 
     def on_unfenced(self, key: HandoffKey) -> None:
-        """Nobody writes to the handoff's blocks any more."""
+        """No peer can write to the handoff's blocks any more."""
         ...
 
 
@@ -64,12 +64,12 @@ class InboundHandoffs:
 
     @property
     def num_open(self) -> int:
-        """Handoffs whose fence has not fallen."""
+        """Handoffs whose fence is still up."""
         return self._receiver.num_open
 
     @property
     def ignored(self) -> int:
-        """What arrived for handoffs that are none."""
+        """Number of events about unknown handoffs."""
         return self._receiver.ignored
 
     def is_open(self, key: HandoffKey) -> bool:
@@ -81,26 +81,26 @@ class InboundHandoffs:
         return self._receiver.is_known(key)
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the granted blocks of an open handoff that hold their data by now."""
+        """Prompt indices of the granted blocks of an open handoff that already hold their data."""
         return self._receiver.arrived(key)
 
-    # -- what the owner says ----------------------------------------------------------------
+    # -- calls by the owner -----------------------------------------------------------------
 
     def offer(self, key: HandoffKey, peer: PrefillPeer, first_block: int, blocks: Seq[int]) -> None:
-        """Grant our blocks to a peer, for the prompt blocks from `first_block` on; there may be
-        none."""
+        """Grant our blocks to a peer, for the prompt blocks from `first_block` on; `blocks` may be
+        empty."""
         self._peers.connect(peer)
         now = self._host.now()
         self._carry_out(self._receiver.offer(key, peer.incarnation, first_block, blocks, now))
 
     def abort(self, key: HandoffKey) -> None:
-        """The blocks are not wanted any more; they stay fenced until `on_unfenced`."""
+        """The blocks are no longer wanted; they stay fenced until `on_unfenced`."""
         self._carry_out(self._receiver.abort(key))
 
-    # -- what happens -----------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     def close(self, closed: KvClosed) -> None:
-        """The peer posts nothing more."""
+        """The peer posts no more writes."""
         self._carry_out(self._receiver.closed(closed, self._host.now()))
 
     def lose(self, incarnation: str) -> None:
@@ -108,7 +108,7 @@ class InboundHandoffs:
         self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
 
     def follow(self, event: NotificationArrived) -> None:
-        """Blocks have landed; what cannot be read is counted."""
+        """Blocks have landed; an undecodable notification is counted and dropped."""
         try:
             written = wire.decode_notification(event.payload)
         except ProtocolError as error:
@@ -118,7 +118,7 @@ class InboundHandoffs:
         self._carry_out(self._receiver.written(written))
 
     def sweep(self) -> None:
-        """Act on what has run out; every turn of the loop."""
+        """Act on timeouts; called every turn of the loop."""
         self._carry_out(self._receiver.sweep(self._host.now()))
         self._host.transfers.expect(self._receiver.num_open > 0)
 
@@ -126,7 +126,7 @@ class InboundHandoffs:
         """Bring the worker's counters up to date."""
         self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
 
-    # -- what the receiver decides ------------------------------------------------------------
+    # -- decisions of the receiver ------------------------------------------------------------
 
     def _carry_out(self, actions: list[ReceiverAction]) -> None:
         for action in actions:

@@ -19,7 +19,7 @@ from worker.host import WorkerHost
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until told to stop; the exit status."""
+    """Run until told to stop; returns the exit status."""
     settings = settings_or_exit(
         DecodeSettings,
         argv,

@@ -10,21 +10,21 @@ from worker.host import WorkerHost
 
 
 class Outbox:
-    """What was produced and has not been sent; belongs to the loop's thread."""
+    """Produced tokens that are not sent yet; belongs to the loop's thread."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._queued: dict[Peer, list[SequenceTokens]] = defaultdict(list)
 
     def put(self, router: Peer, tokens: SequenceTokens) -> None:
-        """With the next `flush`; at once with a prompt's log-probabilities, which may be long: a
-        message holds those of one prompt."""
+        """Queue tokens for the next `flush`. Tokens with a prompt's log-probabilities, which may
+        be long, are flushed at once, so that a message holds those of one prompt only."""
         self._queued[router].append(tokens)
         if tokens.prompt_logprobs is not None:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was put in, in that order."""
+        """Send the queued tokens in the order in which they were put in."""
         for router, sequences in self._queued.items():
             self._host.send(router, StepTokens(sequences=sequences))
         self._queued.clear()

@@ -1,9 +1,8 @@
 """Control links to the workers that send us KV blocks, one per incarnation.
 
-They are the fleet's prefill workers, to which a link opens as soon as they are known, and decode
-workers that hand requests over, to which it opens when it is needed. It says Hello, then tells the
-peer how to reach our pool, and closes when the peer is gone. Owner of the links; the fence around
-blocks is the receiver's.
+Links to the fleet's prefill workers open as soon as the workers are known; links to decode workers
+that hand requests over open when needed. A link sends Hello and the descriptor of our pool, and
+closes when the peer is gone. Owns the links; the receiver owns the fence around blocks.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ _MEET_S = 0.1
 class _Link:
     control: ControlLink
     worker_id: str
-    process: WatchedProcess | None  # if it is known to run on our machine
-    is_leaving: bool  # it drains, and is meant to go
+    process: WatchedProcess | None  # if the peer is known to run on our machine
+    is_leaving: bool  # the peer drains, so its end is expected
     next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
 
 
 class PrefillPeers:
-    """Workers that send, by incarnation.
+    """Workers that send blocks, by incarnation.
 
-    A peer on our machine is gone as soon as its process has ended, and not before: one that is
-    stopped may go on in the middle of a write. The peer says itself where it runs, in its answer to
-    our Hello; before that answer our view of the fleet may know. One elsewhere is gone when it is silent for
-    `silence_s` and its lease has ended; it posts nothing once its own lease may have. One that
-    refuses us, or is another incarnation than was named, is gone at once: it never held a grant of
-    ours, or has let go of all. So is one that never answered us within `silence_s`, alive or not:
-    grants wait for that answer, here. One that falls silent later may yet write, but it is not
-    known when: it is `silent`, and what it owes us need not be waited for.
+    A peer on our machine is gone when its process has ended, and not before: a stopped process may
+    continue in the middle of a write. The peer's answer to our Hello says where it runs; until then
+    our view of the fleet may know. A peer elsewhere is gone when it has been silent for
+    `silence_s` and its lease has ended; it posts no writes once its own lease may have ended. A
+    peer that refuses us, or is another incarnation than named, is gone at once: it never held a
+    grant of ours, or has released all. A peer that never answered within `silence_s` is gone, too,
+    alive or not: our grants are still queued here until it answers. A peer that falls silent later
+    may still write, at an unknown time: it is `silent`, and requests need not wait for it.
     """
 
     def __init__(self, around: Surroundings, poller: zmq.Poller, silence_s: float) -> None:
-        """`poller` gets the links' sockets for as long as they are open."""
+        """The links' sockets are registered with `poller` while they are open."""
         self._around = around
         self._poller = poller
         self._silence_s = silence_s
@@ -69,8 +68,8 @@ class PrefillPeers:
         return len(self._links)
 
     def meet(self, now: float) -> None:
-        """Open links to prefill workers that are new in the fleet, once each: the first handoff
-        of a pair need not wait for its connection then."""
+        """Open a link to each prefill worker that is new in the fleet, once, so that the first
+        handoff of a pair does not wait for its connection."""
         if now < self._next_meeting:
             return
         self._next_meeting = now + _MEET_S
@@ -100,7 +99,8 @@ class PrefillPeers:
         )
 
     def connect(self, peer: PrefillPeer) -> None:
-        """Open the link to a peer unless it is open; one that cannot be opened is `gone`."""
+        """Open the link to a peer unless it is open; `gone` reports a peer whose link cannot be
+        opened."""
         if peer.incarnation in self._links:
             return
         try:
@@ -123,7 +123,7 @@ class PrefillPeers:
             link.control.send(message)
 
     def receive(self) -> list[tuple[str, ControlMessage]]:
-        """What prefill workers sent, with their incarnation."""
+        """The messages of prefill workers, each with its sender's incarnation."""
         received = []
         for incarnation, link in self._links.items():
             received += [(incarnation, message) for message in link.control.receive()]
@@ -137,13 +137,13 @@ class PrefillPeers:
         return received
 
     def reset(self) -> list[str]:
-        """Incarnations that have forgotten us since the last call, and know us again: messages
-        of theirs may be lost."""
+        """Incarnations that forgot us and know us again, since the last call: their messages may
+        be lost."""
         reset, self._reset = self._reset, []
         return reset
 
     def gone(self, now: float) -> list[str]:
-        """Incarnations that are gone since the last call; their links are closed."""
+        """Incarnations that went away since the last call; their links are closed."""
         gone, self._unreachable = self._unreachable, []
         for incarnation, link in list(self._links.items()):
             link.control.tick(now)
@@ -156,8 +156,8 @@ class PrefillPeers:
         return gone
 
     def silent(self, now: float) -> list[str]:
-        """Incarnations that have answered nothing for `silence_s`; to be called after `receive`,
-        so that what came during a long step counts as heard."""
+        """Incarnations that have sent nothing for `silence_s`. Call it after `receive`, so that
+        messages that arrived during a long step count."""
         return [
             incarnation
             for incarnation, link in self._links.items()

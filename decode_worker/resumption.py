@@ -1,9 +1,9 @@
-"""Streams that outlive their router: kept until another one asks for them, or for a grace time.
+"""Streams that outlive their router: kept until another router resumes them or a grace time ends.
 
-A running one goes on without a router (an orphan), unless that only lost its connection to us: it
-goes on with the stream elsewhere. Of a finished one the tokens are kept, whether or not its router
-lives, because it may die before its client has read them. Whoever asks last owns a stream: the
-attempt number of its question fences all routers before it.
+A running stream goes on without a router (as an orphan). If its router reconnects, it only lost
+its connection and has moved the stream elsewhere, so the orphan ends. The tokens of a finished
+stream are kept even while its router lives, because the router may die before its client has read
+them. The router that asked last owns a stream: its attempt number fences all earlier routers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Kept:
 
 
 class Resumption:
-    """What may be resumed on one worker; belongs to the loop's thread."""
+    """The streams that may be resumed on one worker; belongs to the loop's thread."""
 
     def __init__(self, host: WorkerHost, grace_s: float) -> None:
         self._host = host
@@ -40,14 +40,14 @@ class Resumption:
         self._size = 0
 
     def try_orphan(self, task: Task) -> bool:
-        """Its router is gone: the task goes on without one, if it may."""
+        """The task's router is gone: let the task go on without one; False if it may not."""
         if self._grace_s <= 0 or not task.is_resumable:
             return False
         task.orphaned_at = self._host.now()
         return True
 
     def keep(self, task: Task, trace: DecodeTrace) -> None:
-        """The task has finished."""
+        """Keep the tokens of a finished task, if it is resumable."""
         if self._grace_s <= 0 or not task.is_resumable:
             return
         answer = task.resumed(task.attempt, trace)
@@ -60,8 +60,8 @@ class Resumption:
             self._drop(next(iter(self._kept)))
 
     def overdue(self, tasks: Iterable[Task]) -> list[Task]:
-        """Orphans that nobody came for, or whose router is back and has them elsewhere; what is
-        kept too long goes. A worker that is to stop waits for nobody."""
+        """Orphans that no router resumed in time, or whose router is back and has them elsewhere.
+        Also drops finished streams whose time is over. A draining worker keeps no orphans."""
         now = self._host.now()
         while self._kept and next(iter(self._kept.values())).until <= now:
             self._drop(next(iter(self._kept)))
@@ -77,7 +77,7 @@ class Resumption:
         return overdue
 
     def answer(self, router: Peer, message: Resume, task: Task | None) -> None:
-        """A router asks for a stream; `task` is its running attempt, if it has one here."""
+        """Answer a router that asks for a stream; `task` is the running attempt here, if any."""
         kept = self._kept.get(message.request_id)
         if task is not None and task.is_resumable and message.attempt >= task.attempt:
             self._move(router, message, task)
@@ -89,7 +89,7 @@ class Resumption:
             self._host.send(router, NotKept(request_id=request_id, attempt=attempt))
 
     def clear(self) -> None:
-        """Forget what is kept: this worker comes back as another."""
+        """Forget all finished streams, because this worker becomes a new incarnation."""
         self._kept.clear()
         self._size = 0
 

@@ -10,7 +10,7 @@ from worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(WorkerSettings):
-    """What a decode worker can be told beyond what every worker can."""
+    """Settings of a decode worker: those of every worker and its own."""
 
     one_step_ahead: str = setting(
         "auto",

@@ -1,4 +1,4 @@
-"""One attempt on a decode worker: who asked, what it waits for, and the trace it leaves."""
+"""One attempt on a decode worker: its router, what it waits for and its trace."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from scheduling.sequence import Sequence, SequenceState
 class Task:
     """An attempt from its Generate message until its last token.
 
-    A remote one joins the batch when it has both its `token` and all its blocks. Times are
-    microseconds of the Unix epoch, 0 while something has not happened. `attempt` is the number
-    under which its router knows it, which a Resume changes; the handoff keeps its name. One that
-    is resumable may lose its router (`orphaned_at`, seconds of the loop's clock).
+    A task with remote prefill joins the batch when it has both its `token` and all its blocks.
+    Times are microseconds of the Unix epoch, 0 until the event has happened. `attempt` is the
+    number under which the router knows the task; a Resume changes it, but not the handoff's key. A
+    resumable task may outlive its router (`orphaned_at`, seconds of the loop's clock).
     """
 
     router: Peer
@@ -55,7 +55,8 @@ class Task:
     chunks: list[ChunkSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Log-probabilities of tokens that earlier attempts gave are not here."""
+        """A task that continues an earlier attempt lacks its tokens' log-probabilities; it cannot
+        be resumed if the request wants them."""
         sequence = self.sequence
         self.attempt = sequence.attempt
         self.num_emitted = sequence.num_output
@@ -64,16 +65,16 @@ class Task:
 
     @property
     def asked(self) -> HandoffKey:
-        """The attempt as its router names it."""
+        """The attempt as its router knows it."""
         return HandoffKey(self.sequence.request_id, self.attempt)
 
     @property
     def key(self) -> HandoffKey:
-        """The handoff's name, too."""
+        """The task's key, which is also the handoff's."""
         return HandoffKey(*self.sequence.key)
 
     def waits_for(self, incarnation: str) -> bool:
-        """Whether this prefill worker owes it the first token or blocks."""
+        """Whether this prefill worker still has to send the first token or blocks."""
         has_all = self.token is not None and bool(self.blocks_arrived_us)
         return (
             not has_all
@@ -83,13 +84,13 @@ class Task:
         )
 
     def waits_for_token_of(self, incarnation: str) -> bool:
-        """Whether the first token is to come from this prefill worker, and has not."""
+        """Whether this prefill worker still has to send the first token."""
         return self.token is None and self.waits_for(incarnation)
 
     def tokens(
         self, produced: Produced, logprobs: TokenLogprobs | None, trace: DecodeTrace | None
     ) -> SequenceTokens:
-        """One token for the router; the attempt's first one says how much was cached."""
+        """One token for the router; the attempt's first token carries the cached-token count."""
         first, self.is_announced = not self.is_announced, True
         cached = self.token.cached_tokens if self.token else self.sequence.num_cached
         self.num_emitted, self.finish = produced.index + 1, produced.finish
@@ -110,7 +111,7 @@ class Task:
         )
 
     def _take_prompt_logprobs(self) -> PromptLogprobs | None:
-        """What is told of the prompt, by the peer or by what was computed here; none is kept."""
+        """The prompt's log-probabilities, from the peer or computed here; the task keeps none."""
         if self.token is None:
             return self.sequence.take_prompt_logprobs()
         told = self.token.prompt_logprobs
@@ -118,7 +119,7 @@ class Task:
         return told
 
     def resumed(self, attempt: int, trace: DecodeTrace | None) -> Resumed:
-        """Everything so far, for the router that takes it up as `attempt`."""
+        """Everything so far, for the router that resumes the task as `attempt`."""
         num_prompt = self.sequence.num_prompt
         wants_logprobs = self.sequence.sampling.logprobs is not None
         return Resumed(
@@ -132,7 +133,7 @@ class Task:
         )
 
     def handed_over(self, asked: HandOver, keeps_kv: bool, trace: DecodeTrace) -> HandedOver:
-        """The end of the attempt's part here, in answer to what was asked."""
+        """The answer to `asked`: the attempt's part here has ended."""
         return HandedOver(
             request_id=self.sequence.request_id,
             attempt=self.attempt,
@@ -143,7 +144,7 @@ class Task:
         )
 
     def trace(self, worker_id: str, finished_us: int) -> DecodeTrace:
-        """Where the time went."""
+        """The task's timings."""
         return DecodeTrace(
             worker_id=worker_id,
             received_us=self.received_us,

@@ -1,4 +1,4 @@
-"""The attempts that a decode worker has, by name, and the names of those that it had."""
+"""The current attempts of a decode worker by key, and the keys of ended ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEMBERED = 8192
 
 
 class Tasks:
-    """Tasks by the name of their handoff. May be changed while it is iterated over."""
+    """Tasks by the key of their handoff. May be changed during iteration."""
 
     def __init__(self) -> None:
         self._tasks: dict[HandoffKey, Task] = {}
@@ -26,24 +26,24 @@ class Tasks:
         return iter(list(self._tasks.values()))
 
     def add(self, task: Task) -> None:
-        """One more."""
+        """Add a task."""
         self._tasks[task.key] = task
 
     def remove(self, task: Task) -> None:
-        """It has ended, but its name is remembered."""
+        """Remove a task that has ended, and remember its key."""
         del self._tasks[task.key]
         self._ended.remember(task.key, "")
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether this attempt is or was here, as far as that is remembered."""
+        """Whether this attempt is here or is remembered as ended."""
         return key in self._tasks or self._ended.error_of(key) is not None
 
     def find(self, key: HandoffKey) -> Task | None:
-        """The task of this name."""
+        """The task with this key, if it is here."""
         return self._tasks.get(key)
 
     def of(self, sequence: Sequence) -> Task:
-        """Whose sequence this is; it must be here."""
+        """The task of this sequence; it must be here."""
         return self._tasks[HandoffKey(*sequence.key)]
 
     def of_request(self, request_id: str) -> list[Task]:
@@ -51,6 +51,6 @@ class Tasks:
         return [task for task in self._tasks.values() if task.sequence.request_id == request_id]
 
     def asked_by(self, router: Peer, asked: HandoffKey) -> Task | None:
-        """The task that a router calls by this name, if it is that router's."""
+        """The task that this router knows as `asked`, if it belongs to this router."""
         found = (task for task in self._tasks.values() if task.asked == asked)
         return next((task for task in found if task.router == router), None)

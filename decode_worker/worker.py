@@ -1,10 +1,10 @@
 """The decode worker's loop: receive, schedule, compute, deliver.
 
-A sequence whose KV comes from elsewhere is admitted with only the blocks it lacks, which are
-granted to their sender, and joins the batch when all of them and its first token are here. Other
-prompts, and suffixes of cached prefixes, are prefilled here in chunks between decodes. What is to
-leave goes on elsewhere with its blocks (`decode_worker.departures`). Owner of the tasks, and of
-the blocks of ended ones that a peer may still write to.
+For a sequence with remote KV the worker grants the sender the blocks that are not cached here; the
+sequence joins the batch when these blocks and its first token have arrived. Other prompts, and
+suffixes of cached prefixes, are prefilled here in chunks between decodes. A request that is handed
+over goes on elsewhere with its blocks (`decode_worker.departures`). Owns the tasks, and those
+blocks of ended tasks that a peer may still write to.
 """
 
 from __future__ import annotations
@@ -70,23 +70,23 @@ class DecodeWorker:
         self._resumption = resumption
         self._tasks = Tasks()
         self._fenced: dict[HandoffKey, Sequence] = {}
-        self._uncompiled: list[Task] = []  # could join, but for their grammars
+        self._uncompiled: list[Task] = []  # could join, but their grammars are still compiling
         self._silent: list[str] = []  # incarnations of prefill workers
         self._outbox = Outbox(host)
 
     @property
     def num_jobs(self) -> int:
-        """What is left to do before the worker may end."""
+        """Number of jobs to finish before the worker may end."""
         return len(self._tasks) + len(self._fenced) + self._departures.num_open
 
     def run(self) -> None:
-        """Serve until the process is told to stop and nothing is left to do."""
+        """Serve until the process is told to stop and no jobs are left."""
         while not self._host.is_finished(self.num_jobs):
             self.turn()
         self._departures.give_up("the worker stopped")
         for task in self._tasks:
             self._give_up(task, "the worker stopped", retryable=True)
-        self._engine.try_withdraw()  # nobody wants the step under way
+        self._engine.try_withdraw()  # no request needs the step under way
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -134,7 +134,7 @@ class DecodeWorker:
         self._departures.sweep()
 
     def _let_go(self) -> None:
-        """Routers and decode workers that are gone, and streams that nobody came for."""
+        """Drop the work of routers and decode workers that are gone, and overdue orphans."""
         for peer in self._host.server.lost(self._host.now()):
             for task in self._tasks:
                 if task.router == peer and not self._resumption.try_orphan(task):
@@ -160,8 +160,8 @@ class DecodeWorker:
                 self._host.answer_common(peer, message)
 
     def _start(self, router: Peer, message: Generate) -> None:
-        """A new attempt; an older one of the same request ends. One that was here before is not
-        begun again."""
+        """Start a new attempt; older attempts at the same request end. An attempt that was here
+        before is not started again."""
         key = key_of(message)
         others = self._tasks.of_request(key.request_id)
         is_known = self._tasks.is_known(key) or self._inbound.is_known(key)
@@ -184,7 +184,7 @@ class DecodeWorker:
         self._tasks.add(task)
 
     def _abort(self, router: Peer, message: Abort) -> None:
-        """Its router no longer wants it."""
+        """The router no longer wants the attempt."""
         task = self._tasks.asked_by(router, key_of(message))
         if task is not None:
             self._end(task)
@@ -192,8 +192,8 @@ class DecodeWorker:
             self._host.count(Count.STALE_MESSAGES)
 
     def _hand_over(self, router: Peer, message: HandOver) -> None:
-        """Its part here ends, between two steps. If it decodes, its blocks stay for the next
-        attempt; one that only waits, receives or prefills has nothing that others cannot get."""
+        """End the task's part here, between two steps. If it is decoding, its blocks stay for the
+        next attempt. If it waits, receives or prefills, others can get all its blocks elsewhere."""
         task = self._tasks.asked_by(router, key_of(message))
         if task is None:
             self._host.count(Count.STALE_MESSAGES)
@@ -205,7 +205,7 @@ class DecodeWorker:
             self._scheduler.finish(sequence, release=False)
         else:
             self._end(task)
-        self._outbox.flush()  # its tokens come before the end of its part
+        self._outbox.flush()  # its tokens go before the end of its part
         trace = task.trace(self._host.worker_id, self._host.wall_us())
         self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
         if keeps_kv:
@@ -226,8 +226,8 @@ class DecodeWorker:
                 log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
 
     def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
-        """Wait no longer for this prefill worker's first tokens, and with `of_blocks` not for its
-        blocks either, although they may yet be written."""
+        """Stop waiting for this prefill worker's first tokens and, with `of_blocks`, for its
+        blocks, although it may still write them."""
         for task in self._tasks:
             if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._give_up(task, reason, retryable=True)
@@ -254,7 +254,7 @@ class DecodeWorker:
     # -- schedule ---------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> None:
-        """Before a batch runs: what was admitted gets its grant, what expired its end."""
+        """Before a batch runs: end expired tasks and grant blocks for admitted ones."""
         for sequence in batch.expired:
             task = self._tasks.find(HandoffKey(*sequence.key))
             if task is not None:
@@ -275,8 +275,8 @@ class DecodeWorker:
             self._host.count(Count.CACHED_TOKENS, task.sequence.num_cached)
 
     def _grant(self, task: Task) -> None:
-        """Offer the prefill worker the blocks that are lacking; there may be none. One that is
-        silent gets no blocks: they would be behind their fence for as long as it is."""
+        """Offer the prefill worker the missing blocks; there may be none. A silent worker gets no
+        blocks, because they would stay fenced for as long as it is silent."""
         assert task.prefill is not None
         if task.prefill.incarnation in self._silent:
             self._give_up(task, _SILENT, retryable=True)
@@ -287,7 +287,7 @@ class DecodeWorker:
         self._inbound.offer(task.key, task.prefill, first_block, blocks)
 
     def _try_join(self, task: Task) -> None:
-        """Into the batch, if blocks and first token are here, and its grammar can follow that."""
+        """Join the batch if blocks and first token have arrived and the grammar is compiled."""
         is_over = task.sequence.state is not SequenceState.RECEIVING
         if task.token is None or not task.blocks_arrived_us or is_over:
             return
@@ -316,7 +316,7 @@ class DecodeWorker:
             self._fail([sequence], failure.reason, failure.retryable)
 
     def _emit(self, task: Task, produced: Produced, logprobs: TokenLogprobs | None) -> None:
-        """Queue a token for its router; with the last one the task ends."""
+        """Queue a token for the task's router; the last token ends the task."""
         trace = None
         if produced.finish is not None:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
@@ -336,21 +336,21 @@ class DecodeWorker:
         self._host.publish(num_handoffs, num_ignored)
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
-        """A step failed, or some of its rows: their attempts end, the worker goes on."""
+        """A step or some of its rows failed: end their attempts; the worker goes on."""
         for sequence in sequences:
             self._give_up(self._tasks.of(sequence), reason, retryable)
 
     def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
-        """The attempt ends without its last token, and the router hears why."""
+        """End the attempt without its last token and tell the router why."""
         self._end(task)
-        self._outbox.flush()  # its tokens come before its end
+        self._outbox.flush()  # its tokens go before its end
         if task.orphaned_at is None:
             self._host.send(task.router, self._host.failure(task.asked, reason, retryable))
 
     def _end(self, task: Task) -> None:
         """Leave the scheduler; blocks that a peer may still write to stay until `on_unfenced`.
 
-        What arrived stays cached, so that a next attempt need not fetch it again.
+        Blocks that arrived stay cached, so that the next attempt need not fetch them again.
         """
         self._tasks.remove(task)
         sequence = task.sequence
@@ -366,24 +366,24 @@ class DecodeWorker:
             self._fenced[task.key] = sequence
             self._inbound.abort(task.key)
 
-    # -- how handoffs go: see `GrantOwner` ----------------------------------------------------
+    # -- callbacks of handoffs: see `GrantOwner` ----------------------------------------------
 
     def on_complete(self, key: HandoffKey) -> None:
-        """Every block is here."""
+        """Every block has arrived."""
         task = self._tasks.find(key)
         if task is not None:
             task.blocks_arrived_us = self._host.wall_us()
             self._try_join(task)
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
-        """The attempt is over, except for what arrived."""
+        """The attempt failed; the blocks that arrived stay cached."""
         task = self._tasks.find(key)
         if task is not None:
             self._scheduler.publish_arrived(task.sequence, arrived)
             self._give_up(task, reason, retryable=True)
 
     def on_unfenced(self, key: HandoffKey) -> None:
-        """The blocks of an ended task are ours again."""
+        """Release the blocks of an ended task."""
         sequence = self._fenced.pop(key, None)
         if sequence is not None:
             self._scheduler.release_blocks(sequence)

@@ -1,6 +1,7 @@
-"""Moves KV blocks between two workers: what may be written, when, and by which means.
+"""Moves KV blocks between two workers: which blocks may be written, when, and how.
 
-`handoff` decides and is pure; `transports` move bytes; `service` is the thread that owns a
-transport; `authentication` keeps forged descriptors away from it. A block here is an address and a
-number of bytes. Imports `protocol` alone: neither engine, nor scheduler, nor control sockets.
+`handoff` makes the decisions and is pure; `transports` move bytes; `service` is the thread that
+owns a transport; `authentication` rejects forged descriptors before a transport sees them. A block
+here is an address and a number of bytes. Imports `protocol` alone: no engine, scheduler or control
+sockets.
 """

@@ -1,9 +1,9 @@
-"""Which bytes of a block go where between pools of different tensor-parallel size.
+"""Maps the bytes of a block between pools of different tensor-parallel size.
 
 A block is `[num_layers, 2, heads of the rank, block_size, head_dim]`, contiguous, and rank r of n
-holds the heads `r * H / n` to `(r + 1) * H / n`. So what two ranks share is one contiguous piece
-per layer and half (keys, values), at a fixed stride on each side: nothing has to be staged or
-transposed. Pure arithmetic; moves nothing.
+holds the heads `r * H / n` to `(r + 1) * H / n`. The heads that two ranks share are therefore one
+contiguous piece per layer and half (keys, values), at a fixed stride on each side: no data has to
+be staged or transposed. Pure arithmetic; moves no data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protocol.layout import KV_DTYPE_BYTES, KvLayout
 
 @dataclass(frozen=True)
 class Pieces:
-    """`count` pieces of `size` bytes in each block of `block_bytes`, the first at `start`, each
-    `stride` bytes after the one before. By default one piece: the whole block.
+    """`count` pieces of `size` bytes in each block of `block_bytes`: the first at `start`, then
+    one every `stride` bytes. The default is one piece.
 
-    Raises ValueError where they would leave the block.
+    Raises ValueError if a piece would extend past the block.
     """
 
     block_bytes: int
@@ -40,13 +40,13 @@ class Pieces:
         return Pieces(block_bytes, block_bytes)
 
     def offsets(self) -> range:
-        """Where in a block each piece begins."""
+        """Offset of each piece within a block."""
         return range(self.start, self.start + self.count * (self.stride or 1), self.stride or 1)
 
 
 @dataclass(frozen=True)
 class HeadSlices:
-    """What a block of the source has for one of the target: the same pieces on both sides."""
+    """The pieces that a source block and a target block share, as they lie on each side."""
 
     source: Pieces
     target: Pieces
@@ -61,9 +61,9 @@ class HeadSlices:
 
 
 def shared_heads(source: KvLayout, target: KvLayout) -> range:
-    """Of all the cache's heads those that both ranks hold; there may be none.
+    """The cache's heads that both ranks hold; there may be none.
 
-    Raises ConfigError where the two are not ranks of one model's cache.
+    Raises ConfigError if the two are not ranks of one model's cache.
     """
     if source.unsharded != target.unsharded:
         raise ConfigError(
@@ -75,9 +75,9 @@ def shared_heads(source: KvLayout, target: KvLayout) -> range:
 
 
 def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
-    """What rank `source` has for rank `target`; None where they share no head.
+    """The pieces that rank `source` sends to rank `target`; None if they share no head.
 
-    Raises ConfigError where the two are not ranks of one model's cache.
+    Raises ConfigError if the two are not ranks of one model's cache.
     """
     heads = shared_heads(source, target)
     if not heads:
@@ -89,7 +89,7 @@ def plan_head_slices(source: KvLayout, target: KvLayout) -> HeadSlices | None:
 
 
 def _pieces(layout: KvLayout, heads: range) -> Pieces:
-    """Where a rank's block has these heads: once per layer and half."""
+    """The pieces of a rank's block that hold these heads: one per layer and half."""
     head_bytes = layout.block_size * layout.head_dim * KV_DTYPE_BYTES[layout.dtype]
     return Pieces(
         layout.block_bytes,

@@ -1,10 +1,10 @@
-"""The transfer thread, as the rest of a worker sees it: commands in, events out, never a wait.
+"""The worker's interface to the transfer thread: commands in, events out, without waiting.
 
-Owns the thread, and through it the transport. Commands return at once; what comes of them is in
-`drain()`, and `wake` is called when there is something. The thread polls every 100 us while
-writes are outstanding, every millisecond while data is expected, which is as long as another
-worker computes a prompt, else every 10 ms; it never spins. When it dies of an error, that is an
-event, everything outstanding fails, and so does whatever is asked later.
+Owns the thread, and through it the transport. Commands return at once; `drain()` returns their
+results as events, and `wake` is called when there are some. The thread polls every 100 us while
+writes are outstanding, every millisecond while data is expected (another worker computes a
+prompt), else every 10 ms; it never spins. If the thread dies of an error, it reports an event and
+everything outstanding fails, as do all later commands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocol.errors import TransferError
 
 EAGER_PERIOD_S = 100e-6
 EXPECTING_PERIOD_S = 1e-3
-"""A thread that computes on the same core is interrupted each time."""
+"""Not shorter, because each poll interrupts a thread that computes on the same core."""
 IDLE_PERIOD_S = 10e-3
 START_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
@@ -60,7 +60,7 @@ class _Expect:
 
 @dataclass(frozen=True)
 class _Call(Generic[_T]):
-    """Something whose result a caller waits for, at start-up."""
+    """A call whose result the caller waits for, at start-up."""
 
     function: Callable[[Transport], _T]
     result: Future[_T]
@@ -93,7 +93,7 @@ class TransferService:
         self._wake = wake
         self._write_timeout_s = write_timeout_s
         self._commands: SimpleQueue[_Command] = SimpleQueue()
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the next three attributes
         self._events: list[TransferEvent] = []
         self._ended: str | None = "the transfer service is not started"
         self._thread: threading.Thread | None = None
@@ -116,11 +116,11 @@ class TransferService:
         self.paths = transport.paths
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """Memory that the pool must live in, or None if any will do. Waits; for start-up."""
+        """Memory that the pool must live in, or None if any will do. Blocks; for start-up."""
         return self._call(lambda transport: transport.allocate(num_bytes))
 
     def register(self, pool: PoolMemory) -> bytes:
-        """Register the pool and return the descriptor for peers. Waits; for start-up."""
+        """Register the pool and return the descriptor for peers. Blocks; for start-up."""
 
         def register(transport: Transport) -> bytes:
             transport.register(pool)
@@ -131,8 +131,8 @@ class TransferService:
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Add a peer, verified by the caller: PeerAdded or PeerFailed follows. With `slices` it
-        gets these pieces of each block."""
+        """Add a peer that the caller has verified: PeerAdded or PeerFailed follows. With `slices`
+        writes to the peer copy only these pieces of each block."""
         self._submit(_AddPeer(agent, descriptor, num_blocks, slices))
 
     def remove_peer(self, agent: str) -> None:
@@ -142,18 +142,18 @@ class TransferService:
     def write(self, command: WriteCommand) -> None:
         """Copy own blocks into an agent's: WriteFinished with the command's key follows.
 
-        What is not posted before its `post_before`, seconds of `time.monotonic`, fails.
+        A write that is not posted before its `post_before`, seconds of `time.monotonic`, fails.
         """
         self._submit(command)
 
     def expect(self, data: bool) -> None:
-        """Say whether peers are about to write here: poll more often meanwhile."""
+        """Set whether peers are about to write here; the thread polls more often while they are."""
         if data != self._is_expecting:
             self._is_expecting = data
             self._submit(_Expect(data))
 
     def hold(self, until: Callable[[], float]) -> None:
-        """From now on post nothing at or after `until()`, asked just before each write."""
+        """From now on post no write at or after `until()`, which is called before each write."""
         self._submit(_Hold(until))
 
     def drain(self) -> list[TransferEvent]:
@@ -219,7 +219,7 @@ class TransferService:
         self._end(reason)
 
     def _work(self, loop: TransferLoop, events: list[TransferEvent]) -> None:
-        """Until the close command: carry out what there is, poll, publish."""
+        """Until the close command: carry out the queued commands, poll, publish."""
         expecting = closing = False
         while not closing:
             period_s = EXPECTING_PERIOD_S if expecting else IDLE_PERIOD_S
@@ -275,7 +275,7 @@ def _answer(call: _Call[_T], transport: Transport) -> None:
 
 
 def _refuse(command: _Command, reason: str) -> list[TransferEvent]:
-    """What becomes of a command that no thread will carry out."""
+    """The events that fail a command that no thread will carry out."""
     match command:
         case WriteCommand(key=key):
             return [WriteFinished(key, reason, 0, 0)]

@@ -1,10 +1,10 @@
-"""What the transfer thread does: carry out commands on the transport and turn what it reports
-into events.
+"""The transfer thread's loop: carries out commands on the transport and turns the transport's
+reports into events.
 
-Owns the transport and the table of outstanding writes. A write that fails, or takes longer than
-its deadline (a stopped peer would keep it for ever), costs the peer: it is removed, its other
-writes fail, and the owner adds it anew. A write whose blocks a card still computes is held back
-until they are there. It knows no threads and no queue; the clock is passed in.
+Owns the transport and the table of outstanding writes. If a write fails, or overruns its deadline
+(a stopped peer would keep it outstanding for ever), its peer is removed, the peer's other writes
+fail, and the owner adds the peer again. A write whose blocks a card is still computing is held
+back until they are computed. The loop knows no threads and no queue; the clock is passed in.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from protocol.errors import TransferError
 
 @dataclass(frozen=True)
 class PeerAdded:
-    """Writes to this agent may be given."""
+    """This agent now accepts write commands."""
 
     agent: str
 
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """The agent was not added, or was dropped after a failure; add it anew to go on."""
+    """The agent was not added, or was dropped after a failure; add it again to go on."""
 
     agent: str
     reason: str
@@ -55,7 +55,7 @@ class NotificationArrived:
 
 @dataclass(frozen=True)
 class ServiceFailed:
-    """The transfer thread ended by an unexpected error; nothing will be moved any more."""
+    """The transfer thread died of an unexpected error; no more blocks will be moved."""
 
     reason: str
 
@@ -64,7 +64,7 @@ TransferEvent = PeerAdded | PeerFailed | WriteFinished | NotificationArrived | S
 
 
 class Fence(Protocol):
-    """A point in what a device was given to do."""
+    """A point in a device's stream of work."""
 
     def is_done(self) -> bool:
         """Whether the device is past it; asked by the transfer thread."""
@@ -74,9 +74,9 @@ class Fence(Protocol):
 class WriteCommand:
     """Copy own blocks into an agent's, pairwise; `key` comes back in WriteFinished.
 
-    It is posted before `post_before` (of the loop's clock) or not at all: the right to write may
-    have ended while the command waited, or while this process stood still. It is not posted before
-    `computed` has passed, where given: until then the blocks are not what they will be.
+    The write is posted before `post_before` (of the loop's clock) or not at all: the right to
+    write may have ended while the command waited or while this process was suspended. If
+    `computed` is given, the write waits for that fence: until then the blocks are not final.
     """
 
     key: Hashable
@@ -99,7 +99,7 @@ class _Outstanding:
 class TransferLoop:
     """Commands in, events out, for one transport. Called by one thread.
 
-    `holds_until` says, just before each write, until when this process may write at all.
+    `holds_until` is called before each write and returns until when this process may write at all.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class TransferLoop:
         self.holds_until: Callable[[], float] = lambda: math.inf
         self._peers: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
-        self._held_back: list[WriteCommand] = []  # until their blocks are computed
+        self._held_back: list[WriteCommand] = []  # waiting for their blocks to be computed
 
     @property
     def has_writes_under_way(self) -> bool:
-        """Whether some write may begin or end soon (one whose peer is dropped only lingers)."""
+        """Whether a write may begin or end soon; writes to dropped peers do not count."""
         posted = (write.agent for write in self._outstanding.values())
         return bool(self._held_back) or any(agent in self._peers for agent in posted)
 
@@ -145,7 +145,7 @@ class TransferLoop:
     def write(self, command: WriteCommand) -> None:
         """Post a write, or hold it back: WriteFinished follows, now or from `poll`.
 
-        A write that may not be posted any more waits for no fence.
+        A write that may no longer be posted fails at once, without waiting for its fence.
         """
         now = self._clock()
         if now >= command.post_before or now >= self.holds_until():
@@ -173,7 +173,7 @@ class TransferLoop:
         self._outstanding[handle] = _Outstanding(command.key, command.agent, posted_us, deadline)
 
     def poll(self) -> None:
-        """Drive the transport, report what is over, and drop peers that overran a deadline."""
+        """Drive the transport, report finished writes, and drop peers that overran a deadline."""
         held_back, self._held_back = self._held_back, []
         for command in held_back:
             self.write(command)
@@ -197,7 +197,7 @@ class TransferLoop:
         self._held_back.clear()
 
     def close(self) -> None:
-        """Close the transport. What was outstanding fails."""
+        """Close the transport. Outstanding writes fail."""
         self._peers.clear()
         try:
             self.transport.close()
@@ -211,7 +211,7 @@ class TransferLoop:
             self._drop(write.agent, done.error)
 
     def _forget(self, agent: str) -> None:
-        """Writes that were held back for this peer are not for whoever is added by its name."""
+        """Fail held-back writes, so that a peer added later by the same name does not get them."""
         self._peers.discard(agent)
         kept = [command for command in self._held_back if command.agent != agent]
         for command in self._held_back:

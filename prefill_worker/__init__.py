@@ -1,4 +1,4 @@
 """The prefill role: computes prompts in chunks and streams their KV blocks to decode workers.
 
-Imports `worker` and what lies below it; not the other role, not the router.
+Imports `worker` and the packages below it; not the other role, not the router.
 """

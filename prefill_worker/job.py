@@ -1,4 +1,4 @@
-"""One attempt on a prefill worker: who asked, how far it is, and the trace it leaves."""
+"""One attempt on a prefill worker: its router, its progress and its trace."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Job:
     """An attempt from its Prefill message until its blocks are released.
 
     `token` is known once the last chunk has run. `answered` means that the decode worker was told
-    of the handoff's end, `error` why if it failed; `unwanted` that the router asked to forget it,
-    `is_hopeless` that no other worker need try, `is_resumable` that it may outlive its router.
+    that the handoff ended; `error` says why if it failed. `unwanted` means that the router aborted
+    the attempt, `is_hopeless` that it would fail on any worker, `is_resumable` that it may outlive
+    its router.
     """
 
     router: Peer
@@ -38,11 +39,11 @@ class Job:
 
     @property
     def key(self) -> HandoffKey:
-        """The handoff's name."""
+        """The handoff's key."""
         return HandoffKey(*self.sequence.key)
 
     def first_token(self, token: HandoffToken, trace: PrefillTrace) -> FirstToken:
-        """The same token for the router."""
+        """The message that carries the same token to the router."""
         return FirstToken(
             request_id=token.request_id,
             attempt=token.attempt,
@@ -55,7 +56,7 @@ class Job:
         )
 
     def handoff_token(self, produced: Produced, logprobs: TokenLogprobs | None) -> HandoffToken:
-        """The first token as the decode worker gets it."""
+        """The message that carries the first token to the decode worker."""
         return HandoffToken(
             request_id=self.sequence.request_id,
             attempt=self.sequence.attempt,
@@ -69,7 +70,7 @@ class Job:
         )
 
     def trace(self, worker_id: str, transport: str, block_bytes: int) -> PrefillTrace:
-        """Where the time went so far."""
+        """The timings so far."""
         blocks_moved = sum(write.num_blocks for write in self.writes)
         return PrefillTrace(
             worker_id=worker_id,

@@ -9,4 +9,4 @@ from worker.settings import WorkerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings(WorkerSettings):
-    """What a prefill worker can be told; nothing, as yet, beyond what every worker can."""
+    """Settings of a prefill worker: those of every worker and no others."""

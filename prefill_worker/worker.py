@@ -1,9 +1,10 @@
 """The prefill worker's loop: receive, schedule, compute a chunk, stream the blocks it completed.
 
-Computing never waits for a grant: blocks that are ready before it are sent when it comes. The
-blocks of a chunk leave while the next one computes, because the transfer service has a thread of
-its own. On a card that thread also waits until they are computed; this one goes on to launch the
-next chunk. Owner of the jobs, and of their sequences' blocks until the handoff releases them.
+Computing never waits for a grant: blocks that are ready before their grant are sent when it
+arrives. The blocks of a chunk are sent while the next chunk computes, because the transfer service
+has its own thread. On a card that thread also waits until the blocks are computed, while this
+thread launches the next chunk. Owns the jobs, and their sequences' blocks until the handoff
+releases them.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class PrefillWorker:
     def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
         self._host = host
         self._engine = host.engine
-        self._engine.runs_ahead = True  # nobody writes to our pool
+        self._engine.runs_ahead = True  # no peer writes to our pool
         self._scheduler = host.engine.scheduler
         self._outbound = OutboundHandoffs(host, sender, self)
         self._jobs: dict[HandoffKey, Job] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
 
     def run(self) -> None:
-        """Serve until the process is told to stop and nothing is left to do."""
+        """Serve until the process is told to stop and no jobs are left."""
         while not self._host.is_finished(num_jobs=len(self._jobs)):
             self.turn()
         for job in [job for job in self._jobs.values() if not job.unwanted]:
@@ -98,8 +99,8 @@ class PrefillWorker:
                 self._host.answer_common(peer, message)
 
     def _start(self, router: Peer, message: Prefill) -> None:
-        """A new attempt; an older one of the same request ends. One that was here before is not
-        begun again."""
+        """Start a new attempt; older attempts at the same request end. An attempt that was here
+        before is not started again."""
         key = key_of(message)
         others = [other for other in self._jobs if other.request_id == key.request_id]
         was_here = key in self._jobs or self._ended.error_of(key) is not None
@@ -125,7 +126,7 @@ class PrefillWorker:
         self._outbound.open(job.key, num_blocks, sequence.deadline)
 
     def _abort(self, key: HandoffKey) -> None:
-        """The router no longer wants it: stop computing and writing."""
+        """The router no longer wants the attempt: stop computing and writing."""
         job = self._jobs.get(key)
         if job is None:
             self._host.count(Count.STALE_MESSAGES)
@@ -135,8 +136,8 @@ class PrefillWorker:
         self._outbound.abort(key, "aborted")
 
     def _lose(self, peer: Peer) -> None:
-        """A router or decode worker is gone: what was for it ends, but for a resumable job that a
-        decode worker waits for: that one knows how long it is wanted."""
+        """A router or decode worker is gone: end its jobs. A resumable job that a decode worker
+        waits for goes on: the decode worker decides how long the job is wanted."""
         for job in [job for job in self._jobs.values() if job.router == peer]:
             if not (job.is_resumable and self._outbound.is_granted(job.key)):
                 self._abort(job.key)
@@ -145,7 +146,7 @@ class PrefillWorker:
     # -- schedule ---------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> None:
-        """Before a batch runs: blocks that were cached already leave first."""
+        """Before a batch runs: abort expired jobs and send the blocks that were already cached."""
         for sequence in batch.expired:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
@@ -161,7 +162,7 @@ class PrefillWorker:
     # -- deliver ----------------------------------------------------------------------------
 
     def _deliver(self, result: StepResult) -> None:
-        """Blocks that the step completed go out; prompts that it completed give their token."""
+        """Send the blocks that the step completed and the tokens of completed prompts."""
         for chunk in result.batch.chunks:
             job = self._jobs.get(HandoffKey(*chunk.sequence.key))
             if job is None:
@@ -187,7 +188,7 @@ class PrefillWorker:
             self._fail([sequence], failure.reason, failure.retryable)
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
-        """A step failed, or some of its rows: their attempts end, the worker goes on."""
+        """A step or some of its rows failed: end their attempts; the worker goes on."""
         for sequence in sequences:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
@@ -197,13 +198,13 @@ class PrefillWorker:
                 self._outbound.abort(job.key, reason)
 
     def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
-        """Hand the sender the blocks that have become ready."""
+        """Offer the sender the blocks that have become ready."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
             blocks = job.sequence.block_table[first:num_ready]
             self._outbound.offer(job.key, first, blocks, chunk)
 
-    # -- how handoffs go: see `HandoffOwner` ---------------------------------------------------
+    # -- callbacks of handoffs: see `HandoffOwner` ---------------------------------------------
 
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived."""
@@ -212,20 +213,20 @@ class PrefillWorker:
             job.writes.append(span)
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """The decode worker gave up: nothing is added to the writes that are outstanding."""
+        """The decode worker gave up: stop computing; no more writes follow the outstanding ones."""
         job = self._jobs.get(key)
         if job is not None:
             self._stop_computing(job)
 
     def on_closed(self, key: HandoffKey, error: str) -> None:
-        """The decode worker hears of the end."""
+        """The decode worker is told that the handoff ended."""
         job = self._jobs.get(key)
         if job is not None:
             job.answered = True
             job.error = job.error or error
 
     def on_released(self, key: HandoffKey) -> None:
-        """The handoff is over: the job ends, and its router hears how."""
+        """The handoff is over: end the job and tell its router the outcome."""
         job = self._jobs.pop(key, None)
         if job is None:
             return

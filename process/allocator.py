@@ -1,4 +1,4 @@
-"""What this process tells the C library's allocator of memory."""
+"""Settings of the C library's memory allocator for this process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _LARGE = 1 << 17
 
 
 def give_back_large_blocks() -> bool:
-    """Have blocks of 128 KiB and more given back to the system as soon as they are freed.
+    """Return blocks of 128 KiB and more to the system as soon as they are freed.
 
-    glibc begins so, but once it has freed one it keeps the like of it: what is small then settles
-    in the gaps, and the next large block makes the process grow. For processes that seldom need
-    one; those that compute with large tensors are faster otherwise. False where the C library has
-    no such setting.
+    glibc starts this way, but raises its threshold once it has freed such a block: small blocks
+    then settle in the gaps, and the next large block makes the process grow. Use it in processes
+    that seldom need large blocks; processes that compute with large tensors are faster without.
+    Returns False if the C library has no such setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

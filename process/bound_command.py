@@ -1,8 +1,8 @@
-"""Runs a command that ends when the process that started it does; for programs not our own.
+"""Runs a third-party command that ends when the process that started it ends.
 
-`python tether.py PARENT_PID COMMAND [ARGUMENT...]` becomes the command. Linux only: elsewhere the
-command runs untethered. The kernel's signal follows the parent's thread, so that must live on.
-Imports nothing of ours, to start fast.
+`python bound_command.py PARENT_PID COMMAND [ARGUMENT...]` replaces itself with the command. This
+works on Linux only; elsewhere the command outlives its parent. The kernel sends the signal when
+the parent's thread ends, so that thread must live on. Imports no Baton module, to start fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Becomes the command; returns only if the parent is gone already."""
+    """Replaces this process with the command; returns only if the parent is already gone."""
     parent, command = int(argv[0]), list(argv[1:])
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
 """Wall-clock time that never goes backwards within a process.
 
-The only clock that leaves a process (traces of several processes are laid side by side);
-everything that measures a duration uses `time.monotonic`.
+The only clock whose readings leave a process (to compare traces of several processes); code that
+measures durations uses `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ _anchor_ns = time.time_ns() - time.monotonic_ns()
 
 
 def wall_us() -> int:
-    """Microseconds of the Unix epoch: the wall clock at import, advanced by the monotonic one."""
+    """Microseconds of the Unix epoch: the wall clock at import plus monotonic time since then."""
     return (_anchor_ns + time.monotonic_ns()) // _NS_PER_US

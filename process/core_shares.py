@@ -1,6 +1,6 @@
-"""Which cores each worker of a fleet on this host keeps to, so that they do not fight over them.
+"""Divides the cores of this host among the workers of a fleet, so that they do not compete.
 
-Knows nothing of workers but how many there are and how many threads each computes with.
+Knows only the number of workers and the number of compute threads of each.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def core_shares(cores: Sequence[int], num_workers: int, threads: int) -> list[list[int]]:
-    """Cores for each worker, disjoint, neighbours in `cores` together; what remains is nobody's.
+    """Disjoint cores for each worker, each share contiguous in `cores`; the remainder is unused.
 
-    Empty if there is nobody to keep apart, or if there are fewer cores than threads.
+    Empty if there is only one worker, or if a share has fewer cores than `threads`.
     """
     size = len(cores) // num_workers
     if num_workers < 2 or size < threads:
@@ -23,9 +23,9 @@ def core_shares(cores: Sequence[int], num_workers: int, threads: int) -> list[li
 
 
 def by_neighbourhood(cores: Sequence[int], topology: Path = _TOPOLOGY) -> list[int]:
-    """The same cores, those of one package together, and in it the threads of one physical core.
+    """The same cores, grouped by package and then by physical core.
 
-    As they are numbered where the system (Linux's /sys) does not tell.
+    Sorted by number if the system (Linux's /sys) does not report the topology.
     """
 
     def place(core: int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""The CPU cores that a process runs on: their names, and keeping to them.
+"""The CPU cores that a process runs on: naming them and pinning threads to them.
 
-Cores are counted among those that this process may use, which in a container are fewer than the
-host has. Knows nothing of who should run where.
+Only cores that this process may use count; in a container these are fewer than the host has. Does
+not know which worker should run where.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def can_keep_to_cores() -> bool:
 
 
 def keep_to_cores(cores: Iterable[int]) -> None:
-    """Run this thread, and all that it starts from now on, on these cores alone.
+    """Pin this thread, and the threads and processes that it starts later, to these cores.
 
-    Raises ConfigError if that cannot be, or if one of them may not be used.
+    Raises ConfigError if the system cannot pin, or if this process may not use one of the cores.
     """
     wanted, usable = set(cores), usable_cores()
     if not can_keep_to_cores():
@@ -45,7 +45,7 @@ def keep_to_cores(cores: Iterable[int]) -> None:
 
 
 def cores_in(ranges: Sequence[str]) -> list[int]:
-    """The cores that texts of CORES_PATTERN name, in ascending order. Raises ConfigError."""
+    """The cores named by texts of CORES_PATTERN, in ascending order. Raises ConfigError."""
     cores: set[int] = set()
     for text in ranges:
         first, _, last = text.partition("-")

@@ -1,20 +1,20 @@
-"""What this process tells Python's garbage collector, once it is ready to serve."""
+"""Settings of Python's garbage collector for a process that is ready to serve."""
 
 from __future__ import annotations
 
 import gc
 
 ALLOCATIONS = 10_000
-"""So many more objects made than freed until the collector looks at the youngest: what is left in
-cycles by then is a megabyte or two. Python's own figure has it look 14 times as often."""
+"""Net new objects before the collector scans the youngest generation: garbage in cycles is a
+megabyte or two by then. Python's default makes it scan 14 times as often."""
 
 
 def spare_the_collector() -> None:
-    """What is here now stays: it is never looked at again.
+    """Exempt all objects that exist now from garbage collection.
 
-    The modules of a worker alone are 190,000 objects, and a full look at them takes a tenth of a
-    second, in the middle of everybody's streams. What requests leave behind is freed by counting
-    references; cycles are rare.
+    The modules of a worker alone are 190,000 objects, and a full collection takes a tenth of a
+    second, during which all streams stall. Reference counting frees the objects of requests;
+    cycles are rare.
     """
     gc.collect()
     gc.freeze()

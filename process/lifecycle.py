@@ -1,7 +1,7 @@
-"""When a process is to stop: a signal says so, or the end of the parent that started it.
+"""Tells a process to stop: on a signal, or when its parent process ends.
 
-Only notes the wish and wakes the owner's loop; stopping in order is the owner's work. A second
-signal ends the process at once.
+Only records the request and wakes the owner's loop; the owner performs the orderly shutdown. A
+second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ORPHAN_GRACE_S = 60.0
 class StopSignal:
     """Handles SIGTERM and SIGINT, and watches the parent if told its pid.
 
-    `since` is the monotonic second of the first wish to stop, None before. To be made in the main
-    thread; `close` puts the former handlers back. An orphan that has not ended after a grace is
-    ended by force, so that none stays behind.
+    `since` is the monotonic time in seconds of the first stop request, None before. Create it in
+    the main thread; `close` restores the former handlers. An orphaned process that has not ended
+    after ORPHAN_GRACE_S is ended by force, so that none is left behind.
     """
 
     def __init__(self, wake: Callable[[], None], parent_pid: int | None = None) -> None:
@@ -47,7 +47,7 @@ class StopSignal:
 
     @property
     def is_set(self) -> bool:
-        """Whether the process is to stop."""
+        """Whether the process was told to stop."""
         return self.since is not None
 
     def request(self) -> None:
@@ -57,7 +57,7 @@ class StopSignal:
         self._wake()
 
     def close(self) -> None:
-        """Put the former handlers back and end the watch."""
+        """Restore the former handlers and end the watch on the parent."""
         self._closed.set()
         for number, handler in self._former.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Logging of a process: lines for people, or one JSON object per line; to stderr."""
+"""Logging of a process to stderr: lines for people, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, with the client's trace at its end where one is current."""
+        """The line, with the client's trace at its end if there is one."""
         line = super().formatMessage(record)
         trace = CURRENT_TRACE.get()
         return line if trace is None else f"{line} (trace {trace.trace_id})"
@@ -56,7 +56,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time (seconds of the epoch), level, who, logger, message.
 
-    `trace_id` and `span_id` where it is about a request of a client that traces.
+    `trace_id` and `span_id` are present if the line is about a request whose client traces.
     """
 
     def __init__(self, who: str) -> None:

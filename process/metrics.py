@@ -1,4 +1,4 @@
-"""Prometheus metrics of a process: a registry of its own, and a server that shows it."""
+"""Prometheus metrics of a process: its own registry and a server for the registry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 
 
 def process_registry() -> CollectorRegistry:
-    """A registry with what any process shows: its CPU time, memory and open files."""
+    """A registry with the metrics of any process: its CPU time, memory and open files."""
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -21,7 +21,7 @@ def process_registry() -> CollectorRegistry:
 
 
 class MetricsServer:
-    """Serves a registry at `/metrics` from a thread of its own. Owns socket and thread."""
+    """Serves a registry at `/metrics` from its own thread. Owns socket and thread."""
 
     def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
         self._server = server

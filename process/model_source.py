@@ -1,6 +1,6 @@
-"""Where a checkpoint comes from: a local folder, or a repository of the Hugging Face hub.
+"""Finds a checkpoint: a local folder, or a repository of the Hugging Face hub.
 
-Every process of a fleet finds its checkpoint here; only routers and workers know what is in it.
+Every process of a fleet finds its checkpoint with this module; only routers and workers read it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from protocol.errors import ModelLoadError
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
-"""What of a hub repository is fetched: configuration, weights, tokenizer, chat template."""
+"""The files to fetch from a hub repository: configuration, weights, tokenizer, chat template."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -21,7 +21,7 @@ def resolve_model(model: str | Path, download: Callable[..., str] | None = None)
     """The folder of `model`: a local folder, or a hub id such as `Qwen/Qwen3-0.6B`.
 
     A hub id is fetched with `download` (huggingface_hub's `snapshot_download` by default), which
-    answers from its cache where it can. Raises ModelLoadError, one line, where neither works.
+    uses its cache if it can. Raises ModelLoadError, one line, if neither works.
     """
     path = Path(model).expanduser()
     if path.is_dir():

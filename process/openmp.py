@@ -1,8 +1,8 @@
-"""How long the OpenMP threads of a process spin when they have nothing to do.
+"""Limits how long idle OpenMP threads of a process spin.
 
-GNU's OpenMP, which torch brings along on Linux, keeps a waiting thread spinning for milliseconds:
-between two steps of a worker, on a core that the router and the transfer thread could use just
-then. Within a step threads wait for each other for microseconds, which these spins outlast.
+GNU's OpenMP, which torch bundles on Linux, keeps a waiting thread spinning for milliseconds.
+Between two steps of a worker this wastes a core that the router and the transfer thread could use.
+Within a step threads wait for each other for microseconds only, which the shorter spin covers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SPINS = 2000
 
 
 def let_threads_sleep() -> None:
-    """Before torch is imported: this process's OpenMP threads, and its children's, spin for a short
-    time only, unless the environment says how they are to wait."""
+    """Make the OpenMP threads of this process and its children spin for a short time only, unless
+    the environment sets how they wait. Call it before importing torch."""
     if not any(name in os.environ for name in _SAYS_OTHERWISE):
         os.environ[_SPIN_COUNT] = str(SPINS)

@@ -1,7 +1,7 @@
-"""Whether another process of this machine has ended.
+"""Detects that another process of this machine has ended.
 
-The one proof that a process does nothing more: silence and an ended lease also fit one that only
-stands still. Processes of other machines, or of other pid namespaces, cannot be watched.
+Only the end of a process proves that it does no more work: a process that only stands still is
+silent and loses its lease, too. Processes of other machines or pid namespaces cannot be watched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def machine_name() -> str:
-    """Equal in processes that see each other by pid; "" where that cannot be told."""
+    """A name shared by the processes that see each other by pid; "" if it cannot be determined."""
     try:
         return f"{_BOOT_ID.read_text().strip()}/{os.stat(_PID_NAMESPACE).st_ino}"
     except OSError:
@@ -24,7 +24,7 @@ def machine_name() -> str:
 
 
 class WatchedProcess:
-    """A process by pid, told from a later one that gets the same."""
+    """A process by pid; a later process with the same pid counts as another one."""
 
     def __init__(self, pid: int) -> None:
         try:
@@ -33,7 +33,7 @@ class WatchedProcess:
             self._process = None
 
     def has_ended(self) -> bool:
-        """Whether it has exited; one that is stopped has not, one that waits to be reaped has."""
+        """Whether the process has exited: a stopped process has not, a zombie has."""
         if self._process is None:
             return True
         try:

@@ -1,8 +1,8 @@
-"""One setting: its type, bounds and names, and how text or TOML becomes its value.
+"""One setting: its type, bounds and names, and its conversion from text or TOML.
 
 A spec is derived from a dataclass field that was declared with `setting(...)`. It does not know
-where a value came from: it raises ValueError with what is accepted, and the loader in
-`process.settings` says which flag, variable or key was at fault.
+where a value came from: it raises ValueError with the accepted values, and the loader in
+`process.settings` adds the flag, variable or key at fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FALSE = ("false", "0", "no", "off")
 
 @dataclass(frozen=True)
 class SettingDetails:
-    """What `setting(...)` says beyond the type and the default."""
+    """The properties of a `setting(...)` besides its type and default."""
 
     help: str
     unit: str = ""
@@ -49,9 +49,9 @@ def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) ->
 
 
 def setting_of(owner: type, name: str, **changes: Any) -> Any:
-    """The setting that another class declares under this name, for a process that has it, too.
+    """A copy of the setting that another class declares under this name.
 
-    `changes` (`default`, `help` or any other of the details) replace what is said there.
+    `changes` (`default`, `help` or any of the other details) replace those of the original.
     """
     field = next(each for each in dataclasses.fields(owner) if each.name == name)
     default = changes.pop("default", field.default)
@@ -66,7 +66,7 @@ def _field(default: Any, details: SettingDetails) -> Any:
 
 @dataclass(frozen=True)
 class SettingSpec:
-    """A setting of one process, ready to parse and to explain itself."""
+    """A setting of one process, with its parsing and help text."""
 
     name: str
     base: type
@@ -91,12 +91,12 @@ class SettingSpec:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The accepted texts, empty if any will do."""
+        """The accepted texts; empty if any text is accepted."""
         members = _members(self.base)
         return tuple(str(member.value) for member in members) or self.details.choices
 
     def accepted(self) -> str:
-        """What a value may be, for errors and help: `an integer of at least 1, or none`."""
+        """The accepted values, for errors and help: `an integer of at least 1, or none`."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         else:
@@ -112,7 +112,7 @@ class SettingSpec:
         return " of " + " and ".join(parts) if parts else ""
 
     def explain(self) -> str:
-        """One line of `--help`: what it is, its unit, what is accepted, default, environment."""
+        """One line of `--help`: meaning, unit, accepted choices, default, environment variable."""
         facts = [self.details.unit] if self.details.unit else []
         if self.choices:
             facts.append(self.accepted())
@@ -121,7 +121,7 @@ class SettingSpec:
         return f"{self.details.help} [{'; '.join(facts)}]"
 
     def parse_text(self, text: str) -> Any:
-        """A flag's or variable's text as the value. Raises ValueError saying what is accepted."""
+        """A flag's or variable's text as the value. Raises ValueError naming accepted values."""
         if self.optional and text.lower() == NONE_TEXT:
             return None
         if self.base is tuple:
@@ -139,7 +139,7 @@ class SettingSpec:
         return self.check(text)
 
     def check(self, value: Any) -> Any:
-        """A value of TOML's own types, checked. Raises ValueError saying what is accepted."""
+        """A value of TOML's own types, checked. Raises ValueError naming accepted values."""
         if self.optional and value == NONE_TEXT:
             return None
         members = _members(self.base)

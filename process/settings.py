@@ -1,8 +1,8 @@
-"""Loading of a process's settings: one frozen dataclass from defaults, file, environment, flags.
+"""Loads a process's settings: one frozen dataclass from defaults, file, environment, flags.
 
-Later sources win in that order. The file is TOML: top-level keys are shared by all processes, a
-table named after the process overrides them. A key, variable or flag that is unknown or malformed
-raises ConfigError with one line that names it, its source and what is accepted.
+Later sources override earlier ones. The file is TOML: top-level keys are shared by all processes,
+and a table named after the process overrides them. An unknown or malformed key, variable or flag
+raises ConfigError with one line that names it, its source and the accepted values.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def load_settings(  # noqa: PLR0913 - all but two are keywords that name the pro
     """The settings of one process. Raises ConfigError; `--help` prints and raises SystemExit(0).
 
     `section` is the process's table in the file. `known` are settings classes of other processes:
-    their names, in the environment or at the file's top level, are not ours to refuse; nor are
-    those of `other_settings(...)`, where this is called within it.
+    their names are accepted, and ignored, in the environment and at the file's top level. So are
+    the names of an enclosing `other_settings(...)`.
     """
     environ = os.environ if environ is None else environ
     specs = specs_of(cls)
@@ -73,7 +73,7 @@ def load_settings(  # noqa: PLR0913 - all but two are keywords that name the pro
 
 
 def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
-    """`load_settings` for a `main`: a ConfigError is one line on stderr and exit code 2."""
+    """`load_settings` for a `main`: a ConfigError gives one line on stderr and exit code 2."""
     try:
         return load_settings(cls, argv, **names)
     except ConfigError as error:
@@ -83,7 +83,7 @@ def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
 
 @contextlib.contextmanager
 def other_settings(classes: Iterable[type]) -> Iterator[None]:
-    """Within it, names of these classes are not refused: the `baton` command knows them all."""
+    """A context in which names of these classes are accepted; `baton` knows those of all."""
     token = _others.set(tuple(classes))
     try:
         yield
@@ -94,7 +94,7 @@ def other_settings(classes: Iterable[type]) -> Iterator[None]:
 def settings_to_args(settings: Any) -> list[str]:
     """Flags that give a child process these settings; defaults and secrets are left out.
 
-    Exact only for a child whose environment and file name no other settings.
+    Exact only if the child's environment and file set no other settings.
     """
     args: list[str] = []
     for spec in specs_of(type(settings)).values():
@@ -105,7 +105,7 @@ def settings_to_args(settings: Any) -> list[str]:
 
 
 def settings_to_env(settings: Any) -> dict[str, str]:
-    """What `settings_to_args` leaves out because it is secret or has no flag, as variables."""
+    """Variables for the settings that `settings_to_args` omits: secrets and those without flag."""
     return {
         spec.env_name: spec.to_text(value)
         for spec in specs_of(type(settings)).values()
@@ -120,7 +120,7 @@ def flags_given(cls: type, argv: Sequence[str]) -> frozenset[str]:
 
 
 def config_path_of(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """The file that `argv` or the environment names, None without one."""
+    """The settings file named by `argv` or the environment; None if there is none."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     path: str | None = parser.parse_known_args(list(argv))[0].config

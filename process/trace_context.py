@@ -1,8 +1,8 @@
-"""W3C trace context of the request that is being worked for, if its client sent one.
+"""W3C trace context of the current request, if its client sent one.
 
-`traceparent` is read strictly, as https://www.w3.org/TR/trace-context/ (level 1) says: what is
-malformed counts as absent. Tasks inherit the current context, so that log lines and traces made
-on behalf of a request can name it without anybody handing it on.
+`traceparent` is read strictly by https://www.w3.org/TR/trace-context/ (level 1): a malformed
+header counts as absent. Tasks inherit the current context, so log lines and traces of a request
+can name the trace without passing it as an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VERSION, _UNKNOWN_VERSION = "00", "ff"
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A client's trace, with a span of ours in it; all of them lower-case hexadecimal."""
+    """A client's trace with a span of ours in it; all fields are lower-case hexadecimal."""
 
     trace_id: str
     parent_id: str
@@ -35,9 +35,9 @@ CURRENT_TRACE: ContextVar[TraceContext | None] = ContextVar("current_trace", def
 
 
 def read_traceparent(header: str) -> TraceContext | None:
-    """The context that a header names, with a new span; None for a header that is not valid.
+    """The context that a header names, with a new span; None for an invalid header.
 
-    Of a version that is newer than ours the fields known to ours are taken.
+    From a version newer than ours only the fields known to ours are read.
     """
     match = _FORMAT.fullmatch(header.strip(" \t"))
     if match is None:

@@ -1,4 +1,4 @@
-"""Which version of Baton this is."""
+"""The version of Baton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DISTRIBUTION = "baton-serve"
 
 
 def baton_version() -> str:
-    """The installed version; "unknown" when running from a folder that was not installed."""
+    """The installed version; "unknown" if Baton runs from a folder without being installed."""
     try:
         return importlib.metadata.version(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""A way for other threads, and signal handlers, to wake a loop that waits in a poller."""
+"""Lets other threads and signal handlers wake a loop that waits in a poller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Wakeup:
         self._closed = False
 
     def fileno(self) -> int:
-        """The descriptor to wait for reading on."""
+        """The file descriptor to poll for reading."""
         return self._read
 
     def wake(self) -> None:
@@ -29,10 +29,10 @@ class Wakeup:
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
-            return  # the pipe is full of wakes already
+            return  # the pipe is already full of wakes
 
     def clear(self) -> bool:
-        """Take all wakes; True if there was one."""
+        """Consume all wakes; True if there was one."""
         was_woken = False
         try:
             while os.read(self._read, 4096):

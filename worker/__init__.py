@@ -1,4 +1,4 @@
-"""What both roles of worker share: the host process, settings, intake, outbound blocks, reports.
+"""Shared by both worker roles: the host process, settings, intake, outbound blocks, reports.
 
-Imports `engine`, `kv_transfer`, `process` and what lies below them; no role.
+Imports `engine`, `kv_transfer`, `process` and the packages below them; no role.
 """

@@ -1,8 +1,8 @@
 """A worker process from its settings to its exit status: assemble, register, run, leave.
 
-What is opened is closed in the opposite order, whatever happens in between. A worker that is to
-stop says so to the fleet before it finishes what it still has, and has left it before its sockets
-close.
+Resources are closed in the reverse order of opening, whatever happens in between. A worker that is
+told to stop announces this to the fleet before it finishes its remaining requests, and leaves the
+fleet before its sockets close.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _LINGER_MS = 1000
 
 
 class RoleLoop(Protocol):
-    """What a role adds to a worker process."""
+    """The part of a worker process that its role adds."""
 
     def run(self) -> None:
-        """Serve until the host says that it is finished."""
+        """Serve until `WorkerHost.is_finished`."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a role may need besides the host to build its loop."""
+    """The objects besides the host that a role may need to build its loop."""
 
     network: Network
     hello: Hello
@@ -82,13 +82,13 @@ def run_worker(
     role: Role,
     build: Callable[[WorkerHost, Surroundings], RoleLoop],
 ) -> int:
-    """Run one worker until it is told to stop; its exit status.
+    """Run one worker until it is told to stop; returns its exit status.
 
-    A wrong setting or checkpoint is one line on stderr and status 2.
+    A wrong setting or checkpoint gives one line on stderr and status 2.
     """
     setup_logs(settings.log_level, settings.log_format, role.value)
     try:
-        if settings.cores:  # before there are threads, which then keep to them, too
+        if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
         with ExitStack() as stack:
@@ -100,8 +100,8 @@ def run_worker(
 
 
 def _share_card(settings: WorkerSettings) -> None:
-    """Keep to a part of the card, if that is wanted; CUDA must not have started. ConfigError where
-    that cannot be."""
+    """Limit this process to a part of the card if `sm_fraction` is set, before CUDA starts. Raises
+    ConfigError if that is impossible."""
     if settings.sm_fraction is None:
         return
     if settings.device != "cpu":
@@ -113,7 +113,7 @@ def _share_card(settings: WorkerSettings) -> None:
 
 @dataclass(frozen=True)
 class _Local:
-    """What a worker consists of before it meets anybody."""
+    """The parts of a worker before it connects to the fleet."""
 
     wakeup: Wakeup
     stop: StopSignal
@@ -124,7 +124,7 @@ class _Local:
 
 @dataclass(frozen=True)
 class _Member:
-    """A worker that others can reach, and its place in the fleet."""
+    """A reachable worker and its place in the fleet."""
 
     host: WorkerHost
     around: Surroundings
@@ -177,7 +177,7 @@ def _prepare(settings: WorkerSettings, stack: ExitStack) -> _Local:
 
 
 def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitStack) -> _Member:
-    """The sockets, and a registration that is not announced yet."""
+    """The sockets and a registration that is not announced yet."""
     worker_id = choose_worker_id(role.value, settings.worker_id)
     engine, layout = local.loaded.engine, local.loaded.engine.layout
     network = Network(settings.cluster_secret)
@@ -305,7 +305,7 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
 
 
 def _log_progress(name: str) -> Progress:
-    """Says how far loading is, once a second, and when it is done."""
+    """Logs the progress of loading once a second, and at the end."""
     said_at = time.monotonic()
 
     def progress(done: int, total: int) -> None:

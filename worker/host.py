@@ -1,8 +1,8 @@
-"""What every worker process consists of besides its role: engine, sockets, transfers, reports.
+"""The parts of a worker process that both roles share: engine, sockets, transfers, reports.
 
-Waits for whatever arrives first, runs steps, answers what any worker is asked. The role's loop
-uses these services and tells the host nothing about requests but their number. All methods
-belong to the loop's thread.
+Waits for input, runs steps and answers the messages that every worker answers. The role's loop
+uses these services and tells the host only the number of its requests. All methods belong to the
+loop's thread.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Membership(Protocol):
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What became of a planned batch: results, and sequences whose step raised.
+    """The outcome of a planned batch: results, and sequences whose step raised.
 
-    `reason` is for those; `is_their_fault` says that others ran in the same step, so that the
-    failed ones would fail anywhere.
+    `reason` says why these `failed`. `is_their_fault` means that other sequences of the same batch
+    ran, so the failed ones would fail on any worker.
     """
 
     results: list[StepResult]
@@ -77,7 +77,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What a host is assembled from; whoever made them closes them."""
+    """The parts of a host; the code that made them closes them."""
 
     engine: Engine
     pool: KvPool
@@ -116,15 +116,16 @@ class WorkerHost:
         self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
 
     def join(self, membership: Membership) -> None:
-        """From now on follow what becomes of our registration; before, we have none."""
+        """Follow the state of our registration from now on; before this call there is none."""
         self._membership = membership
 
     # -- the loop ---------------------------------------------------------------------------
 
     def is_finished(self, num_jobs: int) -> bool:
-        """Whether the loop may end: told to stop, and no jobs left or their grace over.
+        """Whether the loop may end: told to stop, and no jobs left or the grace period over.
 
-        The fleet hears of it first: from then on routers send nothing new here.
+        The first call after the stop signal announces the drain, so that routers send no new
+        requests.
         """
         member = self._membership
         if member is not None and (member.is_asked_to_drain or member.is_replaced):
@@ -140,16 +141,16 @@ class WorkerHost:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker is to stop, and takes nothing new."""
+        """Whether the worker was told to stop and takes no new requests."""
         return self._is_draining
 
     @property
     def has_lapsed(self) -> bool:
-        """Whether others may take us for dead: drop what was for them, then `reincarnate`."""
+        """Whether others may take us for dead: drop their requests, then `reincarnate`."""
         return self._membership is not None and self._membership.has_lapsed
 
     def reincarnate(self) -> None:
-        """Come back to the fleet as another worker; nothing of the former life is left."""
+        """Register with the fleet as a new incarnation; no work of the old one may be left."""
         assert self._membership is not None
         incarnation = uuid.uuid4().hex
         self.server.reincarnate(incarnation)
@@ -159,17 +160,18 @@ class WorkerHost:
         log.warning("registered anew as incarnation %s", incarnation)
 
     def wait(self) -> None:
-        """Until something can be received; not at all after a step that computed something: wakes
-        meanwhile are left for the first wait after it."""
+        """Wait for input; return at once after a step that computed something. Wakes during such
+        steps stay pending for the first real wait."""
         if self._is_busy:
             return
         self.poller.poll(IDLE_WAIT_MS)
         self._wakeup.clear()
 
     def run_step(self, batch: Batch) -> StepOutcome:
-        """Run a planned batch. If it raises, run its members one by one: a poisonous one fails
-        alone. If all of them fail, or there was just one, the worker may be to blame. One step
-        ahead there may be two to blame: both are forgotten, and the next plan runs by itself."""
+        """Run a planned batch. If it raises, run its members one by one, so that a poisonous one
+        fails alone. If all fail, or there was only one, the worker may be to blame. One step ahead,
+        either of two steps may be to blame: both are withdrawn, and the next plan runs by itself.
+        """
         self._is_busy = not batch.is_empty or self.engine.is_ahead
         self.count(Count.PREEMPTIONS, len(batch.preempted))
         result, reason = self._try_run(batch, self.engine.run)
@@ -189,10 +191,10 @@ class WorkerHost:
     def _try_run(
         self, batch: Batch, run: Callable[[Batch], StepResult]
     ) -> tuple[StepResult | None, str]:
-        """The result, or None and why: it is logged."""
+        """The result, or None and the reason; the error is logged."""
         try:
             result = run(batch)
-        except Exception as error:  # the top of a task: what the engine raises ends no worker
+        except Exception as error:  # the top of a task: an engine error must not end the worker
             log.exception("a step failed: %s", [sequence.key for sequence in batch.sequences])
             self.count(Count.FAILED_STEPS)
             return None, f"its step failed on the worker: {type(error).__name__}"
@@ -202,8 +204,8 @@ class WorkerHost:
         return result, ""
 
     def publish(self, num_handoffs: int, num_ignored: int) -> None:
-        """Report load and cache, as far as it is due; `num_ignored` messages so far were about
-        handoffs that are none."""
+        """Report load and cache if due; `num_ignored` is the number of messages so far about
+        unknown handoffs."""
         self.count_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
         self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
         self.count_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
@@ -212,7 +214,7 @@ class WorkerHost:
     # -- for the role's handlers ------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds of the monotonic clock, the same that the engine measures steps with."""
+        """Seconds of the monotonic clock, the clock that the engine measures steps with."""
         return time.monotonic()
 
     def wall_us(self, monotonic_s: float | None = None) -> int:
@@ -225,12 +227,12 @@ class WorkerHost:
         self._reporter.counters[name] += number
 
     def count_up_to(self, name: Count, source: str, total: int) -> None:
-        """Add what a total that `source` keeps has grown by since the last call."""
+        """Add the growth of `total`, kept by `source`, since the last call."""
         self.count(name, total - self._totals[source])
         self._totals[source] = total
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Send, or count as undeliverable: `server.lost` names the peer soon."""
+        """Send, or count as undeliverable: `server.lost` soon reports the peer."""
         if not self.server.send(peer, message):
             self.count(Count.UNDELIVERABLE_MESSAGES)
 
@@ -245,7 +247,7 @@ class WorkerHost:
         )
 
     def answer_common(self, peer: Peer, message: ControlMessage) -> None:
-        """What any worker is asked; anything else is counted and dropped."""
+        """Answer a message that any worker may get; count and drop any other message."""
         if isinstance(message, CacheDumpRequest):
             self.send(peer, self._reporter.dump())
             return
@@ -253,13 +255,14 @@ class WorkerHost:
         log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)
 
     def follow_common(self, event: TransferEvent) -> None:
-        """What the transfer thread reports to any worker. Raises TransferError when it died."""
+        """Handle a transfer event that any worker may get. Raises TransferError if the transfer
+        thread died."""
         if isinstance(event, ServiceFailed):
             raise TransferError(event.reason)
         log.debug("transfer thread: %s", event)
 
     def try_add_transfer_peer(self, message: PeerDescriptor) -> bool:
-        """Make a peer's pool writable, if its descriptor is authentic and of our transport."""
+        """Make a peer's pool writable if its descriptor is authentic and for our transport."""
         secret = self.settings.cluster_secret.encode()
         try:
             if message.transport != self.transfers.transport_name:
@@ -281,7 +284,7 @@ class WorkerHost:
         return True
 
     def restore_transfer_peer(self, agent: str) -> None:
-        """Add a peer that the transport dropped since its pool was verified."""
+        """Add a verified peer to the transport, unless the transport has it."""
         if agent not in self._transfer_peers:
             message = self._descriptors[agent]
             self._transfer_peers.add(agent)
@@ -292,13 +295,14 @@ class WorkerHost:
         self._transfer_peers.discard(agent)
 
     def remove_transfer_peer(self, agent: str) -> None:
-        """This peer is gone: outstanding writes to it fail, its next descriptor adds it anew."""
+        """Remove a peer that is gone: outstanding writes to it fail; a new descriptor adds it
+        again."""
         self._descriptors.pop(agent, None)
         self._transfer_peers.discard(agent)
         self.transfers.remove_peer(agent)
 
     def block_digests(self, blocks: Seq[int]) -> list[bytes]:
-        """A digest per pool block with `kv_checksum` on, else nothing."""
+        """One digest per pool block if `kv_checksum` is on, else an empty list."""
         if not self.settings.kv_checksum:
             return []
         return [block_digest(self._pool.tensor[block]) for block in blocks]

@@ -1,7 +1,7 @@
-"""From a router's message to a sequence; where a worker checks what it was asked to do.
+"""Turns a router's message into a sequence, after checking the request.
 
-Routers check too, and better; but remote input is never trusted, so nothing that could make the
-engine fail gets past this module.
+Routers check more thoroughly, but workers never trust remote input: this module rejects every
+request that could make the engine fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduling.sequence import Sequence
 
 
 class Intake:
-    """Makes sequences for one engine. `max_deadline_s` bounds whatever a router allows."""
+    """Makes sequences for one engine. `max_deadline_s` caps the deadline that a router allows."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Intake:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Ranges outside of which the sampler's arithmetic has no meaning."""
+    """Check the ranges outside of which the sampler's arithmetic has no meaning. Raises
+    InvalidRequest."""
     limits = {
         "temperature": (0.0, 100.0),
         "top_k": (0, 2**31),

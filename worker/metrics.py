@@ -1,6 +1,6 @@
 """A worker's load and counters for Prometheus, read from its latest load report.
 
-The report is replaced as a whole, so the metrics thread never sees half of one.
+Each report replaces the last as a whole, so the metrics thread never reads half a report.
 """
 
 from __future__ import annotations

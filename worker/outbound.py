@@ -1,9 +1,9 @@
-"""The sending side of handoffs in a worker: joins the machine that decides with those that act.
+"""The sending side of handoffs in a worker: connects the state machine to transfers and sockets.
 
-`kv_transfer.handoff.sender` decides what to write; the transfer thread writes it; decode workers
-grant, renew and abort over the control socket, and get first tokens and answers there. Any worker
-whose blocks others may take has one of these. It owns no blocks: they are its owner's, who says
-what is ready and keeps everything pinned until `on_released`.
+`kv_transfer.handoff.sender` decides which blocks to write; the transfer thread writes them. Decode
+workers grant, renew and abort over the control socket, and get first tokens and answers there.
+Every worker that sends blocks has one of these. It owns no blocks: its `HandoffOwner` does, reports
+which are ready and keeps them pinned until `on_released`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ FromDecodeWorker = PeerDescriptor | KvGrant | KvRenew | Abort
 
 
 class HandoffOwner(Protocol):
-    """Whose blocks are sent, and who hears how that goes; unknown keys are to be ignored."""
+    """The owner of the blocks; it is told how handoffs go and must ignore unknown keys."""
 
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks of the handoff are in place."""
         ...
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """Its decode worker gave it up; writes may still be outstanding."""
+        """The decode worker gave up the handoff; writes may still be outstanding."""
         ...
 
     def on_closed(self, key: HandoffKey, error: str) -> None:
-        """Its decode worker is being told of its end; `error` is empty for a good one."""
+        """The decode worker is being told that the handoff ended; `error` is "" for success."""
         ...
 
     def on_released(self, key: HandoffKey) -> None:
-        """It is over: the blocks need not stay pinned for it."""
+        """The handoff is over: its blocks need no longer be pinned."""
         ...
 
 
@@ -64,8 +64,8 @@ class OutboundHandoffs:
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
         self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
-        self._speakers: dict[HandoffKey, Peer] = {}  # who spoke last of an open one: is answered
-        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until there is somebody to tell
+        self._speakers: dict[HandoffKey, Peer] = {}  # last peer to mention an open one: gets answer
+        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a decode worker can get them
 
     @property
     def num_open(self) -> int:
@@ -74,34 +74,34 @@ class OutboundHandoffs:
 
     @property
     def ignored(self) -> int:
-        """What arrived for handoffs that are none."""
+        """Number of events about unknown handoffs."""
         return self._sender.ignored
 
     def error_of(self, key: HandoffKey) -> str:
-        """Why a closed handoff failed; empty if it did not, or is not remembered."""
+        """Why a closed handoff failed; empty if it succeeded or is not remembered."""
         return self._sender.error_of(key)
 
     def is_granted(self, key: HandoffKey) -> bool:
         """Whether a decode worker waits for this handoff."""
         return self._sender.agent_of(key) is not None
 
-    # -- what the owner says ----------------------------------------------------------------
+    # -- calls by the owner -----------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
-        """A handoff of `num_blocks` blocks begins; its grant must come before `deadline`."""
+        """A handoff of `num_blocks` blocks begins; its grant must arrive before `deadline`."""
         self._carry_out(self._sender.open(key, num_blocks, self._host.now(), deadline))
 
     def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int) -> None:
-        """Blocks of the pool that are ready; `chunk` completed them (-1: there before)."""
+        """These blocks of the pool are ready; `chunk` completed them (-1: they were cached)."""
         actions = self._sender.blocks_ready(key, first_block, blocks, chunk, self._host.now())
         self._carry_out(actions)
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
-        """Every block was offered, and this token follows them: the decode worker gets it as
-        soon as it has granted.
+        """Every block was offered, and this token follows them: the decode worker gets the token
+        as soon as it has granted.
 
-        With the output's last token the router has all it wanted, and will not say if the decode
-        worker is gone: the grant must come soon then.
+        If this is the output's last token, the router has the whole output and will not report a
+        lost decode worker, so the grant must arrive within `_COMPLETE_WAIT_S`.
         """
         if self._sender.is_open(key):
             self._tokens[key] = token
@@ -111,13 +111,13 @@ class OutboundHandoffs:
         self._carry_out(self._sender.finish(key, now, now + wait_s))
 
     def abort(self, key: HandoffKey, error: str) -> None:
-        """Write nothing more; the decode worker hears why."""
+        """Post no more writes; the decode worker gets the reason."""
         self._carry_out(self._sender.abort(key, error))
 
-    # -- what happens -----------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
-        """What a decode worker says; one whose pool we cannot write to is turned away."""
+        """Handle a decode worker's message; turn it away if we cannot write to its pool."""
         if isinstance(message, PeerDescriptor):
             if self._host.try_add_transfer_peer(message):
                 self._agents[peer] = message.agent
@@ -129,7 +129,7 @@ class OutboundHandoffs:
             self._handle_handoff(peer, agent, message)
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone; if it was the last of a decode worker, what was for it fails."""
+        """A connection is gone; if it was a decode worker's last, that worker's handoffs fail."""
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
@@ -137,7 +137,7 @@ class OutboundHandoffs:
             self._carry_out(self._sender.peer_lost(agent))
 
     def follow(self, event: TransferEvent) -> None:
-        """What the transfer thread reports."""
+        """Handle an event of the transfer thread."""
         match event:
             case WriteFinished(key=int(write_id)):
                 self._finish_write(write_id, event)
@@ -151,13 +151,13 @@ class OutboundHandoffs:
                 self._host.follow_common(event)
 
     def sweep(self) -> None:
-        """Act on what has run out; every turn of the loop."""
+        """Act on timeouts; called every turn of the loop."""
         self._carry_out(self._sender.sweep(self._host.now()))
 
     # -- steps ------------------------------------------------------------------------------
 
     def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
-        """What a decode worker says of a handoff; `agent` is its transfer agent."""
+        """Handle a decode worker's message about a handoff; `agent` is its transfer agent."""
         if isinstance(message, KvGrant) and message.agent != agent:
             self._host.answer_common(peer, message)
             return
@@ -166,7 +166,7 @@ class OutboundHandoffs:
         match message:
             case KvGrant():
                 self._host.restore_transfer_peer(agent)
-                self._try_send_token(key)  # before Closed, which may be the answer
+                self._try_send_token(key)  # before KvClosed, which may be the answer
                 self._carry_out(self._sender.grant(message, now))
             case KvRenew():
                 self._carry_out(self._sender.renew(message, agent, now))
@@ -175,8 +175,9 @@ class OutboundHandoffs:
                 self._owner.on_unwanted(key)
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
-        """A decode worker whose pool we cannot write to must not wait for us, nor keep its blocks
-        behind their fence. What it granted by another connection ends in its own order."""
+        """Answer a decode worker whose pool we cannot write to, so that it neither waits for us
+        nor keeps its blocks fenced. A handoff that it granted over another connection is aborted
+        and closes normally."""
         self._host.count(Count.STALE_MESSAGES)
         reason = "the pool of the decode worker is not known here"
         if self._sender.agent_of(key) is not None:
@@ -189,7 +190,7 @@ class OutboundHandoffs:
         self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
 
     def _try_send_token(self, key: HandoffKey) -> None:
-        """The first token goes to the decode worker once, when both are known."""
+        """Send the first token to the decode worker, once, when both are known."""
         peer = self._listener(key, self._sender.agent_of(key))
         if peer is not None and key in self._tokens:
             self._host.send(peer, self._tokens.pop(key))
@@ -215,8 +216,8 @@ class OutboundHandoffs:
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
-        """The blocks were committed, but a card may still compute them: the write waits for that,
-        this thread does not."""
+        """Queue a write. A card may still be computing the blocks: the transfer thread waits for
+        them, this thread does not."""
         self._writes[write.write_id] = write
         digests = self._host.block_digests(write.source_blocks)
         notification = wire.encode(write.notification(digests))
@@ -241,8 +242,8 @@ class OutboundHandoffs:
             self._host.send(peer, closed)
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
-        """Who is told of a handoff that `agent` granted: that connection of the decode worker by
-        which it spoke of it last, if it stands."""
+        """The connection for answers about a handoff that `agent` granted: the last one on which
+        the decode worker mentioned the handoff, if still open, else its newest."""
         speaker = self._speakers.get(key)
         return self._connection_of(agent) if speaker is None and agent is not None else speaker
 

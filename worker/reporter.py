@@ -1,7 +1,7 @@
-"""Publishes a worker's load and the changes of its prefix cache; answers for the whole cache.
+"""Publishes a worker's load and the changes of its prefix cache; dumps the whole cache on request.
 
-Cache events are numbered without gaps, and published before the load that they explain. A dump
-carries the number that it stands for, so that a router can put later events on top.
+Cache events are numbered without gaps and published before the load that they explain. A dump
+carries the number of the last event that it includes, so that a router can apply later events.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from worker.counters import Count
 
 
 class Reporter:
-    """One worker's voice on the event plane. `counters` has every `Count`, in every report.
+    """One worker's publisher on the event plane. `counters` has every `Count`, in every report.
 
-    Load is published when it changed, at most every `interval_s`, and at least every `idle_s`.
+    Load is published when it changed, at most every `interval_s` and at least every `idle_s`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Reporter:
         self._last_at = float("-inf")
 
     def reincarnate(self, incarnation: str) -> None:
-        """Report as another worker from now on."""
+        """Report as a new incarnation from now on."""
         self._incarnation = incarnation
 
     def publish(self, now: float, num_handoffs: int) -> None:
-        """Publish what is due."""
+        """Publish cache events, and the load if due."""
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
@@ -80,11 +80,11 @@ class Reporter:
         )
 
     def latest(self) -> WorkerStats:
-        """The last load that was reported. May be called from any thread."""
+        """The last reported load. May be called from any thread."""
         return self._last
 
     def dump(self) -> CacheDump:
-        """Every hash that is usable now."""
+        """Every block hash that is usable now."""
         self._publish_cache_events()
         return CacheDump(
             incarnation=self._incarnation,

@@ -1,7 +1,7 @@
-"""Settings that both roles of worker share; each role's own settings derive from these.
+"""Settings that both worker roles share; each role's own settings derive from these.
 
-Holds what the operator says, never what follows from it (block counts, thread counts): those
-live with whoever derives them.
+Holds only values that the operator sets. Derived values (block counts, thread counts) live in the
+code that derives them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What a prefill or decode worker can be told."""
+    """Settings of a prefill or decode worker."""
 
     model: str = setting(help="folder of a Hugging Face checkpoint, or a hub id")
     served_model_name: str | None = setting(

@@ -5,13 +5,14 @@
         [--sweep | --served]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
-`--sweep` decode at batch 8 as the context grows to 8,192. Each figure is the median of the repeats,
-with their spread, taken in turn (ours, theirs, the machine's limits, ours, ...), so that a machine
-whose speed drifts treats all alike; a ratio is the median of the turns' ratios. M1 and M2 are made
-on first use (see bench.tools.checkpoints). Installs nothing: a peer that is not there is named,
-with how to get it; each runs in a process of its own (see bench.engine.peer_process). `--attention
-kernel,torch` compares our own backends. `--served` compares servers as their users run them, over
-HTTP: `baton up` with one decode worker, and `vllm serve` (see bench.engine.served).
+`--sweep`, decode at batch 8 as the context grows to 8,192. Each figure is the median of the
+repeats, with their spread. Contestants take turns (ours, theirs, the machine's limits, ours, ...),
+so that drift of the machine's speed affects all alike; a ratio is the median of the turns' ratios.
+M1 and M2 are made on first use (see bench.tools.checkpoints). The program installs no packages: it
+names a missing peer and how to get it. Each peer runs in its own process (see
+bench.engine.peer_process). `--attention kernel,torch` compares our own backends. `--served`
+compares servers as their users run them, over HTTP: `baton up` with one decode worker, and
+`vllm serve` (see bench.engine.served).
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ Figures = dict[Work, dict[str, list[float]]]
 def measure(
     works: list[Work], runs: Mapping[str, Run], repeat: int, limits: MachineLimits | None
 ) -> Figures:
-    """All works in turn, each by every contestant in turn, tokens/s, and the limits after each: so
-    that a machine whose speed drifts does so for all of them."""
+    """Run every work with every contestant in turn, in tokens/s, and measure the limits after each
+    work, so that drift of the machine's speed affects all of them."""
     figures: Figures = {work: {name: [] for name in runs} for work in works}
     for turn in range(repeat + 1):
         for work in works:
             for name, run in runs.items():
-                # Seeds of its own: a prompt that began like another would be found in the cache
+                # A seed per work and turn: a prompt that shares a prefix would hit the cache
                 figure = run(work, random.Random(f"{work.label}, {turn}"))
                 if turn > 0:  # the first turn warms up
                     figures[work][name].append(figure)
@@ -78,8 +79,8 @@ def measure(
 def report(
     figures: Figures, needs: StepNeeds, limits: MachineLimits | None, bookkeeping: Bookkeeping
 ) -> Table:
-    """Medians with the least and the most; our ratio to each other, the median of the turns': what
-    slows down a turn slows down both; our share of the limit."""
+    """Medians with least and most; our ratio to each peer, as the median of the turns' ratios (a
+    slow turn slows down both); our share of the limit."""
     first, *others = next(iter(figures.values()))
     columns = [f"{name} tokens/s" for name in (first, *others)] + [f"over {n}" for n in others]
     table = Table("work", *columns, "share of limit", "bookkeeping")
@@ -103,7 +104,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLimits) -> str:
-    """Prefill of the arithmetic limit; decode of the bandwidth."""
+    """Our share of the limit: arithmetic for prefill, bandwidth for decode."""
     if work.kind == "prefill":
         flops = needs.prefill_flops(work.length) * tokens_per_s / work.length
         return f"{flops / limits.flops_per_s:.0%} of FLOP/s"
@@ -112,8 +113,8 @@ def _share(work: Work, tokens_per_s: float, needs: StepNeeds, limits: MachineLim
 
 
 def chosen(works: list[Work], only: list[str] | None) -> list[Work]:
-    """Those whose labels begin with one of `only`, whole words; all where it is None. Raises
-    BatonError if there is none."""
+    """The works whose labels begin with one of `only`, in whole words; all if it is None. Raises
+    BatonError if there are none."""
     found = [
         work
         for work in works
@@ -126,7 +127,7 @@ def chosen(works: list[Work], only: list[str] | None) -> list[Work]:
 
 
 def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Of the peers named, comma-separated: those that are there, and what to say of the others."""
+    """The installed ones of the comma-separated peers, and a message for each of the others."""
     there, missing = [], []
     for name in filter(None, names.split(",")):
         if name not in PEERS:
@@ -168,7 +169,7 @@ def _parse() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Subject:
-    """What all contestants are measured on; `dtype` is what they compute in."""
+    """The checkpoint and the works of all contestants; they compute in `dtype`."""
 
     folder: Path
     config: ModelConfig
@@ -176,7 +177,7 @@ class Subject:
     works: list[Work]
 
     def needs(self, steps: int) -> EngineNeeds:
-        """Of an engine that takes `steps` decode steps after each prompt."""
+        """The needs of an engine that runs `steps` decode steps after each prompt."""
         return EngineNeeds(
             folder=self.folder,
             dtype=self.dtype,
@@ -191,7 +192,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Contest:
-    """Who is measured, ours first, and in which versions."""
+    """The contestants, ours first, and their versions."""
 
     runs: Mapping[str, Run]
     versions: list[str]
@@ -199,7 +200,7 @@ class Contest:
 
 
 def _told(options: argparse.Namespace) -> EngineKind:
-    """The flags that choose engines, each of which may name several."""
+    """The flags that choose engines; each may name several values."""
     return EngineKind(*(getattr(options, name) for name in EngineKind._fields))
 
 
@@ -209,7 +210,7 @@ def _in_process(
     peers: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> Contest:
-    """Our engine in this process, peers' engines in theirs. `peers`: their interpreters."""
+    """Our engine in this process, each peer's in its own. `peers`: their interpreters."""
     folder, works = subject.folder, subject.works
     kinds = itertools.product(*(names.split(",") for names in _told(options)))
     ours = {
@@ -232,7 +233,7 @@ def _served(
     peers: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> Contest:
-    """Our server and the peer's, both asleep."""
+    """Our server and the peer's, both stopped."""
     if options.model in SHAPES:
         add_tokenizer(subject.folder)
     needs = subject.needs(STREAM_TOKENS)
@@ -280,7 +281,7 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
 
 
 def _wanted(options: argparse.Namespace) -> str:
-    """The peers to look for. Raises BatonError for what servers are not measured with."""
+    """The peers to look for. Raises BatonError for options that `--served` does not support."""
     if not options.served:
         return "transformers" if options.peers is None else options.peers
     if (options.sweep, options.device, _told(options)) != (False, "cpu", EngineKind()):
@@ -305,7 +306,7 @@ def _plot(
 
 
 def main() -> int:
-    """The command line. Told to end, it first ends whom it has put to sleep."""
+    """The command line. On a signal to end, it first ends the processes that it has stopped."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _parse()
     if options.threads:

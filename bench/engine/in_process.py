@@ -1,5 +1,5 @@
-"""The engine benchmark's works by an engine without a server: ours in this process, or a peer's in
-its own.
+"""Runs the engine benchmark's works on an engine without a server: ours in this process, or a
+peer's in its own.
 
 Ours is fed directly: scheduler, runner and sampler, no network.
 """
@@ -24,11 +24,11 @@ from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence
 
 Bookkeeping = dict[Work, list[float]]
-"""Share of a decode step's time that was not computing."""
+"""Share of a decode step's time that was not spent computing."""
 
 
 class EngineKind(NamedTuple):
-    """What is chosen about an engine, by the names and in the words of workers' settings."""
+    """The options of an engine, with the names and values of the workers' settings."""
 
     attention: str = "auto"
     weights: str = "auto"
@@ -46,7 +46,7 @@ class BatonRun:
         self._count = 0
         self.bookkeeping: Bookkeeping = {}
         self.timed: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Entered around what is timed."""
+        """A context that is entered around timed code."""
 
     def measure(self, work: Work, rng: random.Random) -> float:
         """Tokens per second."""
@@ -99,7 +99,7 @@ class BatonRun:
 
 
 def prompt_steps(work: Work) -> int:
-    """Steps in which the prompts of a batch are computed, while those that are done decode."""
+    """Number of steps that compute the prompts of a batch, while finished prompts decode."""
     return -(-work.batch * work.length // max(PREFILL_LENGTHS))
 
 
@@ -123,7 +123,7 @@ def load_ours(
 ) -> LoadedEngine:
     """An engine whose chunks take a whole prompt and whose pool holds the largest work.
 
-    Raises BatonError where it cannot be.
+    Raises BatonError if that is impossible.
     """
     chunk, size = max(PREFILL_LENGTHS), kind.block_size
     if not size.isdecimal() or not 1 <= int(size) <= chunk:

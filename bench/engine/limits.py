@@ -1,8 +1,8 @@
-"""What the machine can do at best, and what a step of a model asks of it.
+"""The machine's limits, and the memory traffic and arithmetic that a model's step needs.
 
 The limits are measured, not looked up: the rate at which a prepacked bf16 matrix-vector product
-streams weights that no cache holds, and the arithmetic of a large bf16 product. On a machine whose
-speed drifts they hold for the run in which they were measured. CPU only.
+streams weights that fit in no cache, and the arithmetic rate of a large bf16 product. If the
+machine's speed drifts, they are valid only for the run in which they were measured. CPU only.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _GEMM_ROWS = 2048
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """Of one model in bf16: what decode reads, and what prefill computes."""
+    """The bytes that decode reads and the operations that prefill computes, for a bf16 model."""
 
     layer_weights: int
     head_weights: int
     kv_bytes_per_token: int
-    attention_flops_per_pair: int  # of a query and a key, over all layers and heads
+    attention_flops_per_pair: int  # per query and key, over all layers and heads
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Read by one step: every weight once, and the batch's KV."""
+        """Bytes read by one step: every weight once, and the batch's KV."""
         weights = 2 * (self.layer_weights + self.head_weights)
         return weights + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, num_tokens: int) -> int:
-        """Of a prompt whose last token alone gets logits; causal pairs only."""
+        """Operations for a prompt with logits for its last token only; causal pairs only."""
         pairs = num_tokens * (num_tokens + 1) // 2
         linear = 2 * (self.layer_weights * num_tokens + self.head_weights)
         return linear + self.attention_flops_per_pair * pairs
 
 
 def step_needs(config: ModelConfig) -> StepNeeds:
-    """By the shapes of `config`, for weights and KV of 2 bytes."""
+    """The needs of a model with the shapes of `config`, for weights and KV of 2 bytes."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     per_layer = config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
     return StepNeeds(
@@ -56,7 +56,7 @@ def step_needs(config: ModelConfig) -> StepNeeds:
 
 
 class MachineLimits:
-    """Measures the two limits, as often as asked: once per turn of a benchmark."""
+    """Measures the two limits, once per turn of a benchmark."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -71,7 +71,7 @@ class MachineLimits:
 
     @torch.inference_mode()
     def measure(self) -> None:
-        """One more sample of each."""
+        """Take one more sample of each limit."""
         streamed = 2 * _WIDTH * _WIDTH * _NUM_WEIGHTS
         self._bandwidths.append(
             streamed / _seconds(lambda: [layer(self._row) for layer in self._layers])

@@ -1,7 +1,7 @@
-"""A peer engine in a process of its own, under the interpreter that it is installed in.
+"""A peer engine in its own process, under the interpreter that it is installed in.
 
-Owns the process. It is stopped (SIGSTOP) whenever it is not asked, so that threads that spin
-while they wait take nothing from whoever is measured next.
+Owns the process. The process is stopped (SIGSTOP) between measurements, so that threads that spin
+while waiting take no time from the next contestant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.engine.workloads import EngineNeeds
 from protocol.errors import BatonError
 
 PATIENCE_S = 1800.0
-"""Of whoever waits for a peer: loading, and the slowest of works on the slowest of machines."""
+"""Timeout for a peer's answer: enough to load, or for the slowest work on a slow machine."""
 _SCRIPTS = Path(__file__).parents[1] / "peers"
 
 
@@ -72,10 +72,10 @@ def is_installed(kind: PeerKind, python: str) -> bool:
 
 
 class PeerProcess:
-    """A peer that was started for some needs, which it gets as JSON.
+    """A running peer; it gets its needs as JSON.
 
-    Raises BatonError if it does not start, ends, or says nothing for `patience_s`; the end of what
-    it said is in the message.
+    Raises BatonError if the peer does not start, ends, or is silent for `patience_s`; the message
+    has the end of the peer's output.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PeerProcess:
                 pipe.close()
 
     def seconds(self, batch: int, length: int, steps: int, seed: str) -> float:
-        """Of the prefill of one prompt (`steps` 0), or of decode steps of a batch after it."""
+        """The seconds of the prefill of one prompt (`steps` 0), or of a batch's decode steps."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         question = {"batch": batch, "length": length, "steps": steps, "seed": seed}
@@ -134,7 +134,7 @@ class PeerProcess:
         return answer
 
     def _hear(self) -> dict[str, Any]:
-        """The next line, which it must say in time: else it is killed, and the line is empty."""
+        """The peer's next line; if it does not come in time, "", and the peer is killed."""
         assert self._process.stdout is not None
         too_late = threading.Timer(self._patience_s, self._signal, (signal.SIGKILL,))
         too_late.start()
@@ -152,7 +152,7 @@ class PeerProcess:
         return answer
 
     def _stop(self) -> None:
-        """Stand still; returns when it does."""
+        """Stop the peer (SIGSTOP) and wait until it has stopped."""
         self._signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 

@@ -1,6 +1,6 @@
-"""Pictures of `bench.engine`'s figures: contestants side by side, or a step as its context grows.
+"""Plots of `bench.engine`'s figures: contestants side by side, or a step as its context grows.
 
-Needs matplotlib. Knows the figures, and nothing of how they came to be.
+Needs matplotlib. Knows the figures, not how they were measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Measured = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def plot_side_by_side(title: str, figures: Measured, path: Path) -> None:
-    """Each work's medians over ours, the first contestant's being 1; whiskers: least to most."""
+    """Each work's medians relative to ours, the first contestant's (1); whiskers: least to most."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
     names = list(next(iter(figures.values())))
@@ -43,7 +43,7 @@ def plot_side_by_side(title: str, figures: Measured, path: Path) -> None:
 def plot_sweep(
     title: str, figures: Measured, batch: int, bytes_read: Sequence[int], limit: float, path: Path
 ) -> None:
-    """Milliseconds of a decode step against the bytes that it reads, beside the limit (bytes/s)."""
+    """Milliseconds of a decode step against the bytes that it reads, with the limit (bytes/s)."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     gigabytes = [size / 1e9 for size in bytes_read]
@@ -60,7 +60,7 @@ def plot_sweep(
 
 
 def load_pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files. Raises BatonError where it is not installed."""
+    """matplotlib's pyplot, drawing into files. Raises BatonError if it is not installed."""
     try:
         import matplotlib
     except ImportError as error:

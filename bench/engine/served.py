@@ -1,7 +1,7 @@
-"""The engine benchmark's works by a server: one client for all, streaming completions of token ids.
+"""Runs the engine benchmark's works on a server, with one client: streams token-id completions.
 
-A prompt's time is that to its first token. Decode is measured while all streams of a batch run:
-their prompts are computed one after the other, and streams that have begun decode beside them.
+A prompt's time is the time to its first token. Decode is measured only while all streams of a batch
+run, because the server computes their prompts one after the other while earlier streams decode.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from bench.tools.stream_load import completion_body
 from protocol.errors import BatonError
 
 STREAM_TOKENS = 64
-"""Of each stream of a batch: so many that the first still runs long after the last has begun."""
+"""Per stream of a batch: enough that the first stream runs long after the last has begun."""
 PROMPTS = 4
-"""One after the other, for one figure of prefill."""
+"""Number of prompts, one after the other, for one prefill figure."""
 MIN_EVENTS = 8
-"""Of each stream while all run; fewer say nothing."""
+"""Per stream while all run; fewer events are not meaningful."""
 
 Arrivals = list[tuple[float, int]]
-"""Of one stream: when tokens came, by `time.perf_counter`, and how many at once."""
+"""For one stream: when tokens arrived (`time.perf_counter`), and how many at once."""
 
 
 class ServedRun:
-    """Measures one server, which is awake only meanwhile."""
+    """Measures one server, which runs only during the measurement."""
 
     def __init__(self, server: Server, vocab_size: int, stream_tokens: int = STREAM_TOKENS) -> None:
         self._server = server
@@ -47,7 +47,7 @@ class ServedRun:
             return asyncio.run(measured(prompts))
 
     async def _prefill(self, prompts: list[list[int]]) -> float:
-        """Of prompts one at a time, each for one token."""
+        """Tokens per second of prompts sent one at a time, each for one output token."""
         seconds = 0.0
         for prompt in prompts:
             body = completion_body(self._server.model, prompt, 1)
@@ -58,7 +58,7 @@ class ServedRun:
         return sum(map(len, prompts)) / seconds
 
     async def _decode(self, prompts: list[list[int]]) -> float:
-        """Of all prompts at once."""
+        """Decoded tokens per second with all prompts sent at once."""
         bodies = [
             completion_body(self._server.model, prompt, self._stream_tokens) for prompt in prompts
         ]
@@ -74,7 +74,7 @@ class ServedRun:
 
 
 def num_tokens(event: bytes) -> int:
-    """That an event of a completion brought; 0 for one that only says that it has ended."""
+    """Number of tokens in an event of a completion; 0 for an event that only reports the end."""
     choices = json.loads(event).get("choices") or [{}]
     return len(choices[0].get("token_ids") or [])
 
@@ -82,9 +82,10 @@ def num_tokens(event: bytes) -> int:
 def decode_rate(streams: list[Arrivals]) -> float:
     """Tokens per second of streams while all of them ran.
 
-    From when the last one began until the first one ended: for each stream its rate between its
-    own first and last tokens within that time, summed, so that a step that the time's edges cut
-    counts for none or whole. Raises BatonError if they ran side by side too shortly.
+    The window lasts from the start of the last stream to the end of the first. The result is the
+    sum of each stream's rate between its first and last tokens within the window, so that a step
+    cut by the window's edges counts as a whole or not at all. Raises BatonError if the streams ran
+    side by side for too short a time.
     """
     begun = max(stream[0][0] for stream in streams)
     ended = min(stream[-1][0] for stream in streams)

@@ -1,8 +1,8 @@
-"""A server of one checkpoint in processes of its own, by the command line that its users have.
+"""A server of one checkpoint in its own processes, started by the command line that users have.
 
-Owns the processes: `baton up` with all of its fleet, or a peer's server. They stand still (SIGSTOP,
-each of them) except within `awake`, so that they take nothing from whoever is measured meanwhile. A
-server serves when it answers a request for one token. Knows nothing of what is measured.
+Owns the processes: `baton up` with its whole fleet, or a peer's server. All of them are stopped
+(SIGSTOP) except within `awake`, so that they take no time from other contestants. A server is ready
+when it answers a request for one token. Does not know what is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocol.errors import BatonError
 HOST = "127.0.0.1"
 BLOCK_SIZE = 16
 VLLM_BLOCK_SIZE = 128
-"""On a CPU, unless it is told otherwise."""
+"""vLLM's default on a CPU."""
 _START_S = 600.0
 _AWAKE_S = 60.0
 _STILL_S = 10.0
@@ -38,7 +38,7 @@ _PROMPTS_FIRST_MS = 1_000_000
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """How to start a server; its port is added."""
+    """The command that starts a server; its port is added."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class ServerCommand:
 
 
 def baton_command(needs: EngineNeeds) -> ServerCommand:
-    """One decode worker that prefills for itself, with a router before it."""
+    """One decode worker that computes its own prefill, behind a router."""
     flags = (
         f"--model={needs.folder}",
         f"--served-model-name={needs.folder.name}",
@@ -64,7 +64,7 @@ def baton_command(needs: EngineNeeds) -> ServerCommand:
         f"--host={HOST}",
     )
     command = (sys.executable, "-m", "cli.main", "up", *flags)
-    # Who sleeps for minutes is not to be taken for dead by who wakes first.
+    # Processes are stopped for minutes; the first to continue must not take the others for dead.
     patience = dict.fromkeys(("BATON_LEASE_S", "BATON_PEER_SILENCE_S"), "86400")
     return ServerCommand("baton", f"Baton {baton_version()}", command, patience)
 
@@ -96,10 +96,10 @@ def vllm_command(needs: EngineNeeds, python: str) -> ServerCommand:
 
 
 class Server:
-    """Started as a context manager; asleep then.
+    """A context manager that starts the server and leaves it stopped, except within `awake`.
 
-    `model` is the name that requests have to give. Raises BatonError with the end of its log if it
-    does not serve in time, or ends.
+    `model` is the model's name in requests. Raises BatonError with the end of the server's log if
+    the server is not ready in time or ends.
     """
 
     def __init__(self, command: ServerCommand, needs: EngineNeeds) -> None:
@@ -126,7 +126,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Within it the server runs, and serves."""
+        """A context in which the server runs and is ready."""
         self._signal(signal.SIGCONT)
         try:
             self._wait_serving(_AWAKE_S)
@@ -135,7 +135,7 @@ class Server:
             self._stand_still()
 
     def processes(self) -> list[psutil.Process]:
-        """All that run, the one that was started first."""
+        """All running processes of the server, the leader first."""
         try:
             leader = psutil.Process(self._processes.pids[self.name])
             return [leader, *leader.children(recursive=True)]
@@ -170,10 +170,10 @@ class Server:
             try:
                 process.send_signal(number)
             except psutil.NoSuchProcess:
-                continue  # it has ended meanwhile
+                continue  # it ended in the meantime
 
     def _stand_still(self) -> None:
-        """Returns when all processes do: one that computes takes the signal a moment later."""
+        """Stop all processes and wait until they have stopped: a busy one stops a moment later."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _STILL_S
         while not all(map(_is_still, self.processes())):

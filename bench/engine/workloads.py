@@ -1,6 +1,6 @@
-"""What the engine benchmark's figures measure: prompts, and decode steps of batches.
+"""The works that the engine benchmark measures: prompts, and decode steps of batches.
 
-The same works for an engine in its process and for a server; knows of neither.
+The same works for an engine in its process and for a server; knows neither.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SWEEP_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class Work:
-    """What one figure measures: a prompt of `length` tokens, or decode steps of `batch` sequences
-    that have `length` tokens each."""
+    """The work of one figure: a prompt of `length` tokens, or decode steps of `batch` sequences
+    with `length` tokens each."""
 
     kind: str
     batch: int
@@ -29,23 +29,23 @@ class Work:
 
     @property
     def label(self) -> str:
-        """As the table shows it."""
+        """The name in the table."""
         if self.kind == "prefill":
             return f"prefill {self.length:,}"
         return f"decode {self.batch} at {self.length:,}"
 
     def num_tokens(self, block_size: int, steps: int = DECODE_STEPS) -> int:
-        """That a pool of such blocks has to hold, if `steps` steps are taken, and a block more of
-        each sequence, which schedulers leave free for those that decode."""
+        """Number of tokens that a pool with this block size must hold for `steps` steps, including
+        one more block per sequence, which schedulers keep free for decoding."""
         blocks = -(-(self.length + steps + 2) // block_size) + 1
         return self.batch * blocks * block_size
 
 
 @dataclass(frozen=True)
 class EngineNeeds:
-    """What an engine is started for: one checkpoint on `threads` cores, sequences of at most
-    `max_context` tokens, `max_sequences` of them at once with `num_tokens` in all, and steps of at
-    most `step_tokens` tokens of prompts, which go before decode steps."""
+    """The needs that an engine is started for: one checkpoint on `threads` cores, sequences of at
+    most `max_context` tokens, at most `max_sequences` at once with `num_tokens` in total, and steps
+    of at most `step_tokens` prompt tokens, which run before decode steps."""
 
     folder: Path
     dtype: str
@@ -58,12 +58,12 @@ class EngineNeeds:
 
     @property
     def kv_gib(self) -> int:
-        """Whole GiB that hold the keys and values of `num_tokens` tokens."""
+        """The KV of `num_tokens` tokens in GiB, rounded up."""
         return -(-self.num_tokens * self.kv_bytes_per_token // 2**30)
 
 
 Run = Callable[[Work, random.Random], float]
-"""Does a work on prompts of that generator; tokens per second."""
+"""Runs a work on prompts from the generator; returns tokens per second."""
 
 WORKS = [Work("prefill", 1, n) for n in PREFILL_LENGTHS]
 WORKS += [Work("decode", n, CONTEXT) for n in BATCH_SIZES]
@@ -71,5 +71,5 @@ SWEEP = [Work("decode", SWEEP_BATCH, context) for context in SWEEP_CONTEXTS]
 
 
 def longest(works: list[Work], steps: int = DECODE_STEPS) -> int:
-    """Tokens of one sequence, at most."""
+    """The most tokens of any one sequence."""
     return max(work.length for work in works) + steps + 2

@@ -1,7 +1,7 @@
-"""What the host costs a decode step on a card, with and without one step ahead.
+"""The host's share of a decode step on a card, with and without running one step ahead.
 
-Whole steps of the engine: planning, launching, sampling, committing. The profiler's trace of some
-of them says for how long the card had nothing to do; it is kept, to be looked at (in Perfetto).
+Measures whole steps of the engine: planning, launching, sampling, committing. A profiler trace of
+some steps shows how long the card was idle; the trace is kept for inspection (in Perfetto).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class Decodes:
-    """Sequences that decode together, how much context each has, and steps to measure."""
+    """Sequences that decode together, the context of each, and the steps to measure."""
 
     batch: int = 32
     context: int = 1024
@@ -47,7 +47,7 @@ class Decodes:
 
 
 def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iterator[Row]:
-    """Time of a step either way, and on a card the share of it for which the card is idle.
+    """Time of a step both ways and, on a card, the share of the step for which the card is idle.
 
     Traces go to `folder`.
     """
@@ -71,8 +71,8 @@ def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iter
 
 
 def idle_share(events: Iterable[dict[str, Any]]) -> float:
-    """Share of the time from the first to the last event on the card in which it does nothing;
-    `events` are those of a trace, times in microseconds. ValueError if there is none."""
+    """Share of the time from the first to the last event on the card in which the card is idle;
+    `events` are a trace's, times in microseconds. Raises ValueError if none is on a card."""
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_CARD)
     if not spans:
         raise ValueError("the trace has no event on a card")
@@ -101,7 +101,7 @@ def _engine(passes: Passes, load: Decodes) -> Engine:
 
 
 def _begin(engine: Engine, load: Decodes, sampling: str) -> None:
-    """Prefill everything, and go on until steps only decode."""
+    """Prefill all sequences and run warm-up steps that only decode."""
     num_tokens = 2 * _WARM_UP_STEPS + load.batch + load.num_steps + load.num_traced
     for number in range(load.batch):
         sequence = Sequence(

@@ -1,7 +1,7 @@
-"""What bench.gpu measures of single steps, and what its checks have in common.
+"""Measurements of single steps for bench.gpu, and code that its checks share.
 
-A check takes a `Card`, the limits measured in the same run. Shapes and sizes are parameters, so
-that every check also runs small, on a CPU, where its figures mean nothing but its code is tried.
+A check takes a `Card`, which has the limits measured in the same run. Shapes and sizes are
+parameters, so that every check also runs small on a CPU, where it tests only the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: what was measured where, its value and what it has to reach, if anything."""
+    """One figure: the part, what was measured, its value, and its goal if it has one."""
 
     part: str
     name: str
@@ -68,8 +68,8 @@ def measure_card(device: torch.device, num_bytes: int = 4 << 30, width: int = 81
 
 
 def attention_of(device: str) -> str:
-    """The setting that a card's figures are taken by: with `auto`, a card without FlashInfer would
-    be measured with torch's attention."""
+    """The attention setting for a card's figures: with `auto`, a card without FlashInfer would be
+    measured with torch's attention."""
     return "kernel" if device.startswith("cuda") else "auto"
 
 
@@ -107,7 +107,7 @@ def check_graphs(card: Card, passes: Passes, batch: int, context: int) -> Row:
 
 
 def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
-    """Arithmetic of one chunk per second, as a share of a large product's."""
+    """Arithmetic rate of one chunk, as a share of a large product's rate."""
     num_blocks = -(-chunk // BLOCK_SIZE)
     segment = Segment(chunk, chunk, range(num_blocks))
     tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
@@ -126,8 +126,8 @@ def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
 
 
 def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1024) -> Row:
-    """Host time of planning and launching a decode step, beside the step: what one step ahead
-    hides (part `ahead`). Scheduling and sampling come on top."""
+    """Host time of planning and launching a decode step, relative to the step: the time that
+    running one step ahead hides (part `ahead`). Scheduling and sampling are not included."""
     segments, positions = decodes_of(passes, batch, context)
     decode = passes.decode
     step_s = seconds(lambda: decode([1] * batch, positions, segments), card.device)
@@ -144,7 +144,7 @@ def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1
 def random_model(
     config: ModelConfig, device: torch.device, ops: LayerOps | None = None, weight_bits: int = 16
 ) -> DecoderModel:
-    """A model of this shape with random bf16 weights, made on the device; of 8 bits: fp8."""
+    """A model of this shape with random bf16 weights, made on the device; 8 bits mean fp8."""
     hidden, head = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head, config.num_kv_heads * head
 
@@ -177,7 +177,7 @@ def random_model(
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
-    """Mean of `times` runs one after the other, after two that do not count."""
+    """Mean seconds of `times` runs one after the other, after two warm-up runs."""
     for _ in range(2):
         work()
     _wait_for_all(device)
@@ -189,16 +189,16 @@ def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -
 
 
 def _wait_for_all(device: torch.device) -> None:
-    """Until a card has done what it was given on any stream."""
+    """Wait until a card has finished the work of all streams."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def decodes_of(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:
-    """`batch` sequences of `context` tokens, the last of them to be computed.
+    """`batch` sequences of `context` tokens, of which the last token is to be computed.
 
-    What a pool is too small for is read from its first blocks again: they are many times larger
-    than any cache of the card.
+    If the pool is too small, block numbers wrap around to its first blocks. The figures stay valid
+    because the pool is many times larger than any cache of the card.
     """
     each = -(-context // BLOCK_SIZE)
     blocks = [i % passes.pool.num_blocks for i in range(batch * each)]

@@ -1,10 +1,10 @@
-"""Greedy tokens of a checkpoint on a card: ours beside transformers', and our ways beside each
-other.
+"""Greedy tokens of a checkpoint on a card: ours compared with transformers', and our ways of
+computing compared with each other.
 
-Two computations of one model round differently, so where its two best tokens are nearly equal they
-may part, and everything after is another text. A first divergence is explained by how far apart
-the two tokens are in fp32, in units of the error that transformers' own bf16 logits have there:
-a fault of ours would show as many such units.
+Two computations of one model round differently, so they may diverge where the two best tokens are
+nearly equal, and all later text differs. A first divergence is judged by the distance of the two
+tokens' logits in fp32, in units of the error of transformers' own bf16 logits at this position: a
+bug of ours would show as many units.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Prompts:
-    """Lengths of random prompts, and how many tokens each is continued by."""
+    """Lengths of random prompts, and the number of output tokens for each."""
 
     lengths: tuple[int, ...] = (100, 250, 400)
     num_output: int = 64
 
     def tokens(self, vocab_size: int) -> list[list[int]]:
-        """The same ones each time."""
+        """The prompts, the same each time."""
         generator = torch.Generator().manual_seed(0)
         return [
             torch.randint(10, vocab_size, (length,), generator=generator).tolist()
@@ -71,7 +71,7 @@ class Prompts:
 def check_exactness(
     card: Card, folder: Path, name: str, prompts: Prompts | None = None
 ) -> Iterator[Row]:
-    """Each way's tokens beside transformers' and beside another way's."""
+    """Compare each way's tokens with transformers' and with another way's."""
     wanted = prompts or Prompts()
     asked = wanted.tokens(load_model_config(folder).vocab_size)
     reference = Reference(card, folder, asked)
@@ -86,7 +86,7 @@ def check_exactness(
 
 
 class Reference:
-    """A checkpoint by transformers, and prompts to continue."""
+    """A checkpoint run by transformers, and prompts to continue."""
 
     def __init__(self, card: Card, folder: Path, prompts: list[list[int]]) -> None:
         self._card = card
@@ -111,8 +111,8 @@ class Reference:
 
     @torch.inference_mode()
     def distance(self, prompt: int, before: Sequence[int], tokens: tuple[int, int]) -> float:
-        """How far apart two tokens that may follow are in fp32, over the root of the mean squared
-        error of all logits in bf16."""
+        """Distance of two candidate tokens' logits in fp32, divided by the root mean square error
+        of all logits in bf16."""
         ids = torch.tensor([[*self._prompts[prompt], *before]], device=self._card.device)
         exact, rounded = (
             self._model(dtype)(ids).logits[0, -1].float()
@@ -131,13 +131,13 @@ class Reference:
 
 
 def first_difference(text: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two continuations part, if they do."""
+    """Where two continuations diverge; None if they do not."""
     pairs = enumerate(zip(text, other, strict=True))
     return next((i for i, (a, b) in pairs if a != b), None)
 
 
 def _compared(label: str, text: Text, other: Text, reference: Reference) -> Iterator[Row]:
-    """How many tokens come before the first difference, and how near the two tokens are there."""
+    """The number of tokens before the first difference, and the two tokens' distance there."""
     parted = [first_difference(a, b) for a, b in zip(text, other, strict=True)]
     same = sum(len(a) if i is None else i for a, i in zip(text, parted, strict=True))
     total = sum(map(len, text))

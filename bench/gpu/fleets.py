@@ -1,8 +1,9 @@
-"""Fleets that share one card, under streams that long prompts come between (bench.interference):
-whole, chunked and apart; and apart with CUDA's MPS, without it, and with parts of the
-multiprocessors.
+"""Fleets that share one card, with long prompts arriving among streams (bench.interference):
+whole, chunked and apart; and apart without CUDA's MPS, with MPS, and with MPS and a part of the
+multiprocessors each.
 
-Needs what workers and routers need beside the engine. Each fleet is measured undisturbed first.
+Needs the packages of workers and routers besides the engine's. Each fleet is first measured
+undisturbed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CONTROL_S = 30.0
 
 @dataclass(frozen=True)
 class FleetLoad:
-    """Few streams, since their client is one process; prompts that a card takes some time for."""
+    """Few streams, because their client is one process; prompts that take a card some time."""
 
     num_streams: int = 8
     stream_tokens: int = 512
@@ -38,7 +39,7 @@ class FleetLoad:
     seconds: float = 30.0
 
     def streams(self, folder: Path) -> StreamLoad:
-        """As the client takes it."""
+        """The load in the client's form."""
         return StreamLoad(
             model=folder.name,
             vocab_size=load_model_config(folder).vocab_size,
@@ -49,7 +50,7 @@ class FleetLoad:
         )
 
     def fleets(self, device: str) -> list[Contestant]:
-        """Whole, chunked, apart."""
+        """The fleets: whole, chunked, apart."""
         cores = usable_cores()
         fleets = contestants(
             cores, self.long_prompt + StreamLoad.stream_prompt, self.itl_target_ms, device
@@ -59,13 +60,13 @@ class FleetLoad:
 
 
 def check_interference(device: str, folder: Path, load: FleetLoad) -> Iterator[Row]:
-    """The three fleets, one after the other."""
+    """Measure the three fleets one after the other."""
     for contestant in load.fleets(device):
         yield from _rows("interference", contestant, folder, load)
 
 
 def check_share(device: str, folder: Path, load: FleetLoad) -> Iterator[Row]:
-    """Prefill and decode apart: by time slices, side by side, side by side on half of the
+    """Prefill and decode apart: by time slices, concurrently, and concurrently on half of the
     multiprocessors each."""
     apart = load.fleets(device)[-1]
     if shutil.which(_CONTROL) is None:
@@ -79,7 +80,7 @@ def check_share(device: str, folder: Path, load: FleetLoad) -> Iterator[Row]:
 
 
 def fleet_rows(part: str, result: Result) -> Iterator[Row]:
-    """What streams and prompts of one fleet saw."""
+    """The latencies and rates of one fleet's streams and prompts."""
     label = result.contestant.label
     quiet, gaps, ttft = result.gaps_ms(False), result.gaps_ms(True), result.ttft_ms()
     note = f"undisturbed {quantile(quiet, 0.5):.2f} / {quantile(quiet, 0.99):.2f} (p50 / p99)"
@@ -106,7 +107,7 @@ def _renamed(contestant: Contestant, label: str, *flags: str) -> Contestant:
 
 @contextmanager
 def _mps() -> Iterator[None]:
-    """An MPS daemon for processes that are started meanwhile; ended with them."""
+    """A context with an MPS daemon for the processes started within it."""
     with tempfile.TemporaryDirectory(prefix="baton-mps-") as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(places)

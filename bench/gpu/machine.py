@@ -1,4 +1,4 @@
-"""The machine that rows come from: card, driver, and the versions of what computes."""
+"""The machine that rows come from: card, driver, and versions of the packages that compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUERY_S = 20.0
 
 
 def describe_machine(device: torch.device) -> Iterator[Row]:
-    """What is there, and by name what is missing, without which some parts fail."""
+    """The installed software, and the names of missing packages, without which some parts fail."""
     properties = torch.cuda.get_device_properties(device)
     capability = f"{properties.major}.{properties.minor}"
     note = (
@@ -45,13 +45,13 @@ def _version(package: str) -> str:
 
 
 def _tool(name: str) -> str:
-    """Where it is, as FlashInfer finds it: on the path, or with CUDA."""
+    """A tool's location, as FlashInfer finds it: on the path, or with CUDA."""
     folders = [f"{CUDA_HOME}/bin"] if CUDA_HOME else []
     return shutil.which(name) or shutil.which(name, path=":".join(folders)) or "missing"
 
 
 def _driver() -> str:
-    """As nvidia-smi says it."""
+    """The driver's version, from nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)

@@ -1,7 +1,7 @@
-"""What an engine really takes of a card, beside the fraction that it was told to keep to.
+"""The card memory that an engine takes, compared with the fraction that it was given.
 
-The driver counts what the whole card has given out. It is asked before this process has a context,
-so that the context counts as taken, by NVML, which needs none.
+The driver reports the memory in use on the whole card. The first reading is taken through NVML,
+which needs no CUDA context, before this process has one, so that the context counts as taken.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from scheduling.scheduler import SchedulerConfig
 
 @dataclass(frozen=True)
 class CardUse:
-    """Bytes of a card: all of them, those given out before an engine came, and with it."""
+    """Bytes of a card: in total, in use before the engine, and in use with the engine."""
 
     total: int
     before: int
     after: int
 
     def of_fraction(self, fraction: float) -> float:
-        """What the engine took, over what it was allowed."""
+        """The engine's use divided by its allowance."""
         return (self.after - self.before) / (fraction * self.total)
 
 
 def check_memory(card: Card, folder: Path, fraction: float) -> Iterator[Row]:
-    """An engine with graphs and a profiled pool, after its largest prompt and some decodes."""
+    """Measure an engine with graphs and a profiled pool, after its largest prompt and decodes."""
     before = _used(card.device)
     config = EngineConfig(
         folder=folder,
@@ -61,7 +61,7 @@ def check_memory(card: Card, folder: Path, fraction: float) -> Iterator[Row]:
 
 
 def memory_rows(use: CardUse, fraction: float) -> Iterator[Row]:
-    """What was taken, and whether it is within the fraction."""
+    """The memory taken, and whether it is within the fraction."""
     note = f"{(use.after - use.before) / 2**30:.2f} GiB of {use.total / 2**30:.1f} GiB"
     share = 100 * use.of_fraction(fraction)
     name = f"taken, of a fraction of {fraction:g}"
@@ -69,7 +69,7 @@ def memory_rows(use: CardUse, fraction: float) -> Iterator[Row]:
 
 
 def _used(device: torch.device) -> int:
-    """Bytes of the card that the driver has given out, to whomever."""
+    """Bytes of the card in use by any process, from the driver."""
     import pynvml  # comes with FlashInfer
 
     pynvml.nvmlInit()

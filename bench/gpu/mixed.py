@@ -1,5 +1,5 @@
-"""Attention alone, by the kernels that FlashInfer has for it: of decodes beside a chunk, by one
-call and by two; of chunks, by fa3 and by fa2."""
+"""Time of attention alone, by FlashInfer's kernels: decodes beside a chunk, by one call and by two;
+chunks, by fa3 and by fa2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIXED_STEPS = (
 
 
 CHUNKS = ((512, 512), (512, 8192), (2048, 2048), (8192, 8192))
-"""Tokens of a chunk, and of its context."""
+"""Tokens of a chunk and of its context."""
 
 
 def check_kernels(
@@ -28,7 +28,7 @@ def check_kernels(
     layers: PoolLayers,
     chunks: Sequence[tuple[int, int]] = CHUNKS,
 ) -> Iterator[Row]:
-    """Time of chunks by the kernel that was not chosen over that by the one that was."""
+    """Time of chunks with the other kernel, divided by that with the chosen one."""
     for chunk, context in chunks:
         num_blocks = -(-context // layers.block_size)
         segment = Segment(chunk, context, range(num_blocks))
@@ -45,7 +45,7 @@ def check_kernels(
 def check_mixed(
     attention: FlashInferAttention, layers: PoolLayers, steps: Sequence[MixedStep]
 ) -> Iterator[Row]:
-    """Time of two calls over that of one: above 1, one is faster."""
+    """Time of two calls divided by that of one: above 1, one call is faster."""
     for step in steps:
         times = measure_mixed(attention, layers, step)
         yield Row(

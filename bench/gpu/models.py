@@ -1,7 +1,7 @@
-"""What bench.gpu compares whole models by: logits and tokens per second, beside transformers'.
+"""Comparisons of whole models for bench.gpu: logits and tokens per second, ours and transformers'.
 
-Each check loads what it needs and lets go of it. Small, all of them also run on a CPU, where their
-figures mean nothing but their code is tried.
+Each check loads the model that it needs and releases it. With small sizes all checks also run on a
+CPU, where they test only the code.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from scheduling.sequence import Sequence
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that come at once."""
+    """Requests that arrive at once."""
 
     num_requests: int = 64
     num_prompt: int = 256
     num_output: int = 128
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
-        """Random ones; another seed shares no beginning."""
+        """Random prompts; prompts of different seeds share no prefix."""
         generator = torch.Generator().manual_seed(seed)
         shape = (self.num_requests, self.num_prompt)
         prompts: list[list[int]] = torch.randint(
@@ -49,8 +49,8 @@ class Load:
 
 
 def check_logits(card: Card, folder: Path, name: str, length: int = 400) -> Iterator[Row]:
-    """How far bf16 logits of a prompt are from transformers' in fp32, as a multiple of how far
-    transformers' own in bf16 are."""
+    """Error of our bf16 logits of a prompt against transformers' in fp32, divided by the error of
+    transformers' own bf16 logits."""
     error = LogitsError(card, folder, length)
     ours = error.ours()
     note = f"rms {ours:.4g} against {error.peer:.4g}"
@@ -59,7 +59,7 @@ def check_logits(card: Card, folder: Path, name: str, length: int = 400) -> Iter
 
 
 class LogitsError:
-    """Root mean square of how far logits of one prompt are from transformers' in fp32."""
+    """Root mean square error of logits of one prompt against transformers' in fp32."""
 
     def __init__(self, card: Card, folder: Path, length: int = 400) -> None:
         self._card = card
@@ -71,7 +71,7 @@ class LogitsError:
         self.peer = self._of(_transformers_logits(card, folder, self._ids, torch.bfloat16))
 
     def ours(self, weight_bits: int = 16, kv_dtype: str = "bfloat16") -> float:
-        """Of our own, in bf16 but for what is said."""
+        """The error of our own logits, in bf16 except as the arguments say."""
         return self._of(_our_logits(self._card, self._folder, self._ids, weight_bits, kv_dtype))
 
     def _of(self, logits: torch.Tensor) -> float:
@@ -79,8 +79,8 @@ class LogitsError:
 
 
 def check_throughput(card: Card, folder: Path, name: str, load: Load) -> Iterator[Row]:
-    """Tokens per second of a batch of requests, prefill included, and transformers' continuous
-    batching beside it."""
+    """Tokens per second of a batch of requests including prefill, and those of transformers'
+    continuous batching."""
     ours = _our_rate(card, folder, load)
     yield Row("peer", f"{name}: ours", ours, "tokens/s", note=f"{load}")
     peer = _transformers_rate(card, folder, load)
@@ -107,7 +107,7 @@ def _transformers(card: Card, folder: Path, dtype: torch.dtype) -> Any:
 def _our_logits(
     card: Card, folder: Path, ids: torch.Tensor, weight_bits: int, kv_dtype: str
 ) -> torch.Tensor:
-    """[tokens, vocab], fp32, of a bf16 model: by FlashInfer on a card, else by torch."""
+    """[tokens, vocab], fp32, of a bf16 model: with FlashInfer on a card, else with torch."""
     config, device, dtype = load_model_config(folder), card.device, torch.bfloat16
     weights = load_weights(folder, config, device, dtype, None)
     backend = None
@@ -141,7 +141,7 @@ def _our_rate(card: Card, folder: Path, load: Load) -> float:
         attention=attention_of(str(card.device)),
     )
     engine = load_engine(config, time.monotonic).engine
-    engine.one_step_ahead = True  # as decode workers on a card have it
+    engine.one_step_ahead = True  # as in decode workers on a card
     seconds = 0.0
     for turn in range(2):  # the first does not count
         for number, prompt in enumerate(load.prompts(engine.limits.vocab_size, turn)):
@@ -165,7 +165,7 @@ def _transformers_rate(card: Card, folder: Path, load: Load) -> float:
         tokens = sum(len(output.generated_tokens) for output in outputs)
         if tokens < load.num_requests * load.num_output:
             raise BatonError(f"transformers gave {tokens} tokens: {outputs and outputs[0].error}")
-        # By its own clock: each call captures its graphs anew before the requests begin
+        # Timed by its own clock: each call first captures its graphs again
         began = min(output.created_time for output in outputs)
         rate = tokens / (max(output.lifespan[1] for output in outputs) - began)
     return rate

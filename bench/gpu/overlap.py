@@ -1,7 +1,7 @@
-"""Whether the copy of one chunk's blocks is hidden behind the computing of the next.
+"""Whether the copy of one chunk's blocks is hidden behind the computation of the next.
 
-One process: a stream computes a chunk, another copies as many blocks as a chunk fills, as a write
-over CUDA IPC does on one card. Between two processes part `split` measures what is left of it.
+In one process, one stream computes a chunk while another copies as many blocks as a chunk fills,
+as a write over CUDA IPC does on one card. Part `split` measures the same between two processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engine.attention.base import Segment
 
 
 def check_overlap(card: Card, passes: Passes, chunk: int) -> Iterator[Row]:
-    """A chunk alone, its blocks' copy alone, both at once. The pool has room for two chunks."""
+    """Measure a chunk alone, its blocks' copy alone and both at once. The pool must hold two
+    chunks."""
     num_blocks = -(-chunk // BLOCK_SIZE)
     compute = _chunk(card, passes, chunk)
     source = passes.pool.tensor[num_blocks : 2 * num_blocks]
@@ -44,8 +45,8 @@ def check_overlap(card: Card, passes: Passes, chunk: int) -> Iterator[Row]:
 
 
 def _stream_beside(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Contexts whose work begins with what the current stream has done, and runs beside what it is
-    given next; `seconds` ends when both have."""
+    """Contexts whose work starts after the current stream's earlier work and runs beside its later
+    work; `seconds` waits for both."""
     if device.type != "cuda":
         return nullcontext
     stream = torch.cuda.Stream(device)

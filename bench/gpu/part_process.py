@@ -1,9 +1,9 @@
-"""One part of a benchmark in a process of its own.
+"""Runs one part of a benchmark in its own process.
 
-What fails on a card may fail for good: after an illegal access every later call of the process
-fails, too, and a kernel that hangs cannot be ended from within. So a part that goes wrong costs
-itself alone, and memory that it took is back when the next one begins. Standard error goes to a
-log, whose end says why a process died.
+A failure on a card may be permanent: after an illegal access every later call of the process fails,
+too, and a hanging kernel cannot be ended from within. With its own process a failing part affects
+no other part, and its memory is free again when the next part begins. Standard error goes to a log,
+whose end says why a process died.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL_CHARS = 1500
 def run_apart(command: Sequence[str], log: Path, limit_s: float) -> str:
     """Run a command to its end, or end it and its children after `limit_s`.
 
-    Empty if it exited with status 0, else what happened and the end of its standard error.
+    Returns "" if it exited with status 0, else the failure and the end of its standard error.
     """
     with log.open("wb") as stderr:
         process = subprocess.Popen(
@@ -39,7 +39,7 @@ def run_apart(command: Sequence[str], log: Path, limit_s: float) -> str:
 
 
 def tail_of(log: Path) -> str:
-    """The last lines that were written; empty where there are none."""
+    """The last lines of the log; empty if there are none."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
@@ -49,7 +49,7 @@ def _died_of(number: int) -> str:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Also compilers and the like that outlive their parent."""
+    """Kill the process and its children, such as compilers, which outlive their parent."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

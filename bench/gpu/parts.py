@@ -1,7 +1,7 @@
-"""The parts of bench.gpu, in their order, with the shapes and sizes that are measured.
+"""The parts of bench.gpu in order, with the shapes and sizes that they measure.
 
-Each makes what its checks need and passes their rows on. What only one part needs is imported by
-it: where that is missing, the others run.
+Each part prepares its checks and yields their rows. A package that only one part needs is imported
+by this part, so that the others run without it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Part = Callable[[torch.device], Iterator[Row]]
 
 
 def limits(device: torch.device) -> Iterator[Row]:
-    """What the machine has, and the card's own limits."""
+    """The machine's software, and the card's limits."""
     yield from describe_machine(device)
     card = measure_card(device)
     yield Row("limits", "copy", card.copy_bytes_per_s / 1e12, "TB/s", note="read and written")
@@ -71,18 +71,18 @@ def limits(device: torch.device) -> Iterator[Row]:
 
 
 def build(device: torch.device) -> Iterator[Row]:
-    """The kernels of the 8B shape, built by first steps."""
+    """Build the kernels of the 8B shape by running first steps."""
     yield _built(device, "8B", _llama(num_layers=1), _BF16)
 
 
 def build_small(device: torch.device) -> Iterator[Row]:
-    """Those of M1 and M3, which M2 shares."""
+    """Build the kernels of M1 and M3; M2 shares them."""
     for name in ("M1", "M3"):
         yield _built(device, name, load_model_config(benchmark_checkpoint(name)), _BF16)
 
 
 def build_fp8(device: torch.device) -> Iterator[Row]:
-    """Those for KV in fp8, of heads of 128 and of 64."""
+    """Build the kernels for KV in fp8, for heads of 128 and of 64."""
     yield _built(device, "8B, KV in fp8", _llama(num_layers=1), FP8)
     yield _built(device, "M1, KV in fp8", load_model_config(benchmark_checkpoint("M1")), FP8)
 
@@ -104,7 +104,7 @@ def logits(device: torch.device) -> Iterator[Row]:
 
 
 def mixed(device: torch.device) -> Iterator[Row]:
-    """Attention of decodes beside a chunk, by one call and by two; of chunks, by fa3 and by fa2."""
+    """Attention for decodes beside a chunk, by one call and by two; for chunks, by fa3 and fa2."""
     from bench.gpu.mixed import MIXED_STEPS, check_kernels, check_mixed
 
     config = _llama(num_layers=4)
@@ -162,7 +162,7 @@ def overlap(device: torch.device) -> Iterator[Row]:
 
 
 def fp8(device: torch.device) -> Iterator[Row]:
-    """What weights and KV in fp8 cost and gain."""
+    """Cost and gain of weights and KV in fp8."""
     from bench.gpu.precision import check_accuracy, check_error, check_gain
 
     yield from check_accuracy(DEMO_MODEL)
@@ -177,14 +177,14 @@ def fp8(device: torch.device) -> Iterator[Row]:
 
 
 def memory(device: torch.device) -> Iterator[Row]:
-    """What an engine takes of the fraction of the card that it was given."""
+    """The memory that an engine takes, compared with its fraction of the card."""
     from bench.gpu.memory import check_memory
 
     yield from check_memory(Card(device, 1.0, 1.0), benchmark_checkpoint("M2"), 0.45)
 
 
 def peer(device: torch.device) -> Iterator[Row]:
-    """Throughput beside transformers'."""
+    """Throughput compared with transformers'."""
     from bench.gpu.models import Load, check_throughput
 
     card = Card(device, 1.0, 1.0)
@@ -201,14 +201,14 @@ def split(device: torch.device) -> Iterator[Row]:
 
 
 def interference(device: torch.device) -> Iterator[Row]:
-    """What long prompts do to streams: whole, chunked, apart."""
+    """Effect of long prompts on streams: whole, chunked, apart."""
     from bench.gpu.fleets import FleetLoad, check_interference
 
     yield from check_interference(str(device), _served("M2"), FleetLoad())
 
 
 def share(device: torch.device) -> Iterator[Row]:
-    """What MPS and parts of the multiprocessors do for decode beside prefill."""
+    """Effect of MPS, and of parts of the multiprocessors, on decode beside prefill."""
     from bench.gpu.fleets import FleetLoad, check_share
 
     yield from check_share(str(device), _served("M2"), FleetLoad())
@@ -247,7 +247,7 @@ def _served(name: str) -> Path:
 
 
 def _built(device: torch.device, name: str, config: ModelConfig, kv_dtype: str) -> Row:
-    """A first chunk and a first decode of this shape: what they need is built on the way."""
+    """Run a first chunk and a first decode of this shape, which builds their kernels."""
     started = time.monotonic()
     passes = _passes(config, device, 64, [1], kv_dtype=kv_dtype)
     check_prefill(Card(device, 1.0, 1.0), passes, 64)
@@ -262,7 +262,7 @@ def _passes(
     bits: int = 16,
     kv_dtype: str = _BF16,
 ) -> Passes:
-    """The shape with FlashInfer and graphs; FlashInferUnavailable where it cannot be had."""
+    """The shape with FlashInfer and graphs. Raises FlashInferUnavailable."""
     backend = CardBackend(config, device, torch.bfloat16, kv_torch_dtype(kv_dtype), max(sizes))
     model = random_model(config, device, backend.ops(), bits)
     pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, kv_dtype), num_blocks, device)
@@ -274,7 +274,7 @@ def _passes(
 
 
 def _fill(pool: KvPool) -> None:
-    """Random numbers, also where torch has none of the pool's dtype."""
+    """Fill the pool with random numbers, even if torch has none of its dtype."""
     if pool.tensor.dtype.itemsize > 1:
         pool.tensor.normal_()
         return

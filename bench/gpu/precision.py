@@ -1,4 +1,4 @@
-"""What fp8 costs in accuracy and gains in time on a card, each beside bf16."""
+"""Accuracy lost and time gained with fp8 on a card, each relative to bf16."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from protocol.layout import FP8
 
 _NUM_TOKENS = 8192
 KINDS = (("weights", 8, "bfloat16"), ("KV", 16, FP8), ("weights and KV", 8, FP8))
-"""What is in fp8, bits of weights, and the KV pool's dtype."""
+"""The parts in fp8, bits of weights, and the KV pool's dtype."""
 
 
 def check_accuracy(
     folder: Path, num_tokens: int = _NUM_TOKENS, weights: str = "fp8"
 ) -> Iterator[Row]:
-    """What a trained model's odds become with rounded weights, over a text it has not seen."""
+    """Change of a trained model's probabilities with rounded weights, over a text that the model
+    has not seen."""
     plain, rounded = Kind(), Kind(weights)
     sums = compare(folder, [plain, rounded], held_text(), num_tokens)
     first, other = sums[plain], sums[rounded]
@@ -42,7 +43,7 @@ def check_error(
     length: int = 400,
     kinds: Sequence[tuple[str, int, str]] = KINDS,
 ) -> Iterator[Row]:
-    """How far logits are from fp32, as a multiple of how far ours in bf16 are."""
+    """Error of logits against fp32, divided by that of ours in bf16."""
     error = LogitsError(card, folder, length)
     plain = error.ours()
     for label, bits, kv_dtype in kinds:
@@ -58,8 +59,8 @@ def check_gain(
     decodes: Sequence[tuple[int, int]] = ((1, 1024), (32, 8192)),
     chunk: int = 2048,
 ) -> Iterator[Row]:
-    """Time of a step in bf16 over that of one with weights and KV in fp8; `decodes` are batches
-    and contexts."""
+    """Time of a step in bf16 divided by that with weights and KV in fp8; `decodes` are (batch,
+    context) pairs."""
     for batch, context in decodes:
         step_s = [_decode_s(card, passes, batch, context) for passes in (plain, narrow)]
         yield _gain(f"batch {batch} at {context}", *step_s)

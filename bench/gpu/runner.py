@@ -1,9 +1,9 @@
 """Builds, checks and measures the engine on a CUDA card; `python -m bench.gpu [--part NAME]`.
 
-Needs no network. The cheapest and most informative parts come first, each in a process of its own.
-Each row is printed and appended to a file of JSON lines as soon as it is there, so that a run that
-is cut short keeps what it has. A part that fails, dies, or takes longer than its limit is a row
-that says so, its standard error is kept beside the rows, and the next part runs.
+Needs no network. The cheapest and most informative parts run first, each in its own process. Each
+row is printed and appended to a file of JSON lines as soon as it is measured, so an interrupted run
+keeps its rows. If a part fails, dies or exceeds its time limit, a row says so, its standard error
+is kept beside the rows, and the next part runs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from bench.gpu.part_process import run_apart
 from bench.gpu.parts import PARTS, Part
 
 PART_LIMIT_S = 420.0
-"""After which a part ends itself with what it has."""
-_KILL_S = 55.0  # later, if it did not: a fleet takes a while to stop
+"""After this time a part ends itself and keeps its rows."""
+_KILL_S = 55.0  # after the limit, if the part did not end: a fleet takes a while to stop
 
 
 class PartOverran(Exception):
-    """A part took longer than its limit; the rows that it gave are kept."""
+    """A part exceeded its time limit; its rows so far are kept."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts that were asked for; 1 if one failed."""
+    """Run the requested parts; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all, in order")
     parser.add_argument("--output", type=Path, default=Path("gpu.jsonl"))
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
                 log = options.output.with_suffix(f".{name}.log")
                 reason = run_apart(command, log, PART_LIMIT_S + _KILL_S)
                 if reason:
-                    file.write("\n")  # after what it may have begun
+                    file.write("\n")  # ends a row that the part may have left unfinished
                     _keep(Row(name, "process", 0.0, "failed", note=reason), file)
     rows = read_rows(options.output, before)
     if not options.here:
@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run_part(
     name: str, device: torch.device, part: Part, limit_s: float = PART_LIMIT_S
 ) -> Iterator[Row]:
-    """The rows of a part as they come; one that raises, or takes longer than `limit_s`, ends with
-    a row that says so, and its traceback on standard error. For the main thread."""
+    """The rows of a part as they come. A part that raises or exceeds `limit_s` ends with a row that
+    says so, and its traceback goes to standard error. Call it from the main thread."""
     started = time.monotonic()
     try:
         with _limit(limit_s):
@@ -84,7 +84,7 @@ def run_part(
 
 
 def read_rows(file: Path, offset: int = 0) -> list[Row]:
-    """The rows in a file from a byte on, without what a process that died had half written."""
+    """The rows in a file from byte `offset` on, without a row left unfinished by a dead process."""
     rows = []
     for line in file.read_bytes()[offset:].splitlines():
         with suppress(ValueError):
@@ -93,7 +93,7 @@ def read_rows(file: Path, offset: int = 0) -> list[Row]:
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows side by side."""
+    """The rows as a table."""
     made = Table("part", "what", "value", "unit", "goal", "note")
     for row in rows:
         made.add_row(row.part, row.name, f"{row.value:.4g}", row.unit, row.goal, row.note)
@@ -107,7 +107,7 @@ def _keep(row: Row, file: TextIO) -> None:
 
 
 def _said(error: Exception) -> str:
-    """What it says, and where it was raised: the last place that is ours, and the last of all."""
+    """The error's message and where it was raised: the last frame of our code, and the last."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "site-packages" not in frame.filename]
     places = [f"{Path(f.filename).name}:{f.lineno}" for f in (*ours[-1:], *frames[-1:])]
@@ -116,7 +116,7 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raises PartOverran in the block, as soon as Python runs, once it has taken so long."""
+    """Raise PartOverran in the block after `seconds`, as soon as Python code runs."""
 
     def overrun(number: int, frame: object) -> None:
         raise PartOverran(f"ended after {seconds:g} s with what it had")

@@ -1,8 +1,8 @@
-"""Prefill and decode as two processes on one device: their tokens beside one worker's, and what a
-handoff costs there, from the traces that the router keeps.
+"""Prefill and decode as two processes on one device: their tokens compared with one worker's, and
+the cost of a handoff, from the router's traces.
 
-Real processes over HTTP, one request at a time. The fleet's kernels are those built before: run
-bench.gpu's part `build` first, or the start may take longer than the fleet is given.
+Real processes over HTTP, one request at a time. The fleet needs its kernels built: run bench.gpu's
+part `build` first, or the start may exceed the fleet's time limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRACE_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class SplitLoad:
-    """Requests one after the other; the first two only warm up."""
+    """Requests, sent one after the other; the first two only warm up."""
 
     num_prompt: int = 8192
     num_requests: int = 22
@@ -41,7 +41,7 @@ class SplitLoad:
 
 @dataclass(frozen=True)
 class Handoff:
-    """One request's way from the prefill to the decode worker."""
+    """One request's handoff from the prefill to the decode worker."""
 
     ms: float  # last chunk done to first decode step
     exposed_ms: float  # last chunk done to last block written
@@ -49,7 +49,7 @@ class Handoff:
 
 
 def check_split(card: Card, folder: Path, load: SplitLoad) -> Iterator[Row]:
-    """Tokens of one worker and of two, and the handoffs of the two."""
+    """Compare the tokens of one worker and of two, and measure the handoffs of the two."""
     device = str(card.device)
     expected, _ = _serve(device, folder, load, num_prefill=0)
     tokens, traces = _serve(device, folder, load, num_prefill=1)
@@ -66,12 +66,12 @@ def check_split(card: Card, folder: Path, load: SplitLoad) -> Iterator[Row]:
     yield Row("split", "transfer after the last chunk, p50", exposed, "ms")
     rate = statistics.median(each.bytes_per_s for each in handoffs)
     yield Row("split", "rate of writes, p50", rate / 1e9, "GB/s")
-    share = 200 * rate / card.copy_bytes_per_s  # what is written has been read, too
+    share = 200 * rate / card.copy_bytes_per_s  # a copy reads and writes
     yield Row("split", "writes, of what a copy on the card moves", share, "% of copy")
 
 
 def handoff_of(trace: dict[str, Any]) -> Handoff:
-    """What a trace, as `/requests/{id}/trace` shows it, says of its last attempt's handoff."""
+    """The handoff of the last attempt in a trace from `/requests/{id}/trace`."""
     prefill = trace["attempts"][-1]["prefill"]
     _, last_chunk_us, _ = prefill["chunks"][-1]  # spans are arrays: see protocol.messages
     writes = sorted((posted_us, done_us) for posted_us, done_us, *_ in prefill["writes"])
@@ -128,7 +128,7 @@ def _complete(url: str, model: str, prompt: list[int], num_output: int) -> dict[
 
 
 def _trace(url: str, request_id: str) -> dict[str, Any]:
-    """Once the prefill worker has said that all is written. Raises BatonError."""
+    """The trace, once the prefill worker has reported all writes. Raises BatonError."""
     deadline = time.monotonic() + _TRACE_WAIT_S
     while time.monotonic() < deadline:
         trace = _json(f"{url}/requests/{request_id}/trace")

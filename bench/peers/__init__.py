@@ -1,4 +1,4 @@
 """Other engines, each a script that runs under the interpreter that the engine is installed in.
 
-Imports nothing of Baton's but each other.
+Imports no other package of Baton, only modules of this folder.
 """

@@ -1,7 +1,7 @@
 """The loop of a peer's script: one JSON line in, one JSON line out.
 
-Knows nothing of Baton and needs nothing but Python: it runs in the peer's own environment, beside
-the script that imports it. What the peer prints goes to standard error.
+Needs only Python and no part of Baton: it runs in the peer's own environment, beside the script
+that imports it. The peer's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Peer(Protocol):
     vocab_size: int
 
     def prefill(self, prompt: list[int]) -> float:
-        """Seconds until the first token of `prompt` is chosen."""
+        """Seconds until the first token after `prompt` is chosen."""
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Seconds of `steps` greedy steps of all prompts together, their prefill not counted."""
+        """Seconds of `steps` greedy steps of all prompts together, without their prefill."""
 
 
 class Needs(NamedTuple):
-    """What the peer is started for; see EngineNeeds in bench/engine/workloads.py."""
+    """The needs that the peer is started for; see EngineNeeds in bench/engine/workloads.py."""
 
     folder: str
     dtype: str
@@ -42,8 +42,8 @@ class Needs(NamedTuple):
 
 
 def answer(kind: Callable[[Needs], Peer]) -> None:
-    """Load the peer for the needs on the command line, then measure what standard input asks for
-    until it ends."""
+    """Load the peer for the needs on the command line, then run the measurements that standard
+    input asks for until it ends."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = kind(Needs(**json.loads(sys.argv[1])))

@@ -1,8 +1,8 @@
-"""llama.cpp by llama-cpp-python's low-level interface, flash attention on, bf16 weights, KV in fp16
-(as many bytes, and its default).
+"""llama.cpp by llama-cpp-python's low-level interface: flash attention, bf16 weights, fp16 KV (its
+default, with as many bytes as bf16).
 
-The checkpoint is written as a GGUF file once, beside it. One context for prompts alone, and one for
-batches, which divides its KV cache among the sequences; a batch has one token of each.
+The checkpoint is converted once to a GGUF file beside it. One context serves single prompts, and
+one serves batches and divides its KV cache among the sequences; a batch has one token of each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class LlamaCpp:
-    """One checkpoint, with room for what is needed and no more."""
+    """One checkpoint, with room for the given needs and no more."""
 
     def __init__(self, needs: Needs) -> None:
         if needs.dtype != "bfloat16":
@@ -90,7 +90,7 @@ class LlamaCpp:
         return time.perf_counter() - started
 
     def _clear(self, num_sequences: int) -> None:
-        """Choose the context for so many, and empty it."""
+        """Choose the context for this many sequences and empty it."""
         self._context = self._contexts[num_sequences > 1]
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
@@ -122,7 +122,7 @@ class LlamaCpp:
 
 
 def gguf_file(folder: Path) -> Path:
-    """The checkpoint as GGUF, beside it; written if it is not there."""
+    """The checkpoint's GGUF file, beside it; written if it is missing."""
     path = folder / "model.bf16.gguf"
     if path.exists():
         return path
@@ -158,7 +158,7 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _tensors(path: Path) -> list[tuple[str, np.ndarray, list[int]]]:
-    """Name, bf16 bits as uint16, shape."""
+    """Name, bf16 bits as uint16, and shape of each tensor."""
     size = int.from_bytes(path.open("rb").read(8), "little")
     data = np.memmap(path, np.uint8, "r")
     header = json.loads(bytes(data[8 : 8 + size]))
@@ -194,7 +194,8 @@ def _write_tensor(writer: Any, config: dict[str, Any], name: str, bits: np.ndarr
 
 
 def _interleave(bits: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of q or k from halves (Hugging Face) to pairs, as llama.cpp rotates Llama's heads."""
+    """Reorder rows of q or k from halves (Hugging Face) to pairs, the order in which llama.cpp
+    rotates Llama's heads."""
     rows, columns = bits.shape
     heads = bits.reshape(rows // head_dim, 2, head_dim // 2, columns)
     return heads.swapaxes(1, 2).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""OpenVINO by optimum-intel: the checkpoint converted at load, greedy choice by argmax."""
+"""OpenVINO by optimum-intel: converts the checkpoint at load, samples greedily by argmax."""
 
 from __future__ import annotations
 

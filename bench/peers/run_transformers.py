@@ -1,4 +1,4 @@
-"""transformers: `forward` with its own cache, greedy choice by argmax."""
+"""transformers: `forward` with its own cache, greedy sampling by argmax."""
 
 from __future__ import annotations
 

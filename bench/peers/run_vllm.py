@@ -9,7 +9,7 @@ from answer import Needs, answer
 
 
 class Vllm:
-    """One checkpoint, with room for what is needed and no more."""
+    """One checkpoint, with room for the given needs and no more."""
 
     def __init__(self, needs: Needs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -1,4 +1,4 @@
-"""Loads, faults and inputs of `bench.chaos`, `bench.soak` and `bench.fuzz`.
+"""Loads, faults and inputs for `bench.chaos`, `bench.soak` and `bench.fuzz`.
 
 Imports the parsers that are fuzzed, and `bench.tools`.
 """

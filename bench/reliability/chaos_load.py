@@ -1,8 +1,8 @@
 """Steady load for the chaos bench: streams whose every token is compared with a known answer.
 
-Knows a router by its URL and nothing else of the fleet. A client whose router dies under it
-counts as cut, and resumes its stream on another router by the id of its last event, as often as
-it takes; without any event it asks anew.
+Knows routers by their URLs and no other part of the fleet. A client whose router dies counts as
+cut. It resumes its stream on another router by the id of its last event, as often as needed; if it
+got no event, it sends the request again.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ except ModuleNotFoundError as error:
     raise missing_extra(error) from error
 
 MIN_MARGIN = 1e-3
-"""Answers with a closer choice than this may differ by rounding, and are not used."""
+"""Answers with a smaller margin between two tokens may differ by rounding and are not used."""
 ABORTED = 0.3
-"""Part of the requests whose client goes away."""
+"""Share of requests whose client goes away."""
 UNCACHED = 0.7
-"""Part of the requests of which nothing is cached anywhere, so that their blocks must move."""
+"""Share of requests with no cached blocks on any worker, so that their blocks must move."""
 TURNS = 2
 TURN_TOKENS = 40
-"""What a client says to an answer."""
+"""Tokens of a client's reply to an answer."""
 _TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
 class Known:
-    """A prompt and the tokens that follow it greedily; perhaps the next turn of the same talk."""
+    """A prompt and its greedy continuation; perhaps the next turn of the same conversation."""
 
     prompt: list[int]
     output: list[int]
@@ -49,8 +49,8 @@ class Known:
 
 @dataclass
 class Tally:
-    """What the clients saw. Of the requests, `turns` went on with an answer. Pauses are the longest
-    gap between two events of each stream, ms."""
+    """The clients' results. `turns` counts requests that continued a conversation. Pauses are the
+    longest gap between two events of each stream, ms."""
 
     requests: int = 0
     turns: int = 0
@@ -66,7 +66,7 @@ class Tally:
     pauses_ms: list[float] = field(default_factory=list)
 
     def judge(self, known: Known, tokens: list[int]) -> bool:
-        """Compare a finished stream with the answer that it should be: whether it is."""
+        """Compare a finished stream with the known answer; whether they are equal."""
         self.finished += 1
         self.losses += max(0, len(known.output) - len(tokens))
         self.duplicates += max(0, len(tokens) - len(known.output))
@@ -75,13 +75,13 @@ class Tally:
 
 
 class Load:
-    """Clients that send known prompts for as long as `run` is told to."""
+    """Clients that send known prompts until `run`'s condition holds."""
 
     def __init__(self, model: str, routers: Callable[[], dict[str, str]], seed: int) -> None:
-        """`routers` gives the URLs of the routers that should serve now, by name."""
+        """`routers` returns the URLs of the routers that should be serving now, by name."""
         self.tally = Tally()
         self.doomed: set[str] = set()
-        """Routers that are being killed: what breaks on them is no error."""
+        """Routers that are being killed: a broken request on one of them is no error."""
         self._model = model
         self._routers = routers
         self._rng = random.Random(seed)
@@ -89,13 +89,13 @@ class Load:
         self._corpus = _corpus(model)
 
     async def learn(self, lengths: list[int], num_tokens: int) -> None:
-        """Ask for the answers while nothing is wrong; raises if an undisturbed request fails."""
+        """Record the answers before any fault; raises if an undisturbed request fails."""
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             for length in lengths:
                 self._known.append(await self._learn_turns(client, [], length, num_tokens, TURNS))
 
     async def run(self, num_clients: int, until: Callable[[], bool]) -> None:
-        """Keep so many clients busy; returns when the last of their streams has ended."""
+        """Keep `num_clients` clients busy; returns when the last of their streams has ended."""
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
 
@@ -113,8 +113,8 @@ class Load:
     async def _ask(
         self, client: httpx.AsyncClient, known: Known, salt: str | None, abort_after: int | None
     ) -> bool:
-        """One request to its end, on another router if its own is killed: whether it got all of
-        its answer."""
+        """Run one request to its end, on another router if its own is killed; whether it got the
+        right answer."""
         self.tally.requests += 1
         tokens: list[int] = []
         body, last_id = self._new_body(known, salt), ""
@@ -147,7 +147,7 @@ class Load:
     ) -> AsyncIterator[tuple[str, list[int]]]:
         """Ids and new tokens, event by event; notes the longest pause. Raises _Refused, HTTPError.
 
-        With the id of a former answer's last event, what follows it.
+        With `last_id`, the id of a broken answer's last event, only later events.
         """
         headers = {"Last-Event-ID": last_id} if last_id else {}
         event_id = ""
@@ -177,14 +177,14 @@ class Load:
         self.tally.pauses_ms.append(longest * 1e3)
 
     def _new_body(self, known: Known, salt: str | None) -> dict[str, Any]:
-        """With a salt that is new, nothing is cached but the turns before."""
+        """The request's body; with a new salt only earlier turns are cached."""
         body = self._body(known.prompt, len(known.output)) | {"stream": True}
         return body if salt is None else body | {"cache_salt": salt}
 
     async def _learn_turns(
         self, client: httpx.AsyncClient, said: list[int], length: int, num_tokens: int, turns: int
     ) -> Known:
-        """What follows `length` more tokens after what was said, for so many turns."""
+        """Record a conversation of `turns` turns that adds `length` tokens to `said`."""
         known = None
         while known is None:
             start = self._rng.randrange(len(self._corpus) - length)

@@ -1,7 +1,7 @@
-"""Cutting one TCP connection of a process, as a network does: both ends see it break, and live on.
+"""Cuts one TCP connection of a process, as a network does: both ends see it break and live on.
 
-By `ss -K`, which needs Linux with INET_DIAG_DESTROY and the right to administer the network. Knows
-nothing of what the connections are for.
+Uses `ss -K`, which needs Linux with INET_DIAG_DESTROY and the permission to administer the network.
+Does not know the purpose of the connections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Connection = tuple[tuple[str, int], tuple[str, int]]
 
 
 def can_cut() -> bool:
-    """Whether connections can be cut here: tried on one of our own."""
+    """Whether connections can be cut here; tries it on a connection of its own."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as ours:
             ours.settimeout(1.0)
@@ -33,19 +33,19 @@ def can_cut() -> bool:
 
 
 def cut(connection: Connection) -> bool:
-    """Break it; whether it was there, and could be broken."""
+    """Break the connection; False if it did not exist or could not be broken."""
     command = shutil.which("ss")
     if command is None:
         return False
     (host, port), (other_host, other_port) = connection
     where = ["src", host, "sport", "=", str(port), "dst", other_host, "dport", "=", str(other_port)]
-    killed = [command, "-H", "-K", "-t", *where]  # it shows what it broke, and nothing else
+    killed = [command, "-H", "-K", "-t", *where]  # prints only the connections that it broke
     shown = subprocess.run(killed, capture_output=True, timeout=10, check=False).stdout
     return bool(shown.strip())
 
 
 def connections_of(pid: int, others: Container[int]) -> list[Connection]:
-    """Established ones of a process whose remote end listens on one of the ports `others`."""
+    """A process's established connections whose remote port is one of `others`."""
     try:
         found = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def connections_of(pid: int, others: Container[int]) -> list[Connection]:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """On which a process takes connections."""
+    """The ports on which a process listens."""
     try:
         found = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.NoSuchProcess:
@@ -67,5 +67,5 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address as such where an IPv6 socket has it, as ZeroMQ's: `ss` finds no other."""
+    """An IPv4-mapped address of an IPv6 socket (ZeroMQ's) as plain IPv4, which `ss` needs."""
     return address.removeprefix("::ffff:")

@@ -1,8 +1,8 @@
-"""Inputs that are nearly right: valid ones with bits, bytes, values and structure changed.
+"""Nearly valid inputs: valid ones with changed bits, bytes, values and structure.
 
-Half of them are changed as bytes (flips, cuts, splices, repeats), half as what they mean: a value
-anywhere in the tree is swapped for one of another type or size, taken out, or nested deeply. All
-follows from the random generator that is passed in.
+Half of the inputs are changed as bytes (flips, cuts, splices, repeats), half as decoded trees: a
+value anywhere in the tree is replaced by one of another type or size, removed, or nested deeply.
+The random generator that is passed in determines all inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUGE = (b"9" * 400, b"-1e99999", b"0xffffffffffffffff", b"\xff" * 16, b"\x00" *
 
 @dataclass(frozen=True)
 class Codec:
-    """How trees become bytes and back; `nested` gives so many levels of nothing."""
+    """Converts trees to bytes and back; `nested` makes the given number of empty levels."""
 
     load: Callable[[bytes], Any]
     dump: Callable[[Any], bytes]
@@ -50,14 +50,14 @@ class Mutator:
     """Makes inputs from valid ones."""
 
     def __init__(self, rng: random.Random, codec: Codec, seeds: Sequence[bytes]) -> None:
-        """`seeds` are valid, and in the form that the codec reads."""
+        """`seeds` are valid inputs that the codec can decode."""
         self._rng = rng
         self._codec = codec
         self._seeds = seeds
         self._byte_changes = (self._flip, self._cut, self._splice, self._repeat, self._stuff)
 
     def next(self) -> bytes:
-        """One more input; now and then a seed as it is."""
+        """The next input; now and then an unchanged seed."""
         rng = self._rng
         data = rng.choice(self._seeds)
         if rng.random() < 0.02:
@@ -134,7 +134,7 @@ class Mutator:
         return tree | {key: self._change(tree[key])}
 
     def _value(self, former: Any) -> Any:
-        """Another value in a place: of the same type, of any, or of great depth or length."""
+        """A replacement for `former`: of the same type, of any type, or very deep or long."""
         rng = self._rng
         kind = rng.random()
         if kind < 0.3 and isinstance(former, int):

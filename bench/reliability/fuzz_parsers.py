@@ -1,7 +1,7 @@
 """The parsers of remote input, as the fuzzing bench calls them.
 
-Each takes bytes as they come from elsewhere, runs the code that a process runs on them, and answers
-or raises one of its declared errors. Any other exception is a bug.
+Each takes bytes as received from a peer, runs the code that a process runs on them, and returns or
+raises one of its declared errors. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SCHEMAS: dict[str, type[RequestBody]] = {
 
 @dataclass(frozen=True)
 class Parser:
-    """One parser: valid inputs, how they are written, and which errors it may raise."""
+    """One parser: its valid inputs, their codec, and the errors that it may raise."""
 
     name: str
     seeds: Sequence[bytes]
@@ -61,7 +61,7 @@ class Parser:
 
 
 def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
-    """Every parser of remote input, but for native code that lies behind authentication.
+    """Every parser of remote input except native code behind authentication.
 
     HTTP connections live on `loop`, which the caller closes.
     """
@@ -77,7 +77,8 @@ def parsers(loop: asyncio.AbstractEventLoop) -> list[Parser]:
 
 
 class _BodyConnection:
-    """What reading a body asks of a client's connection: every other one comes in one piece."""
+    """The part of a client's connection that reading a body uses; a body of odd length comes in
+    one piece."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -88,7 +89,7 @@ class _BodyConnection:
 
 
 def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
-    """Within the router's own frame of a request, up to the answer that a client would get."""
+    """Parse a body inside the router's own request handling, up to the client's answer."""
     raised: list[Exception] = []
 
     async def read(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +102,7 @@ def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
     app = RequestScope(read, ApiMetrics(CollectorRegistry()))
 
     async def answer(message: Message) -> None:
-        """Nobody reads it."""
+        """Discard the answer."""
 
     def parse(body: bytes) -> None:
         async def receive() -> Message:
@@ -127,7 +128,7 @@ def _frames(name: str, union: Any, decode: Callable[[bytes], object]) -> Parser:
 
 
 def _notifications() -> Parser:
-    """What a transport delivers, up to the receiver that is told of blocks."""
+    """A transport's notifications, up to the handoff receiver."""
     seeds = [
         msgspec.msgpack.encode(
             messages.KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=2)
@@ -145,7 +146,7 @@ def _notifications() -> Parser:
 
 
 def _metadata() -> Parser:
-    """A peer's descriptor with its digest, up to where the transport would take it."""
+    """A peer's descriptor with its digest, up to the point where the transport would get it."""
     descriptor = bytes(range(200))
     digest = authenticate_descriptor(_SECRET, "agent", descriptor, 64)
     valid = messages.PeerDescriptor(
@@ -163,7 +164,7 @@ def _metadata() -> Parser:
 
 
 def _registrations() -> Parser:
-    """A worker's value in the store, among good ones."""
+    """A worker's registration in the store, among valid ones."""
     seeds = [msgspec.json.encode(example(registration.WorkerInfo))]
     view = FleetView(settle_s=0.0)
 
@@ -177,7 +178,7 @@ def _registrations() -> Parser:
 
 
 class _Connection(asyncio.Transport):
-    """A client's connection whose answers are only looked at."""
+    """A client's connection that only records answers."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -209,7 +210,7 @@ class _Connection(asyncio.Transport):
 
 
 def _heads(loop: asyncio.AbstractEventLoop) -> Parser:
-    """Whole requests on a connection of the router's own protocol, before an empty application."""
+    """Whole requests on a connection of the router's HTTP protocol, with an empty application."""
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
     config = Config(_empty_app, ws="none", lifespan="off", log_config=None)

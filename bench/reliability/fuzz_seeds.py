@@ -1,6 +1,6 @@
-"""Valid inputs of every parser, to be spoilt by the fuzzing bench.
+"""Valid inputs of every parser, for the fuzzing bench to mutate.
 
-Those of our own messages are made from their types, so that a new message is never forgotten.
+Inputs for our own messages are made from the message types, so that a new message is included.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ _SCALARS: dict[type[Any], Any] = {
 
 
 def variants(union: Any) -> list[Any]:
-    """An object of every member of a union of messages."""
+    """One example of every member of a union of messages."""
     return [_example(member) for member in inspect.multi_type_info(union.__args__)]
 
 
 def example(message: type[Any]) -> Any:
-    """An object of a message's type, every field filled."""
+    """An example of a message type, with every field filled."""
     return _example(inspect.type_info(message))
 
 

@@ -1,7 +1,7 @@
-"""Steady mixed load for the soak bench: nothing is compared, but everything must be answered.
+"""Steady mixed load for the soak bench: answers are not compared, but every request must get one.
 
-Completions and conversations, streamed and whole, short and long, some left by their client in the
-middle. Knows routers by their URLs and nothing else of the fleet.
+Completions and conversations, streamed and whole, short and long, some aborted midway by their
+client. Knows routers by their URLs and no other part of the fleet.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ except ModuleNotFoundError as error:
 PROMPT_CHARACTERS = (30, 200, 800, 3000, 6000)
 MAX_TOKENS = (1, 8, 24, 48, 96)
 TURNS = 4
-WORD_CACHES = MAX_WORDS  # words that a router remembers; the tokenizer behind it fewer
+WORD_CACHES = MAX_WORDS  # words that a router caches; its tokenizer caches fewer
 WORDS_AT_ONCE = 1000
 _TIMEOUT_S = 120.0
 
 
 class SoakLoad:
-    """Clients that keep asking; every request goes to a router drawn at random."""
+    """Clients that keep sending requests, each to a random router."""
 
     def __init__(self, model: str, urls: list[str], seed: int) -> None:
         self.answered: Counter[str] = Counter()
-        """Requests by router that came to their end, those that were aborted included."""
+        """Finished requests by router, including aborted ones."""
         self.kinds: Counter[str] = Counter()
         self.errors: list[str] = []
         self._model = Path(model).name
@@ -46,15 +46,15 @@ class SoakLoad:
         self._text = "\n\n".join(topics[name] for name in sorted(topics))
 
     async def run(self, num_clients: int, until: Callable[[], bool]) -> None:
-        """Keep so many clients busy; returns when the last of their requests has ended."""
+        """Keep `num_clients` clients busy; returns when the last of their requests has ended."""
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             await asyncio.gather(*(self._client(client, until) for _ in range(num_clients)))
 
     async def fill_word_caches(self) -> None:
-        """Have every router tokenise more different words than it remembers, until it has forgotten
-        some twice.
+        """Have every router tokenize more distinct words than it caches, until it has evicted some
+        twice.
 
-        Under load alone that bounded store (some MiB) fills for an hour, and looks like a leak.
+        Under load alone this bounded cache (some MiB) grows for an hour and looks like a leak.
         Raises httpx.HTTPError.
         """
         rng = random.Random(1)
@@ -97,7 +97,7 @@ class SoakLoad:
         await self._stream(client, url, "completions", body, leave_after=self._rng.randrange(40))
 
     async def _converse(self, client: httpx.AsyncClient, url: str) -> None:
-        """A chat of some turns, each with all that was said before."""
+        """A chat of several turns, each with all earlier messages."""
         messages: list[dict[str, str]] = []
         for _ in range(TURNS):
             messages.append({"role": "user", "content": self._excerpt(400)})

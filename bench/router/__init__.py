@@ -1,4 +1,4 @@
-"""`python -m bench.router`: what the router costs per request and per token.
+"""`python -m bench.router`: the router's cost per request and per token.
 
-The workers behind it compute nothing. Imports `protocol`, `process` and `bench.tools`.
+The workers behind the router compute nothing. Imports `protocol`, `process` and `bench.tools`.
 """

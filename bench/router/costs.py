@@ -1,12 +1,12 @@
-"""What the router costs: CPU seconds of its process per request and per token, added latency.
+"""The router's cost: CPU seconds of its process per request and per token, added latency.
 
     python -m bench.router [--apart] [--peer dynamo --peer-python PYTHON] [--repeat 3]
     python -m bench.router --soak
 
-Mock workers that speak the fleet's protocol and compute nothing, a real `baton router`, and a
+Runs mock workers that speak the fleet's protocol and compute nothing, a real `baton router`, and a
 client that only counts. Contestants take turns, and figures are medians of the repeats, so that
-a machine whose speed drifts treats all alike: quote ratios. `--soak`: 10,000 requests through two
-routers, 1,000 streams at a time; exits with 1 if one failed or memory grew.
+drift of the machine's speed affects all alike: quote ratios. `--soak` sends 10,000 requests through
+two routers, 1,000 streams at a time; it exits with 1 if a request failed or memory grew.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OUTPUT_TEXT = "Any object can be tested for truth value, for use in an if or wh
 
 
 class Contestant(Protocol):
-    """A front end that serves, and says what its process used so far."""
+    """A running front end that reports its process's usage so far."""
 
     name: str
 
@@ -70,7 +70,7 @@ class Contestant(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """One round's figures of one contestant. Milliseconds are as the client sees them."""
+    """One round's figures of one contestant. Milliseconds are measured at the client."""
 
     requests_per_s: float
     cpu_s_per_1k_short: float
@@ -120,7 +120,7 @@ def measure(contestant: Contestant) -> Figures:
 def _costed(
     contestant: Contestant, requests: list[bytes], concurrency: int, count: int
 ) -> tuple[LoadResult, float]:
-    """A load, and the CPU seconds that the front end used for it."""
+    """Run a load; returns its result and the CPU seconds that the front end used for it."""
     before = contestant.usage()
     result = _run(contestant.targets[0], requests, concurrency, count)
     return result, contestant.usage().cpu_s - before.cpu_s
@@ -140,7 +140,7 @@ def _run(
 
 
 def _own_ms(target: tuple[str, int], ids: Sequence[str]) -> list[float]:
-    """What the mock worker itself spent on each request, as the router's traces tell."""
+    """The milliseconds that the mock worker spent on each request, from the router's traces."""
     spent = []
     for request_id in ids:
         url = f"http://{target[0]}:{target[1]}/requests/{request_id}/trace"
@@ -165,8 +165,8 @@ def _request(contestant: Contestant, prompt: str, max_tokens: int, stream: bool 
 
 
 def _prompts(num_words: int, count: int) -> list[str]:
-    """Words of Python's help pages. No two prompts of a run share a beginning: caches of
-    prompts, the router's or a peer's, find nothing."""
+    """Prompts from words of Python's help pages. No two prompts of a run share a prefix, so that
+    no prompt cache, the router's or a peer's, has a hit."""
     starts = [_rng.randrange(len(_WORDS) - num_words) for _ in range(count)]
     return [f"{_rng.random()} {' '.join(_WORDS[at : at + num_words])}" for at in starts]
 
@@ -179,9 +179,9 @@ def _p99(values: list[float]) -> float:
 
 
 def soak(fleet: RouterFleet, console: Console) -> bool:
-    """Whether all requests succeeded, and memory is flat.
+    """Whether all requests succeeded and memory is flat.
 
-    The heap finds its size over the first loads; growth counts from then on.
+    The heap reaches its working size during the first loads; growth counts from then on.
     """
     prompts = _prompts(SHORT_WORDS, 500)
     bodies = [_request(fleet, each, max_tokens=SOAK_TOKENS, stream=True) for each in prompts]
@@ -223,7 +223,7 @@ _ROWS = (
 
 
 def report(rounds: dict[str, list[Figures]]) -> Table:
-    """Medians, each with its range; behind a peer's, how many times ours it is."""
+    """Medians, each with its range; a peer's median is followed by its ratio to ours."""
     load, cores = os.getloadavg()[0], os.cpu_count()
     table = Table(
         title=f"router, Python {platform.python_version()}, {cores} cores, load {load:.1f}"
@@ -250,7 +250,7 @@ def report(rounds: dict[str, list[Figures]]) -> Table:
 
 
 def main(argv: list[str]) -> int:
-    """Run, print the table."""
+    """Run and print the table."""
     arguments = _parser().parse_args(argv)
     model = Path(arguments.model)
     if arguments.peer and not arguments.peer_python:

@@ -1,6 +1,6 @@
-"""NVIDIA Dynamo's frontend before its own mock engine: the peer of the router's benchmark.
+"""NVIDIA Dynamo's frontend with its own mock engine: the peer of the router's benchmark.
 
-Runs in an environment of its own, which somebody else made, without etcd and NATS: discovery by
+Runs in its own environment, which you install beforehand, without etcd and NATS: discovery by
 files, requests over TCP, events over ZeroMQ, KV-aware routing on. Owns its processes.
 """
 
@@ -33,10 +33,10 @@ _MOCKER = (
 
 
 class DynamoPeer:
-    """Started as a context manager; `targets` is the frontend's address then."""
+    """A context manager that runs the peer; within it `targets` has the frontend's address."""
 
     def __init__(self, python: str, model: Path, is_apart: bool) -> None:
-        """`is_apart`: prefill and decode by mock engines of their own."""
+        """`is_apart`: prefill and decode run on separate mock engines."""
         self.name = "dynamo apart" if is_apart else "dynamo"
         self.targets: list[tuple[str, int]] = []
         self.model_name = model.name
@@ -65,7 +65,7 @@ class DynamoPeer:
         self._processes.close()
 
     def usage(self) -> Usage:
-        """Of the frontend alone."""
+        """The usage of the frontend alone."""
         return usage_of([self._processes.pids["frontend"]])
 
     def _start(self, name: str, module: str, *flags: str) -> None:
@@ -74,7 +74,7 @@ class DynamoPeer:
         self._processes.start(name, [self._python, "-m", module, *flags], environment)
 
     def _wait_ready(self, port: int) -> None:
-        """Until a request is answered. Raises RuntimeError with the logs."""
+        """Wait until a request is answered. Raises RuntimeError with the logs."""
         deadline = time.monotonic() + _START_S
         message = {"role": "user", "content": "hello"}
         body = {"model": self.model_name, "messages": [message], "max_tokens": 1}

@@ -1,6 +1,6 @@
 """The fleet of the router's benchmark: mock workers behind real routers.
 
-Knows what they cost, and nothing of requests.
+Measures their CPU and memory; knows no requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.messages import Role
 
 @dataclass(frozen=True)
 class RouterFleetConfig:
-    """What runs: `roles` are those of the mock workers, each in a process of its own."""
+    """The fleet to run: `roles` are those of the mock workers, each in its own process."""
 
     model: Path
     roles: tuple[Role, ...]
@@ -32,7 +32,7 @@ class RouterFleetConfig:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a server's processes have used: CPU seconds, and resident bytes now."""
+    """The usage of a server's processes: CPU seconds so far, and resident bytes now."""
 
     cpu_s: float
     rss_bytes: int
@@ -57,7 +57,7 @@ class RouterFleet(BenchFleet):
 
     @property
     def model_name(self) -> str:
-        """As requests name it."""
+        """The model's name in requests."""
         return self._mock.model.name
 
     @property
@@ -66,7 +66,7 @@ class RouterFleet(BenchFleet):
         return [("127.0.0.1", self.port(router)) for router in self.names("router")]
 
     def usage(self) -> Usage:
-        """Of all routers together, their children included."""
+        """The total usage of all routers and their children."""
         return usage_of([self.pids[router] for router in self.names("router")])
 
     def _worker_command(self, role: str, name: str) -> list[str]:
@@ -84,7 +84,7 @@ class RouterFleet(BenchFleet):
 
 
 def usage_of(pids: list[int]) -> Usage:
-    """What processes and their children use together."""
+    """The total usage of processes and their children."""
     cpu_s, rss_bytes = 0.0, 0
     for pid in pids:
         process = psutil.Process(pid)

@@ -1,10 +1,10 @@
-"""A worker that computes nothing, so that what is measured is the router in front of it.
+"""A worker that computes nothing, so that benchmarks measure the router in front of it.
 
     python -m bench.router.mock_worker decode '{"redis_url": ..., ...}'
 
 Speaks the fleet's own protocol: lease, hello, load reports, one message per step and router.
-Every step gives each running request one token, at once or after `step_ms`. Knows nothing of
-KV: a prefill worker answers with the first token, its decode worker goes on from the next one.
+Every step gives each running request one token, at once or after `step_ms`. There is no KV: a
+prefill worker answers with the first token, and its decode worker continues with the next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SAME = "mock"
 
 
 class MockSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mock worker is told; `token_ids` are what it generates, over and over."""
+    """Settings of a mock worker; it generates `token_ids` over and over."""
 
     worker_id: str
     redis_url: str
@@ -69,7 +69,7 @@ class MockSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Run:
-    """A request that gets a token per step; `index` is the next one's."""
+    """A request that gets a token per step; `index` is that of the next token."""
 
     router: Peer
     message: Generate
@@ -80,7 +80,7 @@ class _Run:
 
 @dataclass
 class MockWorker:
-    """Sockets of one mock worker, and the requests that it pretends to run."""
+    """The sockets of one mock worker, and the requests that it pretends to run."""
 
     settings: MockSettings
     role: Role
@@ -91,7 +91,7 @@ class MockWorker:
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Until told to stop."""
+        """Serve until told to stop."""
         poller = zmq.Poller()
         poller.register(self.server.socket, zmq.POLLIN)
         stats_at = next_step = 0.0
@@ -196,7 +196,7 @@ class MockWorker:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until a signal comes, or the parent has ended."""
+    """Serve until a signal arrives or the parent ends."""
     role, settings = Role(argv[0]), msgspec.json.decode(argv[1].encode(), type=MockSettings)
     with ExitStack() as stack:
         network = Network(settings.cluster_secret)

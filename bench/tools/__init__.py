@@ -1,4 +1,4 @@
-"""What several benchmarks share: checkpoints, processes, fleets, loads over HTTP.
+"""Shared by several benchmarks: checkpoints, processes, fleets, loads over HTTP.
 
 Imports `protocol` and `process`; no other benchmark.
 """

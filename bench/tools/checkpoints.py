@@ -1,10 +1,10 @@
 """The benchmark's checkpoints: real shapes, random weights, made once and kept.
 
-M1 is Llama-shaped with some 100M parameters, M2 shaped like Qwen3-0.6B. M3 is M2 made to tell right
-tokens from wrong ones: with tied embeddings random weights repeat the last token, and they attend
-to all tokens nearly alike, whatever lies in the KV. So M3's are not tied, and its norms of q and k
-have it attend to few. Weights are seeded, so every machine measures the same numbers. Knows nothing
-of engines.
+M1 is Llama-shaped with some 100M parameters, M2 is shaped like Qwen3-0.6B. M3 is M2 changed so that
+a wrong KV gives wrong tokens: with tied embeddings random weights repeat the last token, and they
+attend to all tokens nearly alike, whatever the KV holds. M3's embeddings are not tied, and its
+norms of q and k make attention sparse. Weights are seeded, so every machine measures the same
+numbers. Knows no engines.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _REST = {
 
 
 def benchmark_checkpoint(name: str) -> Path:
-    """The folder of M1, M2 or M3, in the user's cache; made if it is not there."""
+    """The folder of M1, M2 or M3 in the user's cache; made if it is missing."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "baton" / "bench" / name
     if folder.exists():
@@ -75,14 +75,14 @@ def benchmark_checkpoint(name: str) -> Path:
         weights = random_weights(config, _QK_NORMS.get(name, 1.0))
         save_file(weights, Path(made, "model.safetensors"), {"format": "pt"})
         Path(made).rename(folder)
-        Path(made).mkdir()  # for the clean-up
+        Path(made).mkdir()  # TemporaryDirectory removes it
     return folder
 
 
 def add_tokenizer(folder: Path) -> None:
-    """A word for every token id, so that a server can be started on the checkpoint."""
+    """Add a tokenizer with a word for every token id, so that servers can load the checkpoint."""
     path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    if not settings.exists():  # without it transformers guesses by the model's type
+    if not settings.exists():  # without it transformers guesses from the model's type
         _write(settings, json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     if path.exists():
         return
@@ -95,15 +95,15 @@ def add_tokenizer(folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, whoever else does the same."""
+    """Write the file atomically, even if other processes do the same."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)
     partial.rename(path)
 
 
 def random_weights(config: dict[str, Any], qk_norm: float = 1.0) -> dict[str, torch.Tensor]:
-    """Normal weights of a deviation of 0.02, norms of 1 but those of q and k, by Hugging Face's
-    names, in bf16."""
+    """Normal weights with a standard deviation of 0.02 and norms of 1 (`qk_norm` for q and k), by
+    Hugging Face's names, in bf16."""
     generator = torch.Generator().manual_seed(0)
     hidden, head = config["hidden_size"], config["head_dim"]
     q, kv = head * config["num_attention_heads"], head * config["num_key_value_heads"]

@@ -1,8 +1,8 @@
-"""Packages that only benchmarks need: a missing one is named, with the command that installs it."""
+"""Names a missing package that only benchmarks need, with the command that installs it."""
 
 from __future__ import annotations
 
 
 def missing_extra(error: ModuleNotFoundError) -> SystemExit:
-    """What ends a benchmark whose package is not installed: one line on standard error."""
+    """The SystemExit for a missing package: one line on standard error."""
     return SystemExit(f"this benchmark needs {error.name}: pip install --editable '.[bench]'")

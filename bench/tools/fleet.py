@@ -1,7 +1,7 @@
 """A fleet of real processes for a benchmark: routers and workers by the `baton` command, a Valkey.
 
-Owns them. Processes have names (`decode-2`), by which they can be killed and started anew. Knows
-nothing of requests.
+Owns them. Processes have names (`decode-2`), by which they can be killed and restarted. Knows no
+requests.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """How large the fleet is, what it serves, and the flags of each kind of process; `role_flags`
-    are those of prefill or of decode workers alone."""
+    """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
+    prefill or decode workers alone."""
 
     model: str
     num_routers: int = 1
@@ -43,7 +43,7 @@ class FleetConfig:
 
 
 def small_fleet(model: str, num_blocks: int) -> FleetConfig:
-    """Two processes of each role, workers in fp32 on a core each, with small chunks."""
+    """Two processes of each role; workers compute in fp32 on one core each, with small chunks."""
     flags = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--chunk-max-tokens=128")
     return FleetConfig(model, 2, 2, 2, worker_flags=(*flags, f"--num-blocks={num_blocks}"))
 
@@ -60,7 +60,7 @@ class BenchFleet:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes in their present lives."""
+        """Pids of the current processes, by name."""
         return self._processes.pids
 
     def names(self, role: str) -> list[str]:
@@ -68,11 +68,11 @@ class BenchFleet:
         return [name for name in self.pids if name.startswith(role)]
 
     def url(self, router: str) -> str:
-        """Where a router listens in its present life."""
+        """The URL of a router's current process."""
         return f"http://127.0.0.1:{self.port(router)}"
 
     def port(self, router: str) -> int:
-        """On which a router listens in its present life. Raises OSError, ValueError before."""
+        """The port of a router's current process. Raises OSError, ValueError before it listens."""
         return int(self._port_file(router).read_text())
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class BenchFleet:
         self.stop()
 
     def start(self, name: str) -> None:
-        """Start a process, or start it anew."""
+        """Start or restart a process."""
         role = name.partition("-")[0]
         if role == "router":
             self._port_file(name).unlink(missing_ok=True)
@@ -130,15 +130,15 @@ class BenchFleet:
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal if it runs."""
+        """Send a signal if the process runs."""
         self._processes.signal(name, number)
 
     def wait_end(self, name: str, timeout_s: float) -> int:
-        """Its exit status, once it has ended. Raises TimeoutExpired."""
+        """Wait for the process to end; returns its exit status. Raises TimeoutExpired."""
         return self._processes.wait_end(name, timeout_s)
 
     def workers(self, router: str) -> dict[str, dict[str, Any]]:
-        """`GET /fleet` of a router, by worker id; nothing if it does not answer."""
+        """`GET /fleet` of a router, by worker id; empty if the router does not answer."""
         try:
             with urllib.request.urlopen(f"{self.url(router)}/fleet", timeout=5) as answer:
                 return {each["worker_id"]: each for each in json.load(answer)}
@@ -146,7 +146,7 @@ class BenchFleet:
             return {}
 
     def is_ready(self) -> bool:
-        """Whether every router serves, and uses the present life of every worker."""
+        """Whether every router serves and uses the current process of every worker."""
         pids = self.pids
         workers = self.names("prefill") + self.names("decode")
         return all(
@@ -165,7 +165,7 @@ class BenchFleet:
             return False
 
     def wait_ready(self) -> None:
-        """Until `is_ready`. Raises BatonError with the logs, at once if a process has ended."""
+        """Wait until `is_ready`. Raises BatonError with the logs; at once if a process ended."""
         deadline = time.monotonic() + _START_S
         while not self.is_ready():
             is_whole = all(map(self._processes.is_running, self.pids))
@@ -174,9 +174,9 @@ class BenchFleet:
             time.sleep(_POLL_S)
 
     def left_over(self, patience_s: float = 20.0) -> int:
-        """What is still under way on workers when nothing should be; 0 once nothing is.
+        """Work that is still under way on workers after the load has ended; 0 once there is none.
 
-        Only what workers report after the call counts; -1 if they report nothing.
+        Only reports that workers send after the call count; -1 if they send none.
         """
         called_us = time.time_ns() // 1000
         deadline = time.monotonic() + patience_s
@@ -189,7 +189,7 @@ class BenchFleet:
             time.sleep(_LEFT_POLL_S)
 
     def stop(self) -> None:
-        """End everything in order."""
+        """End all processes in order."""
         for role in ("router", "prefill", "decode"):
             self._processes.end(self.names(role))
         self._processes.close()

@@ -1,8 +1,8 @@
 """A cheap HTTP client for measuring servers: keep-alive connections on bare asyncio protocols.
 
-Does as little as it can per byte, so that on a small machine the server is what is measured:
-answers are not parsed, only counted by marks in their bytes. A wrong status, an error event, a
-missing end and a broken connection are errors.
+Does as little work per byte as possible, so that a small machine measures the server and not the
+client: answers are not parsed, only counted by markers in their bytes. A wrong status, an error
+event, a missing end and a broken connection are errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL_BYTES = 64
 
 @dataclass
 class LoadResult:
-    """What a load saw. Seconds are by `time.perf_counter`; `ids` are Baton's request ids."""
+    """The results of a load. Seconds are of `time.perf_counter`; `ids` are Baton's request ids."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -48,7 +48,7 @@ def post(path: str, host: str, body: bytes) -> bytes:
 
 
 class _Client(asyncio.Protocol):
-    """One connection; a request at a time."""
+    """One connection; sends one request at a time."""
 
     def __init__(self, result: LoadResult, keeps_ids: bool) -> None:
         self._result = result
@@ -65,7 +65,7 @@ class _Client(asyncio.Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def request(self, data: bytes) -> asyncio.Future[None]:
-        """Send; the future is done when the answer is here."""
+        """Send a request; the future is done when the answer is complete."""
         self._answer = asyncio.get_running_loop().create_future()
         self._head = self._tail = b""
         self._left = -1
@@ -127,9 +127,9 @@ async def run_load(
     count: int,
     keeps_ids: bool = False,
 ) -> LoadResult:
-    """`count` requests, taken in turn from `requests`, over `concurrency` connections in all.
+    """Send `count` requests, cycling through `requests`, over `concurrency` connections in total.
 
-    Connections are spread over the targets (host, port). Raises OSError if one cannot be made.
+    Connections are spread over the targets (host, port). Raises OSError if a connection fails.
     """
     result = LoadResult()
     loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """Processes of a benchmark by name: started, signalled, ended in order; each writes a log.
 
-Owns them and the folder of their logs, which `close` removes. Knows nothing of what they do.
+Owns them and the folder of their logs, which `close` removes. Does not know what they do.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _TAIL_CHARS = 800
 
 
 class Processes:
-    """What one benchmark runs. A name that is started again is another life of the same."""
+    """The processes of one benchmark. Starting a name again replaces its ended process."""
 
     def __init__(self, purpose: str) -> None:
-        """`purpose` is in the name of the folder."""
+        """`purpose` becomes part of the folder's name."""
         self._folder = tempfile.TemporaryDirectory(prefix=f"baton-{purpose}-")
         self._lives: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
     def folder(self) -> Path:
-        """Where the logs are, and what the processes themselves write may be."""
+        """The folder of the logs; processes may write their own files there."""
         return Path(self._folder.name)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the present lives, in the order in which the names were first started."""
+        """Pids of the current processes, in the order in which the names were first started."""
         return {name: life.pid for name, life in self._lives.items()}
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process, or start it anew; `environment` is added to ours."""
+        """Start or restart a process; `environment` is added to ours."""
         with open(self.folder / f"{name}.log", "ab") as log_file:
             self._lives[name] = subprocess.Popen(
                 command,
@@ -48,15 +48,15 @@ class Processes:
             )
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal if it runs."""
+        """Send a signal if the process runs."""
         self._lives[name].send_signal(number)
 
     def wait_end(self, name: str, timeout_s: float) -> int:
-        """Its exit status, once it has ended. Raises TimeoutExpired."""
+        """Wait for the process to end; returns its exit status. Raises TimeoutExpired."""
         return self._lives[name].wait(timeout_s)
 
     def is_running(self, name: str) -> bool:
-        """Whether it has not ended; a stopped process runs."""
+        """Whether the process has not ended; a stopped process counts as running."""
         return self._lives[name].poll() is None
 
     def end(self, names: Iterable[str]) -> None:
@@ -71,13 +71,13 @@ class Processes:
         )
 
     def close(self) -> None:
-        """End whatever still runs. May be called twice."""
+        """End all running processes. May be called twice."""
         self.end(self._lives)
         self._folder.cleanup()
 
 
 def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all of them to stop, also those that stand still, and make whoever takes too long."""
+    """Ask all processes to stop, including stopped ones, and kill those that take too long."""
     for process in processes:
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def free_port() -> int:
-    """A local TCP port that nobody listens on now."""
+    """A local TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""A streamed completion as it came over the wire: pieces of bytes, and when each was read.
+"""A streamed completion as received: pieces of bytes, and when each was read.
 
 For clients that share a small machine with the server they measure: while streams run, a piece
-costs a read and a list entry; events are looked for when all is over.
+costs a read and a list entry; events are parsed after the stream has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from protocol.errors import BatonError
 
 DEADLINE_S = 600.0
-"""Of a whole answer: far beyond what any server that is measured takes."""
+"""For a whole answer: far longer than any measured server takes."""
 
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]"
@@ -26,13 +26,13 @@ _NAME_LENGTH = len(b"data: ")
 
 @dataclass
 class RawStream:
-    """One answer; `times` by `time.perf_counter`."""
+    """One answer; `times` are of `time.perf_counter`."""
 
     pieces: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
     def events(self) -> Iterator[tuple[float, bytes]]:
-        """Each event's JSON, and when its last byte came.
+        """The arrival time of each event's last byte, and its JSON.
 
         Raises BatonError if the completion was refused or broke off.
         """
@@ -71,9 +71,9 @@ class _Reader(asyncio.Protocol):
 
 
 async def completion(host: str, port: int, body: bytes) -> RawStream:
-    """The answer to a completion on a connection of its own, to its end.
+    """The whole answer to a completion, on its own connection.
 
-    Raises BatonError if that has not come after `DEADLINE_S`.
+    Raises BatonError if the answer is not complete after `DEADLINE_S`.
     """
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -1,8 +1,9 @@
-"""Steady streams with long prompts arriving among them: when every token came.
+"""Steady streams with long prompts arriving among them; records when each token arrived.
 
-Two kinds of load on one server, by completions of token ids: streams that decode all the time (one
-that ends is followed by another), and long prompts that want a few tokens. Arrivals and prompts
-are a function of the seed, the same for every server. Parses no more than it needs to see tokens.
+Two kinds of load on one server, as completions of token ids: streams that decode all the time (a
+new one follows each that ends), and long prompts with few output tokens. Arrivals and prompts
+depend only on the seed, so every server gets the same. Parses only as much as it needs to count
+tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAME_LENGTH = len(b"data: ")
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLoad:
-    """What to send. Lengths in tokens, `arrivals_per_s` of long prompts (Poisson)."""
+    """The load to send. Lengths are in tokens, `arrivals_per_s` is for long prompts (Poisson)."""
 
     model: str
     vocab_size: int
@@ -39,9 +40,9 @@ class StreamLoad:
 
 @dataclass
 class Phase:
-    """What a span of time saw: gaps between a stream's tokens, and long prompts' first tokens, s.
+    """The results of a time span: gaps between a stream's tokens, and TTFT of long prompts, s.
 
-    `stream_tokens` and `prompt_tokens` count what was finished within it.
+    `stream_tokens` and `prompt_tokens` count the tokens finished within the span.
     """
 
     seconds: float
@@ -72,7 +73,7 @@ class StreamClient:
         try:
             done, _ = await asyncio.wait((phases, *streams), return_when=asyncio.FIRST_COMPLETED)
             for stream in done - {phases}:
-                stream.result()  # raises: none ends by itself
+                stream.result()  # raises, because no stream ends by itself
             return phases.result()
         except OSError as error:
             raise BatonError(f"a connection broke: {error}") from error
@@ -124,7 +125,7 @@ class StreamClient:
             phase.prompt_tokens += len(prompt)
 
     async def _stream(self, number: int) -> None:
-        """Streams, one after the other, until cancelled."""
+        """Run streams one after the other until cancelled."""
         load, turn = self._load, 0
         while True:
             rng = random.Random(load_seed(load, f"stream {number} {turn}"))
@@ -162,9 +163,9 @@ def completion_body(model: str, prompt: list[int], max_tokens: int) -> bytes:
 async def stream_events(
     host: str, port: int, body: bytes
 ) -> AsyncGenerator[tuple[float, bytes], None]:
-    """When each event of a streamed completion came, by `time.perf_counter`, and its JSON.
+    """The time (`time.perf_counter`) and the JSON of each event of a streamed completion.
 
-    Raises BatonError if it is refused or breaks off.
+    Raises BatonError if the completion is refused or breaks off.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:

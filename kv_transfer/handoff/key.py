@@ -1,7 +1,7 @@
-"""What both sides of a handoff share: its name, and the memory of those that ended.
+"""Shared by both sides of a handoff: its key, and a record of closed handoffs.
 
-A handoff is named by request and attempt. Closed names are remembered, boundedly and in the
-order in which they closed, so that what still arrives for them gets the same answer again.
+Request and attempt identify a handoff. A bounded record keeps the latest closed keys, in closing
+order, so that late messages for them get the same answer again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class HandoffKey(NamedTuple):
 
 
 class IllegalMove(Exception):
-    """A state machine was asked for a move that its state does not have: a bug of ours."""
+    """A state machine was asked for a move that its state does not allow: a bug of ours."""
 
 
 class Named(Protocol):
-    """A message that speaks of a handoff."""
+    """A message about a handoff."""
 
     @property
     def request_id(self) -> str:
@@ -34,24 +34,24 @@ class Named(Protocol):
 
 
 def key_of(message: Named) -> HandoffKey:
-    """The handoff that a message speaks of."""
+    """The handoff that a message is about."""
     return HandoffKey(message.request_id, message.attempt)
 
 
 class ClosedHandoffs:
-    """The last `capacity` handoffs that closed, and with which error ("" for none)."""
+    """The last `capacity` handoffs that closed, each with its error ("" for none)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._errors: OrderedDict[HandoffKey, str] = OrderedDict()
 
     def remember(self, key: HandoffKey, error: str) -> None:
-        """Add one; the oldest goes when there are too many."""
+        """Add a handoff; beyond `capacity` the oldest is forgotten."""
         self._errors[key] = error
         self._errors.move_to_end(key)
         if len(self._errors) > self._capacity:
             self._errors.popitem(last=False)
 
     def error_of(self, key: HandoffKey) -> str | None:
-        """How it closed, or None if it is not remembered."""
+        """The error with which the handoff closed; None if it is not remembered."""
         return self._errors.get(key)

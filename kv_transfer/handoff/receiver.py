@@ -2,10 +2,10 @@
 
 Owns the fence around every block that was granted. Pure: each event returns the actions that the
 owner must carry out; time is passed in, in seconds of any one clock. A timeout alone never lifts
-a fence. It falls, exactly once per handoff, when every block has arrived (a sender writes each
-at most once), when the peer closed in order, or `landing_s` after the peer closed with an error
-or was found dead: by then a write that it had posted has landed. Until the peer answers, renewals
-and aborts are sent again and again, so a lost message costs time and nothing else.
+a fence. The fence is lifted, exactly once per handoff, when every block has arrived (a sender
+writes each at most once), when the peer closed normally, or `landing_s` after the peer closed with
+an error or was found dead: by then its posted writes have landed. Renewals and aborts are repeated
+until the peer answers, so a lost message costs only time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SendRenew:
 
 @dataclass(frozen=True)
 class SendAbort:
-    """Ask the prefill worker `peer` to stop, and to answer KvClosed."""
+    """Ask the prefill worker `peer` to stop and to answer with KvClosed."""
 
     key: HandoffKey
     peer: str
@@ -48,7 +48,7 @@ class SendAbort:
 
 @dataclass(frozen=True)
 class Verify:
-    """Every block is here: compare digests, and answer with `verified`."""
+    """Every block has arrived: compare digests and answer with `verified`."""
 
     key: HandoffKey
     blocks: tuple[int, ...]
@@ -73,7 +73,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Unfence:
-    """Nobody writes to these blocks any more: the handoff's hold on them ends."""
+    """No peer can write to these blocks any more: the handoff's hold on them ends."""
 
     key: HandoffKey
     block_ids: tuple[int, ...]
@@ -88,9 +88,9 @@ class _Handoff:
     peer: str
     first_block: int
     block_ids: tuple[int, ...]
-    next_send: float  # when to renew, or to ask for an abort, again
-    landed_at: float = 0.0  # in the timed states: when nothing can land any more
-    digests: dict[int, bytes] = field(default_factory=dict)  # by prompt index, of what arrived
+    next_send: float  # when to send the next renewal or abort
+    landed_at: float = 0.0  # in the timed states: when no write can land any more
+    digests: dict[int, bytes] = field(default_factory=dict)  # of arrived blocks, by prompt index
 
     @property
     def end_block(self) -> int:
@@ -102,8 +102,8 @@ class _Handoff:
 
 
 class HandoffReceiver:
-    """All handoffs of a decode worker. `ignored` counts what arrived for none of them,
-    `blocks_received` the blocks that did arrive, each once."""
+    """All handoffs of a decode worker. `ignored` counts events that belong to none of them;
+    `blocks_received` counts the blocks that arrived, each once."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
         """Grants name our `agent` and live `ttl_s`; a posted write lands within `landing_s`."""
@@ -119,7 +119,7 @@ class HandoffReceiver:
 
     @property
     def num_open(self) -> int:
-        """Handoffs whose fence has not fallen."""
+        """Handoffs whose fence is still up."""
         return len(self._handoffs)
 
     @property
@@ -132,25 +132,26 @@ class HandoffReceiver:
         return key in self._handoffs
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was offered before: it cannot be offered again."""
+        """Whether the handoff was offered before and so cannot be offered again."""
         return key in self._handoffs or self._ended.error_of(key) is not None
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the granted blocks of an open handoff that hold their data by now.
+        """Prompt indices of the granted blocks of an open handoff that already hold their data.
 
-        They stay as they are, because a sender writes each block at most once.
+        Their contents no longer change, because a sender writes each block at most once.
         """
         handoff = self._handoffs.get(key)
         return () if handoff is None else self._arrived(handoff)
 
-    # -- what the decode worker itself does ----------------------------------------------
+    # -- calls by the decode worker itself -----------------------------------------------
 
     def offer(
         self, key: HandoffKey, peer: str, first_block: int, block_ids: Sequence[int], now: float
     ) -> list[ReceiverAction]:
         """Grant our blocks to prefill worker `peer`, for the prompt blocks from `first_block` on.
 
-        Without blocks it is complete at once; the peer still needs the grant, to let go of its.
+        Without blocks the handoff is complete at once; the peer still needs the grant, so that it
+        can release its own blocks.
         """
         if key in self._handoffs or self._ended.error_of(key) is not None:
             raise IllegalMove(f"handoff {key} is offered twice")
@@ -183,7 +184,7 @@ class HandoffReceiver:
         return self._end(key, handoff, ReceiverEvent.GIVE_UP, failed)
 
     def abort(self, key: HandoffKey) -> list[ReceiverAction]:
-        """The blocks are not wanted any more; they stay fenced until Unfence."""
+        """The blocks are no longer wanted; they stay fenced until Unfence."""
         handoff = self._handoffs.get(key)
         if handoff is None:
             self.ignored += 1
@@ -195,7 +196,7 @@ class HandoffReceiver:
         return []
 
     def sweep(self, now: float) -> list[ReceiverAction]:
-        """Renew what is wanted, ask again for what is not, lift the fences whose time has come."""
+        """Renew grants of wanted handoffs, repeat aborts, and lift the fences that are due."""
         actions: list[ReceiverAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.state in _TIMED and now >= handoff.landed_at:
@@ -208,10 +209,10 @@ class HandoffReceiver:
                     actions.append(SendAbort(key, handoff.peer))
         return actions
 
-    # -- what prefill workers do ---------------------------------------------------------
+    # -- messages of prefill workers -----------------------------------------------------
 
     def written(self, written: KvWritten) -> list[ReceiverAction]:
-        """A notification: these blocks have landed. One that repeats itself changes nothing."""
+        """A notification: these blocks have landed. A repeated notification changes nothing."""
         key = key_of(written)
         handoff = self._handoffs.get(key)
         if handoff is None or handoff.state is ReceiverState.VERIFYING:
@@ -231,7 +232,7 @@ class HandoffReceiver:
         return self._finish(key, handoff) if handoff.is_complete else []
 
     def closed(self, closed: KvClosed, now: float) -> list[ReceiverAction]:
-        """The peer posts nothing more; with an error, one of its writes may still land."""
+        """The peer posts no more writes; with an error, one of its writes may still land."""
         key = key_of(closed)
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -262,7 +263,7 @@ class HandoffReceiver:
     # -- steps ---------------------------------------------------------------------------
 
     def _finish(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
-        """Every block is here."""
+        """Every block has arrived."""
         if handoff.state not in _WANTED:
             return self._end(key, handoff, ReceiverEvent.ARRIVED)
         if not self._checksum:
@@ -272,7 +273,7 @@ class HandoffReceiver:
         return [Verify(key, handoff.block_ids, digests)]
 
     def _distrust(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
-        """The peer claims what it was not granted: nothing that it sent counts."""
+        """The peer reports blocks that it was not granted: none of its data counts."""
         failed = Failed(key, "the prefill worker reports blocks that it was not granted", ())
         handoff.digests.clear()
         if handoff.state is ReceiverState.GRANTED:
@@ -289,7 +290,7 @@ class HandoffReceiver:
     def _lose(
         self, key: HandoffKey, handoff: _Handoff, reason: str, now: float
     ) -> list[ReceiverAction]:
-        """Wait until nothing can land any more; whoever wanted the blocks hears of it now."""
+        """Fail the handoff now if it was wanted, but keep the fence until no write can land."""
         wanted = handoff.state in _WANTED
         handoff.state = receiver_transition(handoff.state, ReceiverEvent.LOSE)
         handoff.landed_at = now + self._landing_s
@@ -309,7 +310,7 @@ class HandoffReceiver:
         event: ReceiverEvent,
         outcome: Complete | Failed | None = None,
     ) -> list[ReceiverAction]:
-        """Lift the fence, after telling the outcome if somebody still waits for one."""
+        """Lift the fence, after reporting `outcome` if there is one."""
         handoff.state = receiver_transition(handoff.state, event)
         del self._handoffs[key]
         self._ended.remember(key, "")
@@ -317,7 +318,7 @@ class HandoffReceiver:
         return [unfence] if outcome is None else [outcome, unfence]
 
     def _arrived(self, handoff: _Handoff) -> tuple[int, ...]:
-        """What a later attempt need not send; unverified data is not among it."""
+        """The blocks that a later attempt need not send; unverified blocks do not count."""
         return () if self._checksum else tuple(sorted(handoff.digests))
 
     def _renew(self, key: HandoffKey) -> KvRenew:

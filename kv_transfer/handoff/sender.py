@@ -1,12 +1,12 @@
-"""The prefill side of handoffs: which blocks to write, when, and when to let go of them.
+"""The prefill side of handoffs: which blocks to write, when, and when to release them.
 
 Owns every handoff that this worker sends. Pure: each event returns the actions that the owner
 must carry out; time is passed in, in seconds of any one clock. Blocks are posted in prompt order,
 each at most once, only under a live grant with a margin left. After expiry, abort, failure or
-completion nothing more is posted; when no write is outstanding the handoff closes, exactly once:
-`Close` answers the decode worker (whose blocks are its own again), `Release` unpins ours. What
-arrives for a handoff that is closed or unknown is counted, and answered with Close again, so
-that no decode worker waits for an answer that was lost.
+completion no more writes are posted. When no write is outstanding the handoff closes, exactly
+once: `Close` answers the decode worker, which may then reuse its blocks; `Release` unpins ours.
+Messages for a closed or unknown handoff are counted and answered with Close again, so that no
+decode worker waits for a lost answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _REMEMBERED = 8192
 class PostWrite:
     """Write these blocks; `write_finished(write_id, ...)` must follow.
 
-    `chunk` is the prefill chunk that completed the last of them (-1: cached before). The write
-    may be posted before `post_before`, when the grant has just its margin left, and never later.
+    `chunk` is the prefill chunk that completed the last block (-1: it was cached before). The
+    write must be posted before `post_before`, the time when only the grant's margin is left.
     """
 
     write_id: int
@@ -39,7 +39,7 @@ class PostWrite:
     post_before: float
 
     def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
-        """What goes with the data; one digest per block if they are checked, and our rank."""
+        """The notification that follows the data: one digest per block if checked, our rank."""
         return KvWritten(
             request_id=self.key.request_id,
             attempt=self.key.attempt,
@@ -61,7 +61,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Release:
-    """The source blocks need not be pinned for this handoff any more."""
+    """The source blocks need no longer be pinned for this handoff."""
 
     key: HandoffKey
 
@@ -72,19 +72,19 @@ SenderAction = PostWrite | Close | Release
 @dataclass
 class _Handoff:
     state: SenderState
-    deadline: float = 0.0  # by when the prompt follows an early grant, or a grant the prompt
-    # of the prompt, once it is open
+    deadline: float = 0.0  # for the prompt after an early grant, or for the grant after the prompt
+    # the prompt, once it is open
     num_blocks: int | None = None
-    source_blocks: list[int] = field(default_factory=list)  # of the prompt blocks ready so far
-    chunks: list[int] = field(default_factory=list)  # which chunk completed each of them
+    source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
+    chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
     is_finished: bool = False
-    # of the grant, once there is one
+    # the grant, once there is one
     agent: str | None = None
     first_block: int = 0
     target_blocks: Sequence[int] = ()
     expires: float = 0.0
-    # of the writes
-    next_block: int = 0  # of the prompt: the first one not posted yet
+    # the writes
+    next_block: int = 0  # first prompt block not posted yet
     outstanding: set[int] = field(default_factory=set)
     error: str = ""
 
@@ -94,10 +94,10 @@ class _Handoff:
 
 
 class HandoffSender:
-    """All handoffs of a prefill worker. `ignored` counts what arrived for none of them."""
+    """All handoffs of a prefill worker. `ignored` counts events that belong to none of them."""
 
     def __init__(self, margin_s: float, max_write_blocks: int = 256) -> None:
-        """Post only while a grant has `margin_s` left, and so many blocks in one write."""
+        """Post only while a grant has `margin_s` left; one write has `max_write_blocks` at most."""
         self.ignored = 0
         self._margin_s = margin_s
         self._max_write_blocks = max_write_blocks
@@ -121,22 +121,22 @@ class HandoffSender:
         return key in self._handoffs
 
     def error_of(self, key: HandoffKey) -> str:
-        """Why a closed handoff failed; empty if it did not, or is not remembered."""
+        """Why a closed handoff failed; empty if it succeeded or is not remembered."""
         return self._closed.error_of(key) or ""
 
     def agent_of(self, key: HandoffKey) -> str | None:
-        """The agent of the decode worker that granted an open handoff, once it has."""
+        """The agent of the decode worker that granted an open handoff; None before the grant."""
         handoff = self._handoffs.get(key)
         return None if handoff is None else handoff.agent
 
-    # -- what the prefill worker itself does ---------------------------------------------
+    # -- calls by the prefill worker itself ----------------------------------------------
 
     def open(
         self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
     ) -> list[SenderAction]:
-        """A prompt of `num_blocks` blocks begins; its grant must come before `grant_deadline`.
+        """A prompt of `num_blocks` blocks begins; its grant must arrive before `grant_deadline`.
 
-        The source blocks stay pinned from here to Release.
+        The source blocks stay pinned until Release.
         """
         handoff = self._handoffs.get(key)
         if handoff is None and self._closed.error_of(key) is not None:
@@ -157,9 +157,9 @@ class HandoffSender:
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
     ) -> list[SenderAction]:
-        """Prompt blocks from `first_block` on are computed, and lie in these blocks of our pool.
+        """Prompt blocks from `first_block` on are computed and lie in these blocks of our pool.
 
-        Every block is handed over once, in prompt order, whether or not it will be sent.
+        The caller reports every block once, in prompt order, whether or not it will be sent.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -178,9 +178,9 @@ class HandoffSender:
     def finish(
         self, key: HandoffKey, now: float, grant_deadline: float = float("inf")
     ) -> list[SenderAction]:
-        """The last block was made ready: close as soon as all that is granted is written.
+        """The last block is ready: close as soon as all granted blocks are written.
 
-        The grant must come before the earlier of `grant_deadline` and that of `open`.
+        The grant must arrive before this `grant_deadline` and before that of `open`.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -209,9 +209,9 @@ class HandoffSender:
     def abort(
         self, key: HandoffKey, error: str = "", agent: str | None = None
     ) -> list[SenderAction]:
-        """Stop: asked for by router or decode worker (`error` empty), or for a reason of ours.
+        """Stop, because the router or decode worker asked (`error` is empty) or for an own reason.
 
-        `agent` is the decode worker's if it asked; then it is answered in any case.
+        If the decode worker asked, `agent` is its agent, and it is always answered.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -224,7 +224,7 @@ class HandoffSender:
         return self._stop(key, handoff, error)
 
     def sweep(self, now: float) -> list[SenderAction]:
-        """Act on what has run out: grants that nobody renews, waits for a grant or a prompt."""
+        """Stop handoffs whose grant expired or whose wait for a grant or prompt timed out."""
         actions: list[SenderAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.state is SenderState.WAITING and now >= handoff.deadline:
@@ -235,11 +235,11 @@ class HandoffSender:
                 actions += self._stop(key, handoff, "the grant expired")
         return actions
 
-    # -- what decode workers do ----------------------------------------------------------
+    # -- messages of decode workers ------------------------------------------------------
 
     def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
-        """The right to write. It may come before `open`, by as much as it lives without renewal:
-        whoever sent it is not kept waiting for a prompt that nobody sends."""
+        """The right to write. A grant may precede `open` by at most its time to live, renewed or
+        not, so that the decode worker does not wait for a prompt that never comes."""
         key = key_of(grant)
         handoff = self._handoffs.get(key)
         if handoff is None and self._is_superseded(key):
@@ -266,7 +266,7 @@ class HandoffSender:
         return self._advance(key, handoff, now)
 
     def renew(self, renew: KvRenew, agent: str, now: float) -> list[SenderAction]:
-        """The grant of decode worker `agent` lives on."""
+        """Decode worker `agent` extends its grant."""
         key = key_of(renew)
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -281,7 +281,7 @@ class HandoffSender:
         return self._advance(key, handoff, now)
 
     def peer_lost(self, agent: str) -> list[SenderAction]:
-        """The decode worker is gone, or its pool cannot be reached any more."""
+        """The decode worker is gone, or its pool can no longer be reached."""
         actions: list[SenderAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.agent == agent:
@@ -291,7 +291,7 @@ class HandoffSender:
     # -- steps ---------------------------------------------------------------------------
 
     def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SenderAction]:
-        """Post what is ready and granted; stop when that is all there will be."""
+        """Post the blocks that are ready and granted; stop when no more will follow."""
         if handoff.state is not SenderState.SENDING:
             return []
         actions: list[SenderAction] = []

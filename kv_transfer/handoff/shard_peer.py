@@ -1,8 +1,9 @@
-"""What a rank of a sharded pool writes to a rank of another, from what that one says of itself.
+"""Descriptors of sharded pools, and the head slices that one rank writes to another.
 
-The descriptor of a sharded pool says which of the cache's heads it holds. That decides where data
-goes, so it is authenticated with the rest, and compared with our own layout before a transport
-sees any of it.
+Only tests use this module until workers of several cards use it. The descriptor of a sharded pool
+says which of the cache's heads the pool holds. These heads determine where data goes, so the
+descriptor's digest covers them, and they are compared with our own layout before a transport sees
+the descriptor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from protocol.messages import PeerDescriptor
 def describe_shard(
     secret: bytes, transport: str, agent: str, descriptor: bytes, pool: tuple[int, KvLayout]
 ) -> PeerDescriptor:
-    """How to reach a rank's pool, (blocks, layout), authenticated."""
+    """The authenticated descriptor of a rank's `pool`, given as (number of blocks, layout)."""
     num_blocks, layout = pool
     return PeerDescriptor(
         transport=transport,
@@ -30,10 +31,10 @@ def describe_shard(
 
 
 def admit_shard(secret: bytes, own: KvLayout, transport: str, peer: PeerDescriptor) -> HeadSlices:
-    """What a write copies of each of our blocks into the peer's.
+    """The pieces of each of our blocks that a write copies into the peer's.
 
-    Raises ProtocolError unless the descriptor is authentic, for our `transport`, and that of a
-    rank of the same cache that shares heads with us.
+    Raises ProtocolError unless the descriptor is authentic, is for our `transport`, and belongs to
+    a rank of the same cache that shares heads with us.
     """
     if peer.transport != transport:
         raise ProtocolError(f"transport differs: ours is {transport}, the peer's {peer.transport}")

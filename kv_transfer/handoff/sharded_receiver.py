@@ -1,10 +1,11 @@
 """The decode side of handoffs between pools that are sharded over tensor-parallel ranks.
 
-One rank of a decode worker gets its blocks from every rank of the prefill worker that shares heads
-with it. Each of these lanes is a handoff of its own, by `kv_transfer.handoff.receiver`: its grant,
-its renewals, its end, its fence. What is added here is where they meet: a block has arrived when it
-has by every lane, the handoff is complete when every lane is, it fails with the first lane that
-does, and its blocks are free again when no lane's fence stands. Pure, as the receiver is.
+Only tests use this module until workers of several cards use it. One rank of a decode worker gets
+its blocks from every rank of the prefill worker that shares heads with it. Each of these lanes is
+a handoff of its own in `kv_transfer.handoff.receiver`, with its own grant, renewals, end and fence.
+This module joins the lanes: a block has arrived when it has arrived on every lane, the handoff is
+complete when every lane is, it fails when the first lane fails, and its blocks are free again when
+the fences of all lanes are lifted. Pure, as the receiver is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from protocol.messages import KvClosed, KvWritten
 
 @dataclass(frozen=True)
 class VerifyLane:
-    """All of source rank `source` is here: compare digests of the heads that it shares with us,
-    and answer with `verified`."""
+    """Every block of source rank `source` has arrived: compare digests of the heads that it shares
+    with us and answer with `verified`."""
 
     source: int
     verify: Verify
@@ -44,21 +45,21 @@ class _Handoff:
     first_block: int
     block_ids: tuple[int, ...]
     incomplete: set[int]  # source ranks
-    fenced: set[int]  # source ranks whose lane's fence has not fallen
+    fenced: set[int]  # source ranks whose lane's fence is still up
     is_wanted: bool = True
     failed_lanes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what had arrived
 
     @property
     def indices(self) -> frozenset[int]:
-        """Prompt indices of its blocks."""
+        """Prompt indices of the handoff's blocks."""
         return frozenset(range(self.first_block, self.first_block + len(self.block_ids)))
 
 
 class ShardedReceiver:
-    """All handoffs of one rank of a decode worker, from ranks that `offer` names."""
+    """All handoffs of one rank of a decode worker, from the source ranks passed to `offer`."""
 
     def __init__(self, make_receiver: Callable[[], HandoffReceiver]) -> None:
-        """`make_receiver` makes the machine of one lane; each source rank has its own."""
+        """`make_receiver` makes the state machine of one lane; each source rank has its own."""
         self._make_receiver = make_receiver
         self._lanes: dict[int, HandoffReceiver] = {}  # by source rank
         self._handoffs: dict[HandoffKey, _Handoff] = {}
@@ -66,12 +67,12 @@ class ShardedReceiver:
 
     @property
     def ignored(self) -> int:
-        """How much arrived for no handoff."""
+        """Number of events that belong to no handoff."""
         return self._ignored + sum(lane.ignored for lane in self._lanes.values())
 
     @property
     def num_open(self) -> int:
-        """Handoffs whose fence has not fallen."""
+        """Handoffs whose fence is still up."""
         return len(self._handoffs)
 
     @property
@@ -84,16 +85,16 @@ class ShardedReceiver:
         return key in self._handoffs
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was offered before: it cannot be offered again."""
+        """Whether the handoff was offered before and so cannot be offered again."""
         return any(lane.is_known(key) for lane in self._lanes.values())
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the granted blocks of an open handoff that hold their data by now:
-        that of every source rank."""
+        """Prompt indices of the granted blocks of an open handoff that already hold the data of
+        every source rank."""
         handoff = self._handoffs.get(key)
         return () if handoff is None else self._arrived(key, handoff)
 
-    # -- what the decode worker itself does ----------------------------------------------
+    # -- calls by the decode worker itself -----------------------------------------------
 
     def offer(
         self,
@@ -124,7 +125,7 @@ class ShardedReceiver:
         return self._with(source, lambda lane: lane.verified(key, ok))
 
     def abort(self, key: HandoffKey) -> list[ShardedReceiverAction]:
-        """The blocks are not wanted any more; they stay fenced until Unfence."""
+        """The blocks are no longer wanted; they stay fenced until Unfence."""
         handoff = self._handoffs.get(key)
         if handoff is None:
             self._ignored += 1
@@ -133,17 +134,17 @@ class ShardedReceiver:
         return self._abort_lanes(key)
 
     def sweep(self, now: float) -> list[ShardedReceiverAction]:
-        """As `HandoffReceiver.sweep`, for every lane."""
+        """`HandoffReceiver.sweep` for every lane."""
         return self._with_all(lambda lane: lane.sweep(now))
 
-    # -- what prefill workers do ---------------------------------------------------------
+    # -- messages of prefill workers -----------------------------------------------------
 
     def written(self, source: int, written: KvWritten) -> list[ShardedReceiverAction]:
         """A notification of source rank `source`: its part of these blocks has landed."""
         return self._with(source, lambda lane: lane.written(written))
 
     def closed(self, source: int, closed: KvClosed, now: float) -> list[ShardedReceiverAction]:
-        """Source rank `source` posts nothing more; with an error, a write may still land."""
+        """Source rank `source` posts no more writes; with an error, one may still land."""
         return self._with(source, lambda lane: lane.closed(closed, now))
 
     def agent_gone(self, peer: str, now: float) -> list[ShardedReceiverAction]:
@@ -170,7 +171,7 @@ class ShardedReceiver:
         return actions
 
     def _join(self, source: int, actions: list[ReceiverAction]) -> list[ShardedReceiverAction]:
-        """What one lane asks for, as far as the whole handoff does."""
+        """Turn the actions of one lane into actions of the whole handoff."""
         joined: list[ShardedReceiverAction] = []
         for action in actions:
             match action:
@@ -219,7 +220,7 @@ class ShardedReceiver:
         return [Unfence(key, handoff.block_ids)]
 
     def _arrived(self, key: HandoffKey, handoff: _Handoff) -> tuple[int, ...]:
-        """Prompt indices of the blocks that are here by every lane."""
+        """Prompt indices of the blocks that have arrived on every lane."""
         by_lane = [
             handoff.failed_lanes.get(source, self._lanes[source].arrived(key))
             for source in handoff.incomplete

@@ -1,9 +1,10 @@
 """The prefill side of handoffs between pools that are sharded over tensor-parallel ranks.
 
-One rank of a prefill worker writes to every rank of the decode worker that shares heads with it.
-Each of these lanes is a handoff of its own, by `kv_transfer.handoff.sender`: its grant, its writes,
-its answer. What is added here is that one prompt feeds them all, and that its blocks stay pinned
-until the last of them lets go. Pure, as the sender is.
+Only tests use this module until workers of several cards use it. One rank of a prefill worker
+writes to every rank of the decode worker that shares heads with it. Each of these lanes is a
+handoff of its own in `kv_transfer.handoff.sender`, with its own grant, writes and answer. This
+module feeds one prompt to all lanes and keeps its blocks pinned until the last lane releases them.
+Pure, as the sender is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protocol.messages import KvGrant, KvRenew
 
 @dataclass(frozen=True)
 class ForLane:
-    """To be carried out towards target rank `target`; a write's end comes back with that rank."""
+    """An action towards target rank `target`; pass that rank when reporting a write's end."""
 
     target: int
     action: PostWrite | Close
@@ -28,22 +29,22 @@ ShardedSenderAction = ForLane | Release
 
 
 class ShardedSender:
-    """All handoffs of one rank of a prefill worker, to ranks that `open` names."""
+    """All handoffs of one rank of a prefill worker, to the target ranks passed to `open`."""
 
     def __init__(self, make_sender: Callable[[], HandoffSender]) -> None:
-        """`make_sender` makes the machine of one lane; each target rank has its own."""
+        """`make_sender` makes the state machine of one lane; each target rank has its own."""
         self._make_sender = make_sender
         self._lanes: dict[int, HandoffSender] = {}  # by target rank
         self._pinned_for: dict[HandoffKey, set[int]] = {}  # target ranks
 
     @property
     def ignored(self) -> int:
-        """How much arrived for no handoff."""
+        """Number of events that belong to no handoff."""
         return sum(lane.ignored for lane in self._lanes.values())
 
     @property
     def num_open(self) -> int:
-        """Lanes' handoffs that have not closed."""
+        """Handoffs of all lanes that have not closed."""
         return sum(lane.num_open for lane in self._lanes.values())
 
     @property
@@ -51,7 +52,7 @@ class ShardedSender:
         """Writes that were posted and are not finished."""
         return sum(lane.num_outstanding for lane in self._lanes.values())
 
-    # -- what the prefill worker itself does ---------------------------------------------
+    # -- calls by the prefill worker itself ----------------------------------------------
 
     def open(
         self,
@@ -61,7 +62,7 @@ class ShardedSender:
         now: float,
         grant_deadline: float,
     ) -> list[ShardedSenderAction]:
-        """A prompt of `num_blocks` blocks begins, for these target ranks: those that share heads
+        """A prompt of `num_blocks` blocks begins for `targets`, the target ranks that share heads
         with us; each has until `grant_deadline` to grant. The blocks stay pinned until Release."""
         if not targets:
             raise ValueError(f"no target rank shares heads with us: {key}")
@@ -78,7 +79,7 @@ class ShardedSender:
         )
 
     def finish(self, key: HandoffKey, now: float) -> list[ShardedSenderAction]:
-        """The last block was made ready."""
+        """The last block is ready."""
         return self._with(self._targets(key), lambda lane: lane.finish(key, now))
 
     def write_finished(
@@ -88,31 +89,31 @@ class ShardedSender:
         return self._with([target], lambda lane: lane.write_finished(write_id, error))
 
     def abort(self, key: HandoffKey, error: str) -> list[ShardedSenderAction]:
-        """Stop all lanes, for a reason of ours."""
+        """Stop all lanes for a reason of this worker's own."""
         return self._with(list(self._lanes), lambda lane: lane.abort(key, error))
 
     def sweep(self, now: float) -> list[ShardedSenderAction]:
-        """As `HandoffSender.sweep`, for every lane."""
+        """`HandoffSender.sweep` for every lane."""
         return self._with(list(self._lanes), lambda lane: lane.sweep(now))
 
-    # -- what ranks of decode workers do ---------------------------------------------------
+    # -- messages of decode workers' ranks -----------------------------------------------
 
     def grant(self, target: int, grant: KvGrant, now: float) -> list[ShardedSenderAction]:
-        """The right to write to blocks of target rank `target`; it may come before `open`."""
+        """The right to write to blocks of target rank `target`; it may precede `open`."""
         return self._with([target], lambda lane: lane.grant(grant, now))
 
     def renew(
         self, target: int, renew: KvRenew, agent: str, now: float
     ) -> list[ShardedSenderAction]:
-        """The grant of target rank `target` lives on."""
+        """Target rank `target` extends its grant."""
         return self._with([target], lambda lane: lane.renew(renew, agent, now))
 
     def give_up(self, target: int, key: HandoffKey, agent: str) -> list[ShardedSenderAction]:
-        """Target rank `target` does not want it any more, and is answered."""
+        """Target rank `target` no longer wants the blocks; it gets an answer."""
         return self._with([target], lambda lane: lane.abort(key, agent=agent))
 
     def peer_lost(self, agent: str) -> list[ShardedSenderAction]:
-        """The target rank is gone, or its pool cannot be reached any more."""
+        """The target rank is gone, or its pool can no longer be reached."""
         return self._with(list(self._lanes), lambda lane: lane.peer_lost(agent))
 
     # -- steps ---------------------------------------------------------------------------

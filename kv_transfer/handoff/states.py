@@ -1,6 +1,6 @@
-"""Where a handoff stands, on either side, and what moves it on; anything else is an illegal move.
+"""The states of a handoff on either side and their transitions; any other move is illegal.
 
-Pure tables: who acts on a move are `kv_transfer.handoff.sender` and `kv_transfer.handoff.receiver`.
+Pure tables: `kv_transfer.handoff.sender` and `kv_transfer.handoff.receiver` act on the moves.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from kv_transfer.handoff.key import IllegalMove
 
 
 class SenderState(StrEnum):
-    """Where a handoff stands on the prefill side."""
+    """State of a handoff on the prefill side."""
 
     GRANTED_EARLY = "granted early"  # the grant came before the prompt
-    WAITING = "waiting"  # open, without a grant
+    WAITING = "waiting"  # open, not granted yet
     SENDING = "sending"  # open and granted
-    DRAINING = "draining"  # nothing more is posted; writes may be outstanding
+    DRAINING = "draining"  # no more writes are posted; some may be outstanding
     CLOSED = "closed"
 
 
 class SenderEvent(StrEnum):
-    """What moves a handoff on."""
+    """Event that changes the state on the prefill side."""
 
     OPEN = "open"
     GRANT = "grant"
@@ -48,24 +48,24 @@ def sender_transition(state: SenderState, event: SenderEvent) -> SenderState:
 
 
 class ReceiverState(StrEnum):
-    """Where a handoff stands on the decode side."""
+    """State of a handoff on the decode side."""
 
     GRANTED = "granted"  # wanted; the peer may write
-    CLOSED_EARLY = "closed early"  # wanted; closed in order, but notifications are on their way
-    VERIFYING = "verifying"  # every block is here; the owner compares digests
+    CLOSED_EARLY = "closed early"  # wanted; closed normally, but notifications are on their way
+    VERIFYING = "verifying"  # every block has arrived; the owner compares digests
     ABORTING = "aborting"  # not wanted; the peer may write until it answers
-    LANDING = "landing"  # not wanted; posted writes may land until a time
-    ENDED = "ended"  # the fence has fallen
+    LANDING = "landing"  # not wanted; posted writes may land until a deadline
+    ENDED = "ended"  # the fence is lifted
 
 
 class ReceiverEvent(StrEnum):
-    """What moves a handoff on."""
+    """Event that changes the state on the decode side."""
 
-    ARRIVED = "arrived"  # every block
-    CHECK = "check"  # every block, and digests are to be compared
-    GIVE_UP = "give up"  # not wanted any more
-    CLOSE = "close"  # the peer writes nothing more, and all that it wrote has landed
-    LOSE = "lose"  # the peer writes nothing more, but something may still land
+    ARRIVED = "arrived"  # every block has arrived
+    CHECK = "check"  # every block has arrived, and digests must be compared
+    GIVE_UP = "give up"  # the blocks are no longer wanted
+    CLOSE = "close"  # the peer writes no more, and all its writes have landed
+    LOSE = "lose"  # the peer writes no more, but a posted write may still land
     EXPIRE = "expire"  # the time for landing is over
 
 

@@ -1,8 +1,8 @@
-"""The interface of a transport, and what it reports.
+"""The interface of a transport and the events that it reports.
 
 A transport writes blocks of this process's pool into blocks of a peer's pool and delivers a
-notification after the data. All its methods but the constructor belong to one thread. It knows
-no handoffs: who may write where, and when, is decided above it.
+notification after the data. One thread calls all its methods except the constructor. Transports
+know no handoffs: their caller decides who may write where, and when.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PoolMemory:
 class WriteDone:
     """A write is over: its source is no longer read and its target no longer written.
 
-    With `error` None its data and then its notification are on their way in order; otherwise
-    any part of the data may have landed.
+    If `error` is None, its data and then its notification arrive in this order; otherwise any
+    part of the data may have landed.
     """
 
     handle: int
@@ -44,7 +44,7 @@ class WriteDone:
 
 @dataclass(frozen=True)
 class Notification:
-    """A peer's write has landed; `agent` is the peer's, `payload` what it attached."""
+    """A peer's write has landed; `agent` names the peer, `payload` is the attached data."""
 
     agent: str
     payload: bytes
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the kind of transport, as the configuration spells it."""
+        """Name of the transport, as in the configuration."""
 
     @property
     def agent(self) -> str:
@@ -63,35 +63,36 @@ class Transport(Protocol):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The ways that data may take to peers, as an operator reads them, best first; none where
-        its name says it."""
+        """The paths that data may take to peers, by names for operators, best first; empty if the
+        transport's name already says it."""
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """Zeroed memory that the pool must live in, or None if any memory will do.
 
-        Raises ConfigError when the host has not that much to give.
+        Raises ConfigError if the host has not enough memory.
         """
 
     def register(self, pool: PoolMemory) -> None:
-        """Make the pool readable and writable by this transport; once.
+        """Make the pool readable and writable by this transport; call it once.
 
-        Raises ConfigError for a device that it cannot serve, TransferError otherwise.
+        Raises ConfigError for a device that the transport cannot serve, TransferError otherwise.
         """
 
     def descriptor(self) -> bytes:
-        """What a peer hands to its own `add_peer`; to be authenticated on the way."""
+        """The descriptor for a peer's `add_peer`; it must be authenticated on the way."""
 
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Make a peer's pool writable. Raises TransferError, with nothing left behind.
+        """Make a peer's pool writable. Raises TransferError and then leaves no peer behind.
 
-        With `slices` a write copies these pieces of each block, straight into their places, and
-        the rest of the peer's block stays as it is; without, blocks are of one size and move whole.
+        With `slices` a write copies these pieces of each block straight into place and leaves the
+        rest of the peer's block alone. Without `slices`, blocks have the same size on both sides
+        and are copied whole.
         """
 
     def remove_peer(self, agent: str) -> None:
-        """Forget a peer, if it is known. Its outstanding writes come out of `poll` as failed."""
+        """Forget a peer, if it is known. `poll` reports its outstanding writes as failed."""
 
     def post_write(
         self,
@@ -100,16 +101,16 @@ class Transport(Protocol):
         target_blocks: Sequence[int],
         notification: bytes,
     ) -> int:
-        """Start copying own blocks into the peer's, pairwise; the handle comes out of `poll`.
+        """Start copying own blocks into the peer's, pairwise; `poll` reports the returned handle.
 
-        Raises TransferError: the write is over, and the peer should be removed and added anew.
+        Raises TransferError: the write is over, and the peer should be removed and added again.
         """
 
     def poll(self) -> list[WriteDone | Notification]:
-        """Make progress without blocking, and report what happened."""
+        """Make progress without blocking; return the events since the last call."""
 
     def close(self) -> None:
-        """Give everything back. Peers must have stopped writing. A second call does nothing."""
+        """Release all resources. Peers must have stopped writing. A second call does nothing."""
 
 
 def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -127,9 +128,9 @@ def runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, in
 def fit_slices(
     agent: str, found: tuple[int, int], num_blocks: int, own: PoolMemory, slices: HeadSlices | None
 ) -> HeadSlices:
-    """What is copied of each block to a peer whose pool is `found`: (blocks, bytes of each).
+    """The pieces of each block to copy to a peer whose pool is `found`: (blocks, bytes of each).
 
-    Raises TransferError unless that is what `num_blocks` and `slices`, or our pool, promise.
+    Raises TransferError if `found` does not match `num_blocks` and `slices` (or our pool's size).
     """
     slices = slices or HeadSlices(Pieces.whole(own.block_bytes), Pieces.whole(own.block_bytes))
     if slices.source.block_bytes != own.block_bytes:
@@ -148,7 +149,8 @@ def fit_slices(
 def check_blocks(
     source: Sequence[int], target: Sequence[int], num_source: int, num_target: int
 ) -> None:
-    """Raises TransferError unless the pairs are not empty and all lie inside the two pools."""
+    """Raises TransferError if the lists are empty or differ in length, or a block lies outside its
+    pool."""
     if not source or len(source) != len(target):
         raise TransferError(f"{len(source)} source blocks for {len(target)} target blocks")
     for what, blocks, limit in (("source", source, num_source), ("target", target, num_target)):

@@ -1,11 +1,11 @@
 """The transport over NIXL: UCX underneath, WRITE only, polled by the one thread that owns it.
 
 Owns the agent, the registration of the pool and the prepared descriptor lists: one for the own
-pool, one for each peer's. A block is one entry of a list, so that a write is two index arrays; to
-a peer that gets head slices, each piece of a block is one, from a list of our pool for its sizes.
-The agent has no progress thread (it would spin a core) and STRICT locking. Memory is deregistered
-only by `close`: deregistering earlier would not keep a peer's late write out. A peer's metadata
-goes into native code that trusts it, so whoever calls `add_peer` has authenticated it.
+pool, one for each peer's. A block is one entry of a list, so a write is two index arrays. For a
+peer that gets head slices, each piece of a block is one entry, and our pool has a list of pieces
+of that size. The agent has no progress thread (it would spin a core) and STRICT locking. Only
+`close` deregisters memory: deregistering earlier would not keep a peer's late write out. A peer's
+metadata goes into native code that trusts it, so the caller of `add_peer` must authenticate it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a peer must know to write here; `metadata` is NIXL's own."""
+    """The information that a peer needs to write here; `metadata` is NIXL's own."""
 
     metadata: bytes
     address: int
@@ -59,7 +59,7 @@ class _Peer:
 class _Write:
     agent: str
     request: Any  # NIXL's transfer handle
-    error: str | None = None  # set once it is to be cancelled
+    error: str | None = None  # set once the write must be cancelled
 
 
 class NixlTransport:
@@ -68,7 +68,7 @@ class NixlTransport:
     name = "nixl"
 
     def __init__(self, agent: str, device: str) -> None:
-        """Create the agent. Raises ConfigError where NIXL or its UCX backend cannot start."""
+        """Create the agent. Raises ConfigError if NIXL or its UCX backend cannot start."""
         nixl = load_nixl(device)
         self.agent = agent
         self.paths = ucx_paths(device, os.environ)
@@ -94,7 +94,7 @@ class NixlTransport:
 
     @staticmethod
     def why_not(device: str) -> str:
-        """Why NIXL cannot be loaded here; "" where it can."""
+        """Why NIXL cannot be loaded here; "" if it can."""
         try:
             load_nixl(device)
         except ConfigError as error:
@@ -123,7 +123,7 @@ class NixlTransport:
         self._pool = pool
 
     def descriptor(self) -> bytes:
-        """The agent's metadata and where the pool lies."""
+        """The agent's metadata and the pool's location."""
         pool = self._registered()
         return msgspec.msgpack.encode(
             _Descriptor(
@@ -165,7 +165,7 @@ class NixlTransport:
         self._peers[agent] = _Peer(blocks, num_blocks, slices)
 
     def remove_peer(self, agent: str) -> None:
-        """Cancel what is outstanding to the peer, and disconnect."""
+        """Cancel outstanding writes to the peer and disconnect."""
         peer = self._peers.pop(agent, None)
         if peer is None:
             return
@@ -186,7 +186,7 @@ class NixlTransport:
         target_blocks: Sequence[int],
         notification: bytes,
     ) -> int:
-        """Post one WRITE; over shared memory or CMA most of the copying happens in this call."""
+        """Post one WRITE; with shared memory or CMA most of the copying happens in this call."""
         peer = self._peers.get(agent)
         if peer is None:
             raise TransferError(f"peer {agent} is not known")
@@ -206,7 +206,7 @@ class NixlTransport:
             raise TransferError(f"NIXL cannot write to {agent}: {error!r}") from error
         handle = self._next_handle
         self._next_handle += 1
-        # From here on the request may be reading our memory: whatever happens, `poll` ends it.
+        # From here on the request may read our memory, so `poll` must end it in any case.
         write = self._writes[handle] = _Write(agent, request)
         try:
             if self._nixl.transfer(request) == "ERR":
@@ -216,7 +216,7 @@ class NixlTransport:
         return handle
 
     def poll(self) -> list[WriteDone | Notification]:
-        """Drive UCX: complete own writes (which sends their notifications), collect others'."""
+        """Drive UCX: complete own writes, which sends their notifications, and collect peers'."""
         events: list[WriteDone | Notification] = []
         for handle, write in list(self._writes.items()):
             if self._is_over(write):
@@ -250,7 +250,7 @@ class NixlTransport:
         self._registration = self._nixl = None
 
     def _is_over(self, write: _Write) -> bool:
-        """Whether the write has ended and given its request back; sets its error."""
+        """Whether the write has ended and its request is released; sets the write's error."""
         if write.error is None:
             try:
                 state = self._nixl.check_xfer_state(write.request)
@@ -264,7 +264,7 @@ class NixlTransport:
         return self._release(write)
 
     def _release(self, write: _Write) -> bool:
-        """Give a request back; False while NIXL cannot cancel it yet: it may still be read."""
+        """Release a request; False while NIXL cannot cancel it: it may still read our memory."""
         try:
             write.request.release()
         except self._errors as error:
@@ -273,7 +273,7 @@ class NixlTransport:
         return True
 
     def _prepare(self, agent: str, pool: PoolMemory, pieces: Pieces) -> Any:
-        """The list of a pool's pieces: the first of every block, the second of every block, ..."""
+        """The list of a pool's pieces: the first of each block, then the second of each, ..."""
         segment, index = _segment(pool.device)
         rows = [
             (pool.address + offset, pieces.size, index, pool.block_bytes, pool.num_blocks)
@@ -295,7 +295,7 @@ class NixlTransport:
 
 
 def load_nixl(device: str) -> ModuleType:
-    """NIXL's module: the build for CUDA 13 is preferred on a GPU. Raises ConfigError."""
+    """NIXL's module; on a GPU the build for CUDA 13 is preferred. Raises ConfigError."""
     if sys.platform != "linux":
         raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
     reasons = []
@@ -308,7 +308,7 @@ def load_nixl(device: str) -> ModuleType:
 
 
 def _import_quietly(name: str) -> ModuleType:
-    """Import NIXL, which on the way sets logging up as if the process were its own."""
+    """Import NIXL and undo its changes to the process's logging."""
     if sys.modules.get(name) is not None:
         return sys.modules[name]
     raise_exceptions = logging.raiseExceptions
@@ -325,7 +325,7 @@ def _import_quietly(name: str) -> ModuleType:
 
 
 def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
-    """Every exception that NIXL's binding declares, and what it raises for native failures."""
+    """Every exception that NIXL's binding declares, and RuntimeError for native failures."""
     bindings = importlib.import_module(f"{nixl.__name__}._bindings")
     declared = [
         value
@@ -336,7 +336,7 @@ def _error_types(nixl: ModuleType) -> tuple[type[Exception], ...]:
 
 
 def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
-    """Where a list of a pool's pieces has all those of these blocks, block by block."""
+    """Indices of all pieces of these blocks in the list of a pool's pieces, block by block."""
     entries = np.asarray(blocks, dtype=np.int32)
     if count == 1:
         return entries
@@ -344,7 +344,7 @@ def _entries(blocks: Sequence[int], num_blocks: int, count: int) -> np.ndarray:
 
 
 def _segment(device: str) -> tuple[str, int]:
-    """NIXL's kind of memory and the index of the device."""
+    """NIXL's memory type and the index of the device."""
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return "DRAM", 0

@@ -1,4 +1,4 @@
-"""The transports that exist, in one table: a new one is a file beside this one, and a row here."""
+"""The table of transports. To add one, add a file beside this one and a row here."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ TRANSPORTS = {
     "nixl": "kv_transfer.transports.nixl:NixlTransport",
     "shm": "kv_transfer.transports.shm:ShmTransport",
 }
-"""Class by name; `auto` takes the first that works. None is imported before it is asked for."""
+"""Class by name; `auto` takes the first that works. Each is imported only when it is needed."""
 
 
 class TransportClass(Protocol):
-    """What the table needs of a transport's class."""
+    """Interface of a transport's class, as the table uses it."""
 
     def __call__(self, agent: str, device: str) -> Transport:
-        """Make this end, by a name of its own, for a pool on a device. Raises ConfigError."""
+        """Make a transport with this agent name for a pool on a device. Raises ConfigError."""
 
     def why_not(self, device: str) -> str:
-        """Why it cannot serve a pool on a device on this machine; "" where it can."""
+        """Why the transport cannot serve a pool on a device on this machine; "" if it can."""
 
 
 def create_transport(name: str, device: str) -> Transport:
     """A transport by name for a pool on a device; `auto` takes the best that works here.
 
-    Raises ConfigError that says which there are and why one of them cannot be used.
+    Raises ConfigError that lists the transports and says why one cannot be used.
     """
     if name == AUTO:
         name = _first_that_works(device)
@@ -43,12 +43,12 @@ def create_transport(name: str, device: str) -> Transport:
 
 
 def new_agent_name() -> str:
-    """A name that no other incarnation has or had."""
+    """A name that no other incarnation has or ever had."""
     return uuid.uuid4().hex
 
 
 def _first_that_works(device: str) -> str:
-    """Where none does, the first: its error says what is missing."""
+    """The first transport that works, else the first: its error says what is missing."""
     working = (name for name in TRANSPORTS if not _load(name).why_not(device))
     return next(working, next(iter(TRANSPORTS)))
 

@@ -2,7 +2,7 @@
 
 Owns the pool's shared memory, the mappings of peers' pools and one datagram socket, over which
 notifications follow the data. A write is a memory copy inside `post_write`; it is over when its
-notification is in the peer's queue. A full queue never blocks: `poll` tries again, in order.
+notification is in the peer's queue. A full queue never blocks: `poll` retries in order.
 Serves pools in host memory only.
 """
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the files of a peer are, and the pool inside of its memory."""
+    """The folder of a peer's files, and the pool's place in the peer's shared memory."""
 
     folder: str
     offset: int
@@ -51,7 +51,7 @@ class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Datagram(msgspec.Struct, frozen=True, array_like=True):
-    """A notification on its way."""
+    """A notification on the wire."""
 
     agent: str
     payload: bytes
@@ -60,7 +60,7 @@ class _Datagram(msgspec.Struct, frozen=True, array_like=True):
 @dataclass
 class _Peer:
     memory: mmap.mmap
-    address: int  # of block 0, in this process
+    address: int  # of block 0, as mapped in this process
     num_blocks: int
     slices: HeadSlices
     socket: socket.socket
@@ -99,20 +99,20 @@ class ShmTransport:
 
     @staticmethod
     def why_not(device: str) -> str:
-        """Why pools on this device cannot be moved; "" where they can."""
+        """Why the transport cannot serve pools on this device; "" if it can."""
         if device == "cpu":
             return ""
         return f"the transport shm serves pools in host memory, not on {device}; use nixl"
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """The shared memory that the pool must be made in; once."""
+        """The shared memory that the pool must live in; call it once."""
         if self._memory is not None:
             raise ValueError("the memory is allocated already")
         self._memory = self._segment.create_pool(num_bytes)
         return memoryview(self._memory)
 
     def register(self, pool: PoolMemory) -> None:
-        """Remember where in the allocated memory the pool lies."""
+        """Record where in the allocated memory the pool lies."""
         if self._pool is not None:
             raise ValueError("a pool is registered already")
         if self.why_not(pool.device):
@@ -164,7 +164,7 @@ class ShmTransport:
         self._peers[agent] = _Peer(memory, address, num_blocks, slices, sender)
 
     def remove_peer(self, agent: str) -> None:
-        """Unmap the peer's pool; notifications that it has not taken are lost."""
+        """Unmap the peer's pool; notifications not yet in the peer's queue are lost."""
         peer = self._peers.pop(agent, None)
         if peer is None:
             return
@@ -179,7 +179,7 @@ class ShmTransport:
         target_blocks: Sequence[int],
         notification: bytes,
     ) -> int:
-        """Copy now, without the interpreter's lock, then queue the notification."""
+        """Copy now, without holding the GIL, then queue the notification."""
         peer = self._peers.get(agent)
         if peer is None:
             raise TransferError(f"peer {agent} is not known")
@@ -196,7 +196,7 @@ class ShmTransport:
         return handle
 
     def poll(self) -> list[WriteDone | Notification]:
-        """Send what full queues have held back, and take in what has come."""
+        """Send the notifications that full queues held back, and receive new ones."""
         for peer in self._peers.values():
             self._send(peer)
         events: list[WriteDone | Notification] = [*self._done, *self._receive()]
@@ -251,7 +251,7 @@ class ShmTransport:
 def _copy(
     pool: PoolMemory, source_blocks: Sequence[int], peer: _Peer, target_blocks: Sequence[int]
 ) -> None:
-    """Straight from one pool into the other: whole blocks, or the pieces of each."""
+    """Copy straight from one pool into the other: whole blocks, or the pieces of each."""
     if peer.slices.source.count == 1:
         size = pool.block_bytes
         for source, target, count in runs(source_blocks, target_blocks):
@@ -264,8 +264,8 @@ def _copy(
 
 
 def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
-    """View of a pool's pieces, [num_blocks, pieces of a block, bytes of a piece]; it keeps no
-    mapping open, and must not outlive it."""
+    """View of a pool's pieces, [num_blocks, pieces of a block, bytes of a piece]. The view does
+    not keep the pool's mapping open and must not outlive it."""
     memory = (ctypes.c_uint8 * (num_blocks * pieces.block_bytes)).from_address(address)
     shape = (num_blocks, pieces.count, pieces.size)
     strides = (pieces.block_bytes, pieces.stride, 1)
@@ -273,7 +273,7 @@ def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
 
 
 def _checked_name(agent: str) -> str:
-    """An agent's name becomes a file's: letters and digits only. Raises ValueError."""
+    """An agent's name is also a file name: letters and digits only. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9]{1,64}", agent):
         raise ValueError(f"{agent!r} cannot name shared memory")
     return agent

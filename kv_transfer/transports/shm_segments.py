@@ -1,9 +1,9 @@
-"""Files of shared memory and the private folder that they live in.
+"""Shared memory files and the private folder that they live in.
 
-A segment is a mapped file on the host's memory file system (`/dev/shm` where there is one), in a
+A segment is a mapped file on the host's memory file system (`/dev/shm` if there is one), in a
 folder that only this user may enter. Its creator holds a lock on `<name>.lock`, which the kernel
-drops however the creator ends: whatever belongs to a lock that nobody holds is a dead process's
-and is swept when the next segment folder is opened. Creating and sweeping exclude each other.
+drops however the creator ends. Files whose lock is free belong to a dead process and are removed
+when the next process opens the folder. Creating and sweeping exclude each other.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 from protocol.errors import ConfigError, TransferError
 
 _MEMORY_FILE_SYSTEM = Path("/dev/shm")
-_SUFFIXES = (".pool", ".sock", ".lock")  # the lock goes last
+_SUFFIXES = (".pool", ".sock", ".lock")  # the lock is removed last
 
 
 def default_folder() -> Path:
-    """Where segments live: on memory if the host shows it as files, else in the temp folder."""
+    """Where segments live: `/dev/shm` if this user can write there, else the temp folder."""
     writable = os.access(_MEMORY_FILE_SYSTEM, os.W_OK | os.X_OK)
     parent = _MEMORY_FILE_SYSTEM if writable else Path(tempfile.gettempdir())
     return parent / f"baton-{os.getuid()}"
 
 
 class SegmentFolder:
-    """One process's claim to a name in the folder; removes all that has this name on `close`."""
+    """One process's claim to a name in the folder; `close` removes all files of this name."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Open the folder, sweep it and claim `name`. Raises ConfigError if it is not ours."""
+        """Open and sweep the folder, claim `name`. Raises ConfigError if the folder is not ours."""
         self._folder = folder
         self._name = name
         with _exclusively(folder):
@@ -51,11 +51,11 @@ class SegmentFolder:
 
     @property
     def socket_path(self) -> Path:
-        """Where notifications come in."""
+        """The socket that receives notifications."""
         return self._folder / f"{self._name}.sock"
 
     def create_pool(self, num_bytes: int) -> mmap.mmap:
-        """Reserve and map `num_bytes` of zeroes. Raises ConfigError if there is not that much."""
+        """Reserve and map `num_bytes` of zeroes. Raises ConfigError if memory does not suffice."""
         file = os.open(self.pool_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _reserve(file, num_bytes)
@@ -78,7 +78,7 @@ class SegmentFolder:
             _remove(self._folder, self._name)
             os.close(self._lock)
             self._lock = None
-            with contextlib.suppress(OSError):  # others still live in it
+            with contextlib.suppress(OSError):  # other processes still use it
                 self._folder.rmdir()
 
 
@@ -119,7 +119,7 @@ def _make_private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _exclusively(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the folder exists meanwhile."""
+    """Hold the folder's lock; the folder exists while the lock is held."""
     file = _try_lock(folder)
     while file is None:
         file = _try_lock(folder)
@@ -130,7 +130,7 @@ def _exclusively(folder: Path) -> Iterator[None]:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Make, open and lock the folder; None if whoever held the lock has removed it."""
+    """Make, open and lock the folder; None if the previous lock holder has removed it."""
     _make_private(folder)
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -145,7 +145,7 @@ def _try_lock(folder: Path) -> int | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what belongs to locks that nobody holds."""
+    """Remove the files of names whose lock is free."""
     for path in folder.glob("*.lock"):
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -164,7 +164,7 @@ def _remove(folder: Path, name: str) -> None:
 
 
 def _reserve(file: int, num_bytes: int) -> None:
-    """Take the memory now: a sparse file would end the process with SIGBUS on first touch."""
+    """Allocate the memory now: with a sparse file, a full host means SIGBUS on first touch."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, num_bytes)
     else:

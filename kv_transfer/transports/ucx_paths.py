@@ -1,8 +1,8 @@
-"""Which ways UCX may take between two pools on this machine, best first.
+"""The paths that UCX may take from a pool on this machine, best first.
 
-UCX chooses among them for each peer and does not say which it took; `UCX_TLS` narrows the choice
-(https://openucx.readthedocs.io/en/master/faq.html). What is named here is allowed by it and there
-to be used: a path to a peer on one host is the first of those that stay on it.
+UCX chooses a path for each peer and does not report its choice; `UCX_TLS` narrows the choice
+(https://openucx.readthedocs.io/en/master/faq.html). The paths listed here are allowed by `UCX_TLS`
+and available: to a peer on the same host UCX takes the first path that stays on the host.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _ALIASES = {
     "CMA": {"all", "sm", "shm", "cma"},
     "TCP": {"all", "tcp"},
 }
-"""Names of `UCX_TLS` that let a path be taken."""
+"""Names in `UCX_TLS` that allow a path."""
 
 
 def ucx_paths(
     device: str, environment: Mapping[str, str], system: Path = Path("/sys/class")
 ) -> tuple[str, ...]:
-    """Of "CUDA IPC", "RDMA", "CMA" and "TCP" those that a pool on `device` can be reached by.
+    """Those of "CUDA IPC", "RDMA", "CMA" and "TCP" that can reach a pool on `device`.
 
     CUDA IPC (one host) is for pools on a card, CMA (one host) for pools in memory; RDMA needs an
-    adapter. A pool on a card goes over TCP through the host.
+    adapter. TCP moves a pool on a card through the host.
     """
     on_card = device.startswith("cuda")
     there = {

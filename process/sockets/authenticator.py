@@ -1,10 +1,10 @@
-"""Judges who may connect: the ZAP handler (ZeroMQ RFC 27) of one context, in a thread of its own.
+"""Authenticates clients: the ZAP handler (ZeroMQ RFC 27) of one context, in its own thread.
 
-Lets in clients that prove to hold the one expected key, and counts every handshake that fails,
-for whatever reason, on the sockets it watches. A thread, because peers connect while a worker
-computes a long step. Invariant: a watched socket's monitor is connected from before its bind until
-monitoring has ended, and its queue has no limit: otherwise libzmq's I/O thread would wait for us
-to read, and ending the monitoring, which pyzmq does under the interpreter's lock, for that thread.
+Admits clients that prove possession of the one expected key, and counts every failed handshake on
+the sockets that it watches. It needs a thread because peers connect while a worker computes a long
+step. Invariant: a watched socket's monitor is connected from before its bind until monitoring has
+ended, and its queue is unlimited. Otherwise libzmq's I/O thread would wait for us to read, and
+pyzmq, which ends monitoring while holding the GIL, would wait for that thread: a deadlock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Gatekeeper:
     """Owns its thread and the thread's sockets. `num_turned_away` only grows."""
 
     def __init__(self, context: zmq.Context[Any], client_key: bytes) -> None:
-        """`client_key`: the only public key (Z85) that is let in."""
+        """`client_key`: the only public key (Z85) that is admitted."""
         self.num_turned_away = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._client_key = z85.decode(client_key)
@@ -63,7 +63,7 @@ class Gatekeeper:
         self._signal.send(b"")
 
     def close(self) -> None:
-        """Stop; sockets that are still open let nobody in from now on."""
+        """Stop; sockets that are still open admit no more clients."""
         for socket in self._watched:
             if not socket.closed:
                 socket.disable_monitor()
@@ -86,7 +86,7 @@ class Gatekeeper:
                 socket.close(linger=0)
 
     def _turn(self, commands: zmq.Socket[bytes]) -> bool:
-        """Serve whatever is ready; False when told to stop."""
+        """Serve the sockets that are ready; False when told to stop."""
         for ready, _ in self._poller.poll():
             if ready is commands:
                 if commands.recv():

@@ -1,9 +1,9 @@
 """The control plane's sockets for a worker: a server that peers connect to, a link to a server.
 
-Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. Hello comes first and is judged before
-anything else; frames that are foreign, corrupt or from strangers are counted and dropped, never
-raised. Whoever can send frames has proved the cluster's secret (`process.sockets.network`). Neither
-blocks, and neither knows what the messages ask for.
+Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. A peer must send an acceptable Hello
+before any other message; frames that are foreign, corrupt or from unknown peers are counted and
+dropped and raise no error. Every sender has proved the cluster's secret
+(`process.sockets.network`). Server and link never block and do not interpret the messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end of a connection; a reconnected process is another peer."""
+    """The other end of a connection; a reconnected process is a new peer."""
 
     identity: bytes
     name: str
@@ -49,7 +49,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class HelloPolicy:
-    """Who we are, and which peers we take: those whose fingerprints equal ours."""
+    """Our identity, and the check of peers: their fingerprints must equal ours."""
 
     worker_id: str
     incarnation: str
@@ -81,7 +81,7 @@ class HelloPolicy:
 
 
 class ControlServer:
-    """A worker's ROUTER socket and the peers that said an accepted Hello. Owns the socket.
+    """A worker's ROUTER socket and the peers whose Hello was accepted. Owns the socket.
 
     `refused` counts dropped frames by reason: undecodable, foreign, no_hello, incompatible.
     `undeliverable` counts messages to peers that were gone. `socket` is for a Poller.
@@ -112,7 +112,7 @@ class ControlServer:
 
     @property
     def peers(self) -> list[Peer]:
-        """Everyone who is connected and accepted."""
+        """All connected and accepted peers."""
         return list(self._peers.values())
 
     @property
@@ -121,7 +121,7 @@ class ControlServer:
         return self._network.num_turned_away
 
     def receive(self) -> list[tuple[Peer, ControlMessage]]:
-        """What peers sent, in order per peer. Hello and Ping are answered here, never returned."""
+        """Messages of peers, in order per peer. Hello and Ping are answered here, not returned."""
         received: list[tuple[Peer, ControlMessage]] = []
         self._drained = False
         for _ in range(MAX_DRAIN):
@@ -136,7 +136,7 @@ class ControlServer:
         return received
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Queue a message; False, and counted, if the peer is gone: `lost` will name it."""
+        """Queue a message. If the peer is gone: False, counted, and `lost` will report the peer."""
         if self._send(peer.identity, message):
             return True
         self.undeliverable += 1
@@ -147,7 +147,7 @@ class ControlServer:
     def lost(self, now: float) -> list[Peer]:
         """Peers that became unreachable or silent since the last call; they are forgotten.
 
-        To be called after `receive`, so that what came during a long step counts as heard.
+        Call it after `receive`, so that messages that arrived during a long step count.
         """
         gone, self._unreachable = self._unreachable, []
         if self._drained:
@@ -159,14 +159,14 @@ class ControlServer:
         return gone
 
     def reincarnate(self, incarnation: str) -> None:
-        """Be another worker from now on: whoever was connected is lost and has to greet anew."""
+        """Become a new incarnation: all connected peers are lost and must send Hello again."""
         self._policy = replace(self._policy, incarnation=incarnation)
         self._unreachable += self._peers.values()
         self._peers.clear()
         self._last_heard.clear()
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what is queued has `linger_ms` to leave."""
+        """Close the socket; queued messages have `linger_ms` to leave."""
         self.socket.close(linger=linger_ms)
 
     def _take(self, frames: list[bytes]) -> tuple[Peer, ControlMessage] | None:
@@ -221,7 +221,7 @@ class ControlServer:
         self._send(identity, answer)
 
     def _send(self, identity: bytes, message: Message) -> bool:
-        """False if the peer's connection is gone, or takes nothing more."""
+        """False if the peer's connection is gone or its queue is full."""
         try:
             self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -238,9 +238,9 @@ class ControlServer:
 class ControlLink:
     """A DEALER to one worker's control server. Owns the socket.
 
-    Says Hello at once and holds messages back until it is accepted. `accepted` is the server's
-    answer, `refused` its refusal, after which nothing is sent. `resets` counts the times that the
-    server had forgotten us: whatever it was doing for us, it no longer does.
+    Sends Hello at once and holds messages back until Hello is accepted. `accepted` is the
+    server's acceptance, `refused` its refusal, after which no messages are sent. `resets` counts
+    the times that the server had forgotten us and so dropped its work for us.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class ControlLink:
         self._post(hello)
 
     def send(self, message: Message) -> bool:
-        """Queue a message; False, and counted, if we were refused or too much is queued."""
+        """Queue a message; False, and counted, if we were refused or the queue is full."""
         sent = False
         if self.accepted is not None:
             sent = self._post(message)
@@ -287,7 +287,7 @@ class ControlLink:
         return sent
 
     def receive(self) -> list[ControlMessage]:
-        """What the worker sent, in order; answers to Hello and Ping are taken in here."""
+        """Messages of the worker, in order; answers to Hello and Ping are handled here."""
         received: list[ControlMessage] = []
         for _ in range(MAX_DRAIN):
             try:
@@ -300,7 +300,7 @@ class ControlLink:
         return received
 
     def tick(self, now: float) -> None:
-        """Pings when it is time, or says Hello again while that is unanswered. Cheap."""
+        """Send a Ping if due, or Hello again while it is unanswered. Cheap."""
         if now < self._next_tick or self.refused is not None:
             return
         self._next_tick = now + self._ping_interval_s
@@ -308,11 +308,11 @@ class ControlLink:
         self._post(self._hello if self.accepted is None else Ping(nonce=self._nonce))
 
     def silent_s(self, now: float) -> float:
-        """Seconds since the worker last said anything."""
+        """Seconds since the worker's last message."""
         return now - self.last_heard
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what is queued has `linger_ms` to leave."""
+        """Close the socket; queued messages have `linger_ms` to leave."""
         self._held.clear()
         self.socket.close(linger=linger_ms)
 
@@ -349,7 +349,7 @@ class ControlLink:
                 self.dropped["unsent"] += 1
 
     def _turned_away(self, refused: HelloRefused) -> None:
-        """Refused for good; or forgotten by the server, and then Hello is said again."""
+        """Handle a refusal: final, or because the server forgot us; then send Hello again."""
         if refused != NO_HELLO:
             self.refused = refused
             self.accepted = None

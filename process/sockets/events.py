@@ -1,7 +1,7 @@
 """The event plane's socket for a worker: a PUB that routers subscribe to.
 
-Events carry sequence numbers of their own; a subscriber that misses some asks for a dump over
-the control plane, so nothing is resent here.
+Events carry their own sequence numbers. A subscriber that misses events asks for a dump over the
+control plane, so this socket resends no events.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from protocol.events import EventMessage
 
 
 class EventPublisher:
-    """Publishes load and cache events to whoever subscribed. Owns the socket.
+    """Publishes load and cache events to all subscribers. Owns the socket.
 
-    `endpoint` is what subscribers connect to, with the port that was chosen.
+    Subscribers connect to `endpoint`, which contains the chosen port.
     """
 
     def __init__(self, network: Network, endpoint: str) -> None:
@@ -25,7 +25,7 @@ class EventPublisher:
         self._socket, self.endpoint = network.listening(zmq.PUB, endpoint)
 
     def publish(self, message: EventMessage) -> None:
-        """Send to every subscriber; one that is too slow misses it and sees the gap."""
+        """Send to every subscriber; one that is too slow misses the event and detects the gap."""
         self._socket.send(wire.encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:

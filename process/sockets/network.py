@@ -1,9 +1,9 @@
-"""A process's ZeroMQ sockets: made here, encrypted, and closed to who lacks the cluster's secret.
+"""Makes a process's ZeroMQ sockets: encrypted, and open only to holders of the cluster's secret.
 
-Owns the context. Every connection uses CURVE with two key pairs that all of the cluster derive
-from its secret: servers hold one, clients the other, and each end takes no key but the one it
-expects. It knows nothing of messages. Invariant: no server socket is ever open without the
-gatekeeper that judges its clients.
+Owns the context. Every connection uses CURVE with two key pairs that all processes of the cluster
+derive from its secret: servers hold one, clients the other, and each end accepts only the key that
+it expects. Knows no messages. Invariant: no server socket is ever open without the gatekeeper that
+authenticates its clients.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class ClusterKeys:
-    """What both ends of a connection must know; the same in every process of a cluster."""
+    """The keys of both ends of a connection; the same in every process of a cluster."""
 
     server: KeyPair
     client: KeyPair
 
     @staticmethod
     def derive(cluster_secret: str) -> ClusterKeys:
-        """From the secret alone. Raises ConfigError if this libzmq has no CURVE."""
+        """Derive the keys from the secret alone. Raises ConfigError if this libzmq has no CURVE."""
         if not zmq.has("curve"):
             raise ConfigError("this libzmq was built without CURVE: install pyzmq's own wheel")
         secret = cluster_secret.encode()
@@ -50,13 +50,13 @@ class Network:
     """Makes the sockets of one process; `close` closes every one that is still open."""
 
     def __init__(self, cluster_secret: str, context: zmq.Context[Any] | None = None) -> None:
-        """`context` is a new one unless given (`zmq.asyncio.Context()`), and owned either way."""
+        """`context` defaults to a new one; this object owns it, even if given."""
         self._keys = ClusterKeys.derive(cluster_secret)
         self._context: zmq.Context[Any] = zmq.Context() if context is None else context
         self._gatekeeper: Gatekeeper | None = None
 
     def connecting(self, kind: int) -> Any:
-        """A socket of the context's own class that connects. The caller closes it."""
+        """A connecting socket of the context's socket class. The caller closes it."""
         socket = open_socket(self._context, kind)
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.client.public)
@@ -64,7 +64,7 @@ class Network:
         return socket
 
     def listening(self, kind: int, endpoint: str) -> tuple[Any, str]:
-        """A socket bound to `endpoint`, and where that is. The caller closes it.
+        """A socket bound to `endpoint`, and the actual endpoint. The caller closes the socket.
 
         Raises ConfigError.
         """
@@ -74,17 +74,17 @@ class Network:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.server.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper nobody comes in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper no client is admitted
         self._gatekeeper.watch(socket)
         return socket, bind(socket, endpoint)
 
     @property
     def num_turned_away(self) -> int:
-        """Connections to sockets of ours that did not prove the secret."""
+        """Connections to our sockets that did not prove the secret."""
         return 0 if self._gatekeeper is None else self._gatekeeper.num_turned_away
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close all sockets; what is queued has `linger_ms` to leave. May be called twice."""
+        """Close all sockets; queued messages have `linger_ms` to leave. May be called twice."""
         if self._gatekeeper is not None:
             self._gatekeeper.close()
             self._gatekeeper = None
@@ -92,6 +92,6 @@ class Network:
 
 
 def _key_pair(secret: bytes, purpose: bytes) -> KeyPair:
-    """BLAKE2b of the secret, personalised by purpose, is the Curve25519 secret key."""
+    """The key pair whose secret key is BLAKE2b of `secret`, personalised by `purpose`."""
     key = z85.encode(hashlib.blake2b(secret, digest_size=_KEY_BYTES, person=purpose).digest())
     return KeyPair(zmq.curve_public(key), key)

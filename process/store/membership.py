@@ -1,7 +1,7 @@
-"""Who is in the fleet: a worker's lease on its place there, and a router's watch over all.
+"""Fleet membership: a worker's lease on its registration, and a router's watch over all workers.
 
-Built on `process.store.registry`. The store may go away at any time: leases are taken anew when it
-is back, watchers go on with whom they knew. No request ever waits for it.
+Built on `process.store.registry`. The store may go away at any time: workers renew their leases
+when the store is back, and watchers keep the last known members. No request waits for the store.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _DRAIN_REQUEST_S = 60
 
 
 class WorkerLease:
-    """Keeps a worker registered from a thread of its own, however long the worker's steps are.
+    """Keeps a worker registered from its own thread, however long the worker's steps are.
 
-    `lapses` counts how often the registration was found gone while we lived. A store that lost
-    its memory gets it back. Otherwise our lease ended, because this process stood still: others
-    may have taken us for dead, so `has_lapsed` is set and nothing registered until the owner has
-    dropped what it did for them, and calls `register_anew`. `is_replaced` is set, and renewal
-    ends, when another process took our id over; `is_asked_to_drain` when somebody wants us to
-    stop. Owns its connection and thread.
+    `lapses` counts how often our registration had disappeared. If the store lost its memory, we
+    register again. Otherwise our lease ended because this process stood still, and others may have
+    taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped
+    all work for others and calls `register_anew`. If another process took our id, `is_replaced` is
+    set and renewal ends. `is_asked_to_drain` is set when an operator asks us to drain. Owns its
+    connection and thread.
     """
 
     def __init__(self, redis_url: str, cluster: str, info: WorkerInfo, lease_s: float) -> None:
@@ -71,18 +71,18 @@ class WorkerLease:
         self._thread = threading.Thread(target=self._run, name="baton-lease", daemon=True)
 
     def start(self) -> None:
-        """Register as soon as the store can be reached, and stay registered."""
+        """Register as soon as the store is reachable, and stay registered."""
         self._thread.start()
 
     def update(self, state: WorkerState) -> None:
-        """Announce another state, soon."""
+        """Announce a new state soon."""
         with self._condition:
             self._info = msgspec.structs.replace(self._info, state=state)
             self._is_changed = True
             self._condition.notify_all()
 
     def register_anew(self, incarnation: str) -> None:
-        """Come back after a lapse as what is another worker to everybody else."""
+        """Register again after a lapse, as a new incarnation."""
         with self._condition:
             self._info = msgspec.structs.replace(self._info, incarnation=incarnation)
             self.has_lapsed = self._is_registered = False
@@ -90,14 +90,14 @@ class WorkerLease:
             self._condition.notify_all()
 
     def wait_registered(self, timeout_s: float) -> bool:
-        """Whether we are registered, after waiting for it at most `timeout_s`."""
+        """Wait at most `timeout_s` for our registration; whether we are registered."""
         with self._condition:
             return self._condition.wait_for(lambda: self._is_registered, timeout_s)
 
     def is_alive(self, worker_id: str, incarnation: str) -> bool:
         """Whether another worker may be alive, by the last view of the fleet. Never blocks.
 
-        While the store is away this is always True: then nothing shows that somebody is gone.
+        Always True while the store is away, because then there is no evidence of a dead worker.
         """
         return not self._is_reachable or self.find(worker_id, incarnation) is not None
 
@@ -107,18 +107,18 @@ class WorkerLease:
         return info if info is not None and info.incarnation == incarnation else None
 
     def members(self) -> Collection[WorkerInfo]:
-        """Every worker of the last view of the fleet, ourselves among them. Never blocks."""
+        """Every worker in the last view of the fleet, including this one. Never blocks."""
         return self._view.members.values()
 
     def holds_until(self) -> float:
-        """Until when nobody can take us for dead because our lease ended; by `time.monotonic`.
+        """Until when our lease is certain to hold for others, in seconds of `time.monotonic`.
 
-        Without end while the store is known to be away: then nobody's lease ends for others.
+        Infinite while the store is known to be away: then no worker sees another's lease end.
         """
         return self._renewed_at + self._lease_s if self._is_reachable else math.inf
 
     def close(self) -> None:
-        """Leave the fleet at once and announce it; returns when the thread has ended."""
+        """Leave the fleet at once and announce this; returns when the thread has ended."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
@@ -161,14 +161,14 @@ class WorkerLease:
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
-        if is_held:  # or the owner may have registered anew meanwhile: that is to be done yet
+        if is_held:  # otherwise a concurrent `register_anew` is still to be done
             with self._condition:
                 self._is_registered = True
                 self._condition.notify_all()
 
     def _can_mend(self, info: WorkerInfo, former: bytes | None) -> bool:
-        """Our registration is gone: put it back if the store forgot it, but not if another
-        process took the id, or if we lapsed."""
+        """Our registration is gone: restore it if the store forgot it, but not if another process
+        took the id or our lease lapsed."""
         if former is not None:
             self.is_replaced = True
             log.error("another process registered as %s; give each its own id", info.worker_id)
@@ -200,9 +200,9 @@ class WorkerLease:
 class FleetWatcher:
     """Follows the fleet by announcements and a periodic full read, on one event loop.
 
-    `members` is the last known fleet, `is_connected` whether the store answers now, `undecodable`
-    how many registrations could not be taken. `on_change` is called with all members after every
-    change, from `run`; what it raises ends `run`.
+    `members` is the last known fleet, `is_connected` says whether the store answers now,
+    `undecodable` counts registrations that could not be decoded. `run` calls `on_change` with all
+    members after every change; an exception of `on_change` ends `run`.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class FleetWatcher:
         return self._view.undecodable
 
     async def run(self) -> None:
-        """Watch until cancelled; a store that is away is waited for. Closes the connections."""
+        """Watch until cancelled, waiting while the store is away. Closes the connections."""
         backoff = BACKOFF_S
         try:
             while True:
@@ -279,9 +279,9 @@ class FleetWatcher:
 
 
 async def _answer(asked: Awaitable[T]) -> T:
-    """What the store says. Raises RedisError and OSError, also for a connection that was reset.
+    """The store's answer. Raises RedisError and OSError, also for a connection that was reset.
 
-    uvloop raises RuntimeError for a write to such a one, which redis-py (8.1) lets through.
+    For a write to a reset connection uvloop raises RuntimeError, which redis-py (8.1) passes on.
     """
     try:
         return await asked
@@ -302,9 +302,10 @@ def _check_cancelled() -> None:
 def request_drain(
     redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
 ) -> WorkerInfo | None:
-    """Ask a worker to drain; its registration, or None if there is none.
+    """Ask a worker to drain; returns its registration, or None if there is none.
 
-    It sees that at its next renewal. Raises ConfigError, or ServiceError if the store fails.
+    The worker sees the request at its next renewal. Raises ConfigError, or ServiceError if the
+    store fails.
     """
     info = read_fleet(redis_url, cluster, timeout_s).get(worker_id)
     if info is None:
@@ -320,7 +321,7 @@ def request_drain(
 
 
 def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str, WorkerInfo]:
-    """The registered workers now, read once. Raises ConfigError, or ServiceError if it fails."""
+    """Read the registered workers once. Raises ConfigError, or ServiceError if the store fails."""
     client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
     view = FleetView()
     try:

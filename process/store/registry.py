@@ -1,10 +1,10 @@
-"""How the fleet lies in Redis or Valkey, and how a reader makes sense of what it finds there.
+"""The fleet's keys in Redis or Valkey, and how a reader interprets them.
 
 Under `baton:CLUSTER:` there are `worker:ID` (JSON of WorkerInfo, expires with its lease),
 `workers` (the set of ids), `epoch` (random, as old as the store's memory), `drain:ID` (the
-incarnation that is asked to drain) and the channel `membership` (announces changes). A store
-that lost its memory, or could not be reached, says nothing about its workers: for a while after
-it is back, readers keep whom they knew.
+incarnation that is asked to drain) and the channel `membership` (announces changes). A worker
+missing from a store that lost its memory or was unreachable may still be alive: for SETTLE_S after
+the store is back, readers keep the members that they knew.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SETTLE_S = 3.0
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 1.0
 
-# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, "1" if it may take the
-# id, also from another one, channel. Answers the former registration, and 1 if ours is in place.
+# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, "1" if it may take over
+# the id from another process, channel. Answers the former registration, and 1 if ours is in place.
 RENEW = """
 local former = redis.call('GET', KEYS[1])
 if ARGV[5] ~= '1' then
@@ -89,26 +89,26 @@ return found
 
 @dataclass(frozen=True)
 class Registry:
-    """The names of one fleet within the store."""
+    """The keys and script calls of one fleet in the store."""
 
     cluster: str
 
     @property
     def channel(self) -> str:
-        """Where changes are announced; the text is the worker's id."""
+        """The channel that announces changes; the text is the worker's id."""
         return f"baton:{self.cluster}:membership"
 
     @property
     def workers_key(self) -> str:
-        """The set of ids."""
+        """The key of the set of ids."""
         return f"baton:{self.cluster}:workers"
 
     def worker_key(self, worker_id: str) -> str:
-        """The registration of one worker."""
+        """The key of one worker's registration."""
         return f"baton:{self.cluster}:worker:{worker_id}"
 
     def drain_key(self, worker_id: str) -> str:
-        """Who is asked to drain: the text is its incarnation."""
+        """The key of a drain request; its value is the incarnation asked to drain."""
         return f"baton:{self.cluster}:drain:{worker_id}"
 
     def renew(self, info: WorkerInfo, lease_s: float, takes_over: bool) -> tuple[Any, ...]:
@@ -138,9 +138,9 @@ class Registry:
 
 
 class FleetView:
-    """The fleet as one reader knows it: `members` by id. Pure; fed with what was read.
+    """The fleet as one reader knows it: `members` by id. Pure; `take` feeds it answers.
 
-    `undecodable` counts registrations that could not be taken, each of them once.
+    `undecodable` counts registrations that could not be decoded, each once.
     """
 
     def __init__(self, settle_s: float = SETTLE_S) -> None:
@@ -153,11 +153,11 @@ class FleetView:
         self._bad: dict[str, bytes] = {}
 
     def interrupted(self) -> None:
-        """The store could not be reached: leases may have ended only because of that."""
+        """The store was unreachable: leases may have ended for this reason alone."""
         self._is_interrupted = True
 
     def is_settled(self, now: float) -> bool:
-        """Whether the store's word counts: it has neither been away nor forgotten all lately."""
+        """Whether the store is reliable: it has not been away or lost its memory recently."""
         return now >= self._settled_at and not self._is_interrupted
 
     def take(self, reply: Sequence[bytes], now: float) -> bool:
@@ -193,7 +193,7 @@ class FleetView:
 
 
 def connection_options(timeout_s: float, is_async: bool = False) -> dict[str, Any]:
-    """Options of a client that fails fast and retries nothing: our loops do that."""
+    """Options of a client that fails fast and never retries; our loops do the retrying."""
     retry = AsyncRetry(NoBackoff(), 0) if is_async else Retry(NoBackoff(), 0)
     return {
         "socket_timeout": timeout_s,
