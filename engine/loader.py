@@ -125,7 +125,8 @@ def load_follower(
 ) -> tuple[Follower, KvPool]:
     """The follower on another rank of rank 0's engine, loaded with the same `config`, and its pool.
 
-    Raises the same errors as `load_engine`.
+    Only tests use this function until workers of several cards use it. Raises the same errors as
+    `load_engine`.
     """
     parts = _load(config, progress, ranks)
     pool = parts.pool(allocate)

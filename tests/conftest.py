@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from engine.native.library import best_instruction_set
 from tests.effort import NIGHTLY
 from tests.paths import ROOT
 
@@ -36,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         packages = "|".join([*pyproject["tool"]["importlinter"]["root_packages"], "tests"])
         for category in DEPRECATIONS:
             config.addinivalue_line("filterwarnings", rf"error::{category}:({packages})(\..*)?")
+
+
+def pytest_report_header() -> str:
+    """The kernels' instruction set, by which the time that the suite takes differs most."""
+    return f"instruction set: {best_instruction_set()}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,6 +26,16 @@ def pairwise(names: str, *values: Iterable[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, [tuple(row) for row in rows])
 
 
+def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Pairs of two parameters' values: each value of the longer one with one of the other's, in
+    turn; nightly all pairs."""
+    left, right = list(first), list(second)
+    if NIGHTLY:
+        return list(itertools.product(left, right))
+    number = max(len(left), len(right))
+    return [(left[i % len(left)], right[i % len(right)]) for i in range(number)]
+
+
 def some(values: Iterable[T], number: int) -> list[T]:
     """`number` of the values, evenly spread with the first and the last; nightly all of them."""
     every = list(values)

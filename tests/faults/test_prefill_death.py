@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Role
+from tests.effort import in_turn, some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import counters, trace_of, wait_for, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
@@ -24,13 +25,18 @@ _SETTLED_US = 1_000_000
 _AFTER_FIRST_TOKEN = ("post", "posted", "landing")
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+TRANSPORTS = ["nixl", "shm"]
+
+
+@pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     with faulty_fleet(prefill=2, decode=1, transport=request.param) as fleet:
         yield fleet
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("fleet", "moment"), in_turn(TRANSPORTS, MOMENTS), indirect=["fleet"], scope="module"
+)
 def test_another_prefill_worker_sends_only_what_is_missing(
     fleet: FaultyFleet,
     long_prompts: list[Reference],
@@ -61,6 +67,7 @@ def test_another_prefill_worker_sends_only_what_is_missing(
     assert counters(fleet.fleet, "decode-1")["blocks_received"] - before == num_blocks
 
 
+@pytest.mark.parametrize("fleet", some(TRANSPORTS, 1), indirect=True, scope="module")
 def test_it_has_written_everything_but_not_said_so(
     fleet: FaultyFleet, long_prompts: list[Reference]
 ) -> None:
@@ -78,6 +85,7 @@ def test_it_has_written_everything_but_not_said_so(
     assert len(fleet.attempts(stream.request_id)) == 1
 
 
+@pytest.mark.parametrize("fleet", some(TRANSPORTS, 1), indirect=True, scope="module")
 def test_without_another_prefill_worker_the_decode_worker_prefills(
     fleet: FaultyFleet, long_prompts: list[Reference]
 ) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cli.fleet import Fleet
+from tests.effort import some
 from tests.integration.fleets import (
     assert_as_expected,
     complete,
@@ -33,7 +34,9 @@ SAMPLED: dict[int, list[str]] = {}
 
 @pytest.fixture(
     scope="module",
-    params=[("nixl", 16), ("nixl", 64), ("nixl", 512), ("shm", 64), ("local", 16), ("local", 512)],
+    params=some(
+        [("nixl", 16), ("nixl", 64), ("shm", 64), ("nixl", 512), ("local", 16), ("local", 512)], 4
+    ),
     ids=lambda param: f"{param[0]}-chunk{param[1]}",
 )
 def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:

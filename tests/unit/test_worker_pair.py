@@ -24,6 +24,7 @@ from protocol.messages import (
     PrefillPeer,
     StepTokens,
 )
+from tests.effort import times
 from tests.unit.fake_model import VOCAB, continuation
 from tests.unit.fake_peers import Write
 from tests.unit.worker_harness import (
@@ -397,7 +398,7 @@ class WorkerPair(RuleBasedStateMachine):
 
 TestWorkerPair = WorkerPair.TestCase
 TestWorkerPair.settings = settings(
-    max_examples=150,
+    max_examples=times(60, 150),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

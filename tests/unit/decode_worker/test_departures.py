@@ -19,6 +19,7 @@ from protocol.messages import (
     PrefillDone,
     PrefillPeer,
 )
+from tests.effort import times
 from tests.unit.decode_worker.handover_pair import LEAVE, PROMPT, Handover
 from tests.unit.fake_model import continuation
 from tests.unit.worker_harness import GRACE_S, LANDING_S, ROUTER, TTL_S, Lapsed
@@ -270,7 +271,7 @@ def _pass_time(pair: Handover, seconds: float) -> None:
     pair.clock.now += seconds
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=times(60, 150))
 @given(
     length=st.integers(1, 17),
     before=st.integers(1, 11),

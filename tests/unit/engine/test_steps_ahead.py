@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.runner import NOT_FINITE
 from protocol.sampling import SamplingParams
+from tests.effort import times
 from tests.sequences import greedy
 from tests.unit.engine.ahead_loop import VOCAB, Asked, Loop, Told
 
@@ -48,7 +49,7 @@ REQUESTS = st.builds(
 
 
 @settings(
-    max_examples=150,
+    max_examples=times(50, 150),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -11,6 +11,7 @@ import pytest
 from bench import fuzz
 from bench.reliability.fuzz_inputs import JSON, Mutator
 from bench.reliability.fuzz_parsers import Parser, parsers
+from tests.effort import times
 
 SEED = 3
 
@@ -24,7 +25,7 @@ def known() -> Iterator[list[Parser]]:
 
 def test_only_declared_errors_come_out(known: list[Parser]) -> None:
     fuzzing = fuzz.Fuzzing(SEED)
-    outcomes = [fuzzing.run(parser, 300) for parser in known]
+    outcomes = [fuzzing.run(parser, times(100, 300)) for parser in known]
     assert fuzzing.findings == []
     assert all(each.accepted and each.refused for each in outcomes), outcomes
 

@@ -14,6 +14,7 @@ from engine.attention.base import Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
+from tests.effort import times
 
 HEAD_DIM = 8
 NUM_BLOCKS = 600
@@ -99,7 +100,7 @@ def run_batch(
             at += n
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     texts=st.lists(
         st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=6

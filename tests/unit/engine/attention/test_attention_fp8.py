@@ -15,6 +15,7 @@ from engine.device import torch_dtype
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import FP8, PAIRS, SPLIT
+from tests.effort import times
 from tests.unit.engine.attention.attention_shapes import NUM_LAYERS, Shape, num_tokens, shapes
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
@@ -77,7 +78,7 @@ def as_fp8(x: torch.Tensor) -> torch.Tensor:
     return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     shape=shapes,
     texts=st.lists(

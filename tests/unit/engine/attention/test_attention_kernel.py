@@ -17,6 +17,7 @@ from engine.native.library import (
     load_library,
 )
 from protocol.layout import FP8, TOKENS
+from tests.effort import times
 from tests.unit.engine.attention.attention_shapes import (
     NUM_LAYERS,
     Shape,
@@ -112,7 +113,7 @@ def run_texts(
     )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=times(40, 120), deadline=None, derandomize=True)
 @given(
     shape=shapes,
     texts=st.lists(
@@ -135,7 +136,7 @@ few_rows = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=times(40, 120), deadline=None, derandomize=True)
 @given(
     shape=few_rows,
     texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 16)), min_size=1, max_size=4),

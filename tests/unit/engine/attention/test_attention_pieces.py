@@ -19,6 +19,7 @@ from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.kv_pool import KvPool
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import FP8, KvLayout
+from tests.effort import times
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 try:
@@ -54,7 +55,7 @@ def attend(
     return torch.cat(outs)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     heads=st.sampled_from([(4, 4), (12, 4), (14, 2), (17, 1), (32, 2)]),
     head_dim=st.sampled_from([16, 40, 64, 80, 128]),

@@ -32,6 +32,7 @@ from engine.gpu import tuning
 from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool
 from protocol.layout import KvLayout
+from tests.effort import times
 from tests.unit.engine.attention import fake_flashinfer
 from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
 
@@ -115,7 +116,7 @@ def check_against_torch(case: Case, attention: StoringAttention, pool: KvPool, s
     assert torch.equal(pool.tensor, expected_pool.tensor)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=times(26, 80), deadline=None, derandomize=True)
 @given(cases(), st.booleans())
 def test_any_batch_equals_the_torch_backend(case, joins_mixed):
     pool = make_pool(case.heads[1], case.block_size)
@@ -206,7 +207,7 @@ def test_the_workspace_holds_what_the_scheduler_asks_for(heads, head_dim, max_se
     assert workspace_bytes(heads, head_dim, max_sequences, num_multiprocessors=132) == expected
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 40), deadline=None, derandomize=True)
 @given(st.lists(cases(decodes_only=True), min_size=1, max_size=3), st.integers(0, 3))
 def test_fixed_decodes_equal_the_torch_backend_step_after_step(steps, padding):
     first = steps[0]
@@ -227,7 +228,7 @@ def workspace() -> torch.Tensor:
     return torch.empty(16, dtype=torch.uint8)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=times(33, 100), deadline=None, derandomize=True)
 @given(cases())
 def test_pages_and_slots_are_those_of_each_token(case):
     batch = page(case.segments, case.block_size)

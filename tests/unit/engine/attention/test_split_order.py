@@ -14,6 +14,7 @@ from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.kv_pool import KvPool
 from protocol.layout import PAIRS, SPLIT
 from scheduling.block_manager import BlockManager
+from tests.effort import times
 from tests.unit.engine.attention.attention_shapes import NUM_LAYERS, Shape, in_order
 from tests.unit.engine.native.instruction_sets import instruction_sets_with_products, kernels_for
 
@@ -56,7 +57,7 @@ def numbers(
     return tuple(found.bfloat16())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     heads=st.sampled_from([(4, 4), (4, 2), (12, 4), (8, 2), (14, 2), (16, 2), (9, 1), (34, 2)]),
     head_dim=st.sampled_from([64, 128, 192]),

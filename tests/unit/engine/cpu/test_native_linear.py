@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.cpu.native_linear import NativeLinear
 from engine.layers.linear import TorchLinear, linear_layer
+from tests.effort import pairwise, times
 
 
 def tensor(seed: int, *shape: int) -> torch.Tensor:
@@ -37,10 +38,14 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 13, 32, 97, 200, 300])
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 128), (34, 7), (2, 65), (4200, 70)])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
+@pairwise(
+    "rows, shape, biased",
+    [0, 1, 5, 6, 7, 13, 32, 97, 200, 300],
+    [(64, 128), (34, 7), (2, 65), (4200, 70)],
+    [False, True],
+)
+def test_a_product_is_rounded_once(native, rows, shape, biased):
+    inputs, outputs = shape
     weight, x, add = tensor(0, outputs, inputs), tensor(1, rows, inputs), tensor(2, rows, outputs)
     bias = tensor(3, outputs) if biased else None
     layer = native(weight, bias)
@@ -55,7 +60,7 @@ def test_a_product_is_rounded_once(native, rows, inputs, outputs, biased):
     torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-5 * inputs)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 120) | st.integers(190, 400),
     inputs=st.integers(1, 60).map(lambda n: 2 * n) | st.integers(60, 200).map(lambda n: 2 * n),
@@ -146,7 +151,7 @@ def test_twelve_bits_are_the_same_bits_where_numbers_are_far_apart(both, rows):
     assert torch.equal(narrow.in_float32(x).view(torch.int32), expected.view(torch.int32))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 40) | st.integers(190, 400),
     words=st.integers(100, 200),

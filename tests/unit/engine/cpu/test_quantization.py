@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.cpu.native_linear import NativeLinear
 from engine.cpu.quantization import GROUP_INPUTS, quantize
+from tests.effort import times
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_weights_of_several_slices_are_those_of_one(product_kernels, bits):
     torch.testing.assert_close(wide.double(), exact, rtol=1e-5, atol=1e-3)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     bits=st.sampled_from([8, 4]),
     rows=st.integers(1, 110),

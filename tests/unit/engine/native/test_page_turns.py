@@ -14,6 +14,7 @@ import torch
 
 from engine.cpu.native_linear import NativeLinear
 from engine.native import library
+from tests.effort import some
 from tests.unit.engine.native.instruction_sets import (
     instruction_sets_with_products,
     kernels_for,
@@ -89,7 +90,7 @@ def lines_asked_for(library: ctypes.CDLL, layer: NativeLinear) -> list[int]:
     ("instruction_set", "rows"),
     [
         *(("amx_bf16", rows) for rows in (1, 16, 17, 32)),
-        *((name, rows) for name in ("avx512", "avx2") for rows in (1, 6)),
+        *((name, rows) for name in some(("avx2", "avx512"), 1) for rows in (1, 6)),
     ],
 )
 def test_each_line_once_and_eight_pages_in_turn(noting, instruction_set, rows, bits):

@@ -13,6 +13,7 @@ from engine.attention.cpu_backend import KernelAttention
 from engine.cpu.native_linear import NativeLinear
 from engine.kv_pool import KvPool
 from engine.layers.ops import NativeOps
+from tests.effort import times
 from tests.unit.engine.attention.attention_shapes import Shape
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
@@ -33,7 +34,7 @@ def numbers(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return found
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 50) | st.integers(90, 300),
     groups=st.integers(1, 20),
@@ -59,7 +60,7 @@ def test_linear_layers(rows, groups, more_inputs, outputs, bits):
             assert torch.equal(ours.view(whole), theirs.view(whole))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 60), deadline=None, derandomize=True)
 @given(
     heads=st.sampled_from([(4, 4), (12, 4), (16, 2), (9, 1)]),
     head_dim=st.sampled_from([16, 64, 80, 128, 192]),
@@ -107,7 +108,7 @@ def test_attention(heads, head_dim, texts, window, order):
         assert torch.equal(pools[0], pool)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=times(25, 40), deadline=None, derandomize=True)
 @given(rows=st.integers(1, 9), size=st.sampled_from([16, 64, 70, 768]), small=st.booleans())
 def test_what_stands_between(rows, size, small):
     """`small`: many results are not normal, and become zero in whole vectors."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.row_argmax import largest
+from tests.effort import times
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 ODD = [math.inf, -math.inf, math.nan, 0.0, -0.0, 3.5, 3.5]
@@ -27,7 +28,7 @@ def test_equals_torchs_max(kernels, rows, size):
 
 
 @pytest.mark.parametrize("instruction_set", usable_instruction_sets())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=times(100, 300), deadline=None, derandomize=True)
 @given(numbers=st.lists(st.sampled_from([*ODD, 1.0, -2.0]), min_size=1, max_size=70))
 def test_the_first_of_equal_ones_and_nan_before_all(kernels, instruction_set, numbers):
     kernels = kernels_for(instruction_set)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.top_p import _ascending, _values, lowest_kept
+from tests.effort import times
 
 
 def by_sorting(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
@@ -16,7 +17,7 @@ def by_sorting(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor
     return scaled.gather(-1, order).gather(-1, rank)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=times(50, 150), deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     vocab=st.sampled_from([1, 7, 300, 5000]),

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 import router.text.word_table as word_table
 from router.text.word_table import MAX_NEW_WORDS, PATTERNS, WordTable, make_word_table
+from tests.effort import times
 from tests.paths import DEMO_MODEL
 
 DEMO = DEMO_MODEL / "tokenizer.json"
@@ -46,7 +47,7 @@ def table_of(tokenizer: HfTokenizer) -> WordTable:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=150)
+@settings(max_examples=times(50, 150))
 @given(text=TEXTS)
 def test_every_text_has_the_tokenizer_s_ids(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -62,7 +63,7 @@ def test_every_text_has_the_tokenizer_s_ids(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=150)
+@settings(max_examples=times(50, 150))
 @given(parts=st.lists(st.one_of(PIECES, st.just("word word")), max_size=12))
 def test_a_text_that_is_cut_at_a_seam_has_the_same_ids(name: str, parts: list[str]) -> None:
     tokenizer, text = TOKENIZERS[name], "".join(parts)
