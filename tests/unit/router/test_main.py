@@ -132,10 +132,10 @@ async def closed(url: httpx.URL) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(url.host, url.port)
+                writer.close()
+                await writer.wait_closed()
             except ConnectionError:  # refused, or reset as the listener closes
                 return
-            writer.close()
-            await writer.wait_closed()
 
 
 async def serves_context(client: httpx.AsyncClient, num_tokens: int) -> None:
