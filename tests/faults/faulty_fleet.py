@@ -22,6 +22,7 @@ from cli.up_settings import UpSettings
 from protocol.messages import Role
 from tests.faults.faulty_worker import FAULTS_DIR
 from tests.forked import ROOT, ForkedChildren
+from tests.http_client import HTTP
 from tests.integration.fleets import (
     PROMPT_REPORTS,
     SETTINGS,
@@ -152,7 +153,7 @@ class FaultyFleet:
     def attempts(self, request_id: str) -> list[dict[str, Any]]:
         """Of a finished request, from its trace."""
         url = f"{self.url}/requests/{request_id}/trace"
-        attempts: list[dict[str, Any]] = httpx.get(url).raise_for_status().json()["attempts"]
+        attempts: list[dict[str, Any]] = HTTP.get(url).raise_for_status().json()["attempts"]
         return attempts
 
 
@@ -236,7 +237,7 @@ class Stream:
 
     def _read(self, url: str, body: dict[str, Any]) -> None:
         try:
-            with httpx.stream(
+            with HTTP.stream(
                 "POST", f"{url}/v1/completions", json=body, timeout=60, headers=self._headers()
             ) as answer:
                 if answer.status_code != 200:

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import counters, wait_for
 from tests.integration.reference import DEMO_MODEL, Reference
 
@@ -68,7 +68,7 @@ def connect(url: str, prompt: list[int]) -> socket.socket:
 
 def num_inflight(url: str) -> int:
     """Generations under way, as the router counts them."""
-    metrics = httpx.get(f"{url}/metrics").raise_for_status().text
+    metrics = HTTP.get(f"{url}/metrics").raise_for_status().text
     found = [line for line in metrics.splitlines() if line.startswith("baton_router_inflight")]
     assert found, metrics
     return sum(int(float(line.rpartition(" ")[2])) for line in found)

@@ -16,6 +16,7 @@ import pytest
 from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import all_counters, wait_for, workers
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
@@ -66,12 +67,12 @@ def connected(url: str, fleet: FaultyFleet) -> str:
     """The URL, once its router uses every worker."""
 
     def is_connected() -> bool:
-        answer = httpx.get(f"{url}/fleet")
+        answer = HTTP.get(f"{url}/fleet")
         listed = answer.json() if answer.status_code == 200 else []
         return len(listed) == 3 and all(each["connected"] for each in listed)
 
     wait_for("the second router to know all workers", is_connected, 30)
-    wait_for("its API", lambda: httpx.get(f"{url}/health").status_code == 200, 30)
+    wait_for("its API", lambda: HTTP.get(f"{url}/health").status_code == 200, 30)
     return url
 
 
@@ -89,7 +90,7 @@ def num_granted(fleet: FaultyFleet) -> int:
 
 def modes(fleet: FaultyFleet, name: str) -> list[str]:
     """Of the attempts of a generation that may still run; none if it is not known."""
-    answer = httpx.get(f"{fleet.url}/requests/{name}/trace")
+    answer = HTTP.get(f"{fleet.url}/requests/{name}/trace")
     return [each["mode"] for each in answer.json().get("attempts", [])]
 
 
@@ -146,7 +147,7 @@ class Events:
         headers = {"Last-Event-ID": last_id} if last_id else {}
         with (
             contextlib.suppress(httpx.HTTPError),
-            httpx.stream("POST", url, json=body, timeout=60, headers=headers) as answer,
+            HTTP.stream("POST", url, json=body, timeout=60, headers=headers) as answer,
         ):
             assert answer.status_code == 200, answer.read()
             name = event_id = ""

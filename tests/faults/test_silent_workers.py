@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import assert_idle, trace_of, wait_for, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
@@ -81,6 +81,6 @@ def assert_fenced(fleet: FaultyFleet, reference: Reference) -> None:
 
 def num_stale(fleet: FaultyFleet) -> float:
     """Messages of ended attempts that the router has dropped."""
-    metrics = httpx.get(f"{fleet.url}/metrics").raise_for_status().text
+    metrics = HTTP.get(f"{fleet.url}/metrics").raise_for_status().text
     name = "baton_router_stale_messages_total "
     return sum(float(line[len(name) :]) for line in metrics.splitlines() if line.startswith(name))

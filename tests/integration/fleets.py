@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import psutil
 
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
 from tests.forked import ForkedChildren, fork_context
+from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL, Reference
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -91,7 +91,7 @@ def logs_on_failure(fleet: Fleet) -> Iterator[None]:
 
 def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
     """`GET /fleet`, by worker id."""
-    listed = httpx.get(f"{fleet.url}/fleet").raise_for_status().json()
+    listed = HTTP.get(f"{fleet.url}/fleet").raise_for_status().json()
     return {each["worker_id"]: each for each in listed}
 
 
@@ -138,7 +138,7 @@ def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
         if worker["reported_us"] <= since_us:
             shown[f"{name}.report"] = "is old"
         shown |= {f"{name}.{gauge}": worker[gauge] for gauge in GAUGES if worker[gauge]}
-    metrics = httpx.get(f"{fleet.url}/metrics").raise_for_status().text
+    metrics = HTTP.get(f"{fleet.url}/metrics").raise_for_status().text
     for line in metrics.splitlines():
         name, _, value = line.rpartition(" ")
         is_gauge = re.match(r"baton_(inflight|http_requests_in_flight)", name)
@@ -151,7 +151,7 @@ def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
     """The trace of a finished request, once its prefill worker has reported the end."""
 
     def complete() -> dict[str, Any] | None:
-        trace = httpx.get(f"{fleet.url}/requests/{request_id}/trace").raise_for_status().json()
+        trace = HTTP.get(f"{fleet.url}/requests/{request_id}/trace").raise_for_status().json()
         last = trace["attempts"][-1]
         if last["decode"] is None or trace["outcome"] == "running":
             return None
@@ -173,7 +173,7 @@ def complete(fleet: Fleet, prompt: list[int], **fields: Any) -> dict[str, Any]:
         "return_token_ids": True,
         **fields,
     }
-    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=120)
+    answer = HTTP.post(f"{fleet.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

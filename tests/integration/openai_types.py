@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
-import httpx
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
+
+from tests.http_client import HTTP
 
 DOCUMENTED = frozenset(
     {
@@ -35,7 +36,7 @@ def parsed(kind: type[Parsed], document: Any) -> Parsed:
 
 def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The answer's JSON, checked. Raises for an error of the server."""
-    answer = httpx.post(f"{url}{path}", json=body, timeout=120)
+    answer = HTTP.post(f"{url}{path}", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.json()
     parsed(ChatCompletion if "chat" in path else Completion, document)
@@ -45,7 +46,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def post_stream(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The JSON of all events, each checked."""
     events: list[dict[str, Any]] = []
-    with httpx.stream("POST", f"{url}{path}", json=body | {"stream": True}, timeout=120) as answer:
+    with HTTP.stream("POST", f"{url}{path}", json=body | {"stream": True}, timeout=120) as answer:
         assert answer.status_code == 200, answer.read()
         lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines.pop() == "data: [DONE]"

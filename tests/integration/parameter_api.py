@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
-
+from tests.http_client import HTTP
 from tests.integration.openai_types import post, post_stream
 from tests.integration.reference import DEMO_MODEL
 
@@ -47,6 +46,6 @@ class Api:
         return int(self.chat(**fields)["usage"]["prompt_tokens"])
 
     def refusal(self, path: str, **fields: Any) -> str:
-        answer = httpx.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
+        answer = HTTP.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
         assert answer.status_code == 400, answer.text
         return str(answer.json()["error"]["param"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
-
+from tests.http_client import HTTP
 from tests.integration.fleets import wait_for
 from tests.integration.parameter_api import CHAT, COMPLETIONS, PROMPT, QUESTION, Api
 from tests.integration.shown_effects import Shown
@@ -57,7 +56,7 @@ def priority(api: Api) -> None:
         done.append(number)
 
     def has_queue() -> bool:
-        listed = httpx.get(f"{api.url}/fleet").json()
+        listed = HTTP.get(f"{api.url}/fleet").json()
         return any(each["role"] == "prefill" and each["num_waiting"] >= 6 for each in listed)
 
     with ThreadPoolExecutor(12) as pool:
@@ -86,7 +85,7 @@ def salt(api: Api) -> None:
 def conversation(api: Api) -> None:
     other = api.message(messages=[{"role": "user", "content": "Explain the `with` statement."}])
     assert other != api.message()
-    answer = httpx.post(f"{api.url}{CHAT}", json=api.body(CHAT, {"model": "other"}))
+    answer = HTTP.post(f"{api.url}{CHAT}", json=api.body(CHAT, {"model": "other"}))
     assert answer.status_code == 404
 
 

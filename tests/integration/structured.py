@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 from jsonschema import Draft202012Validator, FormatChecker
 
+from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL
 
 CONCURRENCY = 48
@@ -25,7 +25,7 @@ def ask(url: str, schema: dict[str, Any], seed: int, stream: bool) -> str:
         "max_tokens": 1500,
         "stream": stream,
     }
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=240)
+    answer = HTTP.post(f"{url}/v1/chat/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     if not stream:
         (choice,) = answer.json()["choices"]

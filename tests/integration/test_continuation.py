@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from cli.fleet import Fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import all_counters, complete, running_fleet, trace_of
 from tests.integration.reference import BLOCK, DEMO_MODEL, Reference
 
@@ -73,6 +73,6 @@ def test_a_chat_goes_on_where_it_was(fleet: Fleet) -> None:
 
 def chat(fleet: Fleet, messages: list[dict[str, Any]]) -> dict[str, Any]:
     body = {"model": DEMO_MODEL.name, "messages": messages, "temperature": 0, "max_tokens": 60}
-    answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60)
+    answer = HTTP.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from router.api.anthropic.request import MessagesRequest
 from router.api.openai_responses.request import LOGPROBS, ResponsesRequest
+from tests.http_client import HTTP
 from tests.integration.fleets import running_fleet
 from tests.integration.reference import DEMO_MODEL
 from tests.integration.shown_effects import Check, Shown
@@ -51,7 +52,7 @@ class Api:
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
         body = {"model": DEMO_MODEL.name, "temperature": 0, **ASKED[path], **fields}
-        return httpx.post(f"{self.url}{path}", json=body, timeout=120)
+        return HTTP.post(f"{self.url}{path}", json=body, timeout=120)
 
     def respond(self, **fields: Any) -> Response:
         answer = self.post(RESPONSES, **fields)

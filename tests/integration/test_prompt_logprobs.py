@@ -9,12 +9,12 @@ import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from cli.fleet import Fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.openai_types import post
 from tests.integration.reference import DEMO_MODEL
@@ -122,7 +122,7 @@ def test_an_echoed_prompt_is_told_of_as_the_output_is(
     fleet: Fleet, expected: Expected, max_tokens: int
 ) -> None:
     prompt = TEXT[:150] + " \N{ROCKET} "
-    answer = httpx.post(
+    answer = HTTP.post(
         f"{fleet.url}/v1/completions",
         json={
             "model": DEMO_MODEL.name,

@@ -7,10 +7,10 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-import httpx
 import psutil
 
 from cli.fleet import Fleet
+from tests.http_client import HTTP
 from tests.integration.fleets import assert_idle, complete, counters, running_fleet, wait_for
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
@@ -64,6 +64,6 @@ def stream_unread(fleet: Fleet) -> socket.socket:
 
 
 def num_cut(fleet: Fleet) -> float:
-    metrics = httpx.get(f"{fleet.url}/metrics").raise_for_status().text
+    metrics = HTTP.get(f"{fleet.url}/metrics").raise_for_status().text
     found = re.search(r'connections_cut_total\{reason="answer not read in time"\} (\S+)', metrics)
     return float(found[1]) if found else 0.0

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from process.cores import can_keep_to_cores, usable_cores
+from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL
 
 ROOT = DEMO_MODEL.parent
@@ -89,7 +89,7 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
 ) -> None:
     with running_up(tmp_path) as up:
         assert_workers_are_kept_apart(up)
-        answer = httpx.post(
+        answer = HTTP.post(
             f"{up.url}/v1/chat/completions",
             json={"model": DEMO_MODEL.name, "messages": [{"role": "user", "content": "What?"}]},
             timeout=60,
@@ -143,9 +143,9 @@ def test_killed_up_takes_its_processes_with_it(tmp_path: Path) -> None:
 def test_fleet_without_prefill_workers_serves(tmp_path: Path) -> None:
     with running_up(tmp_path, "--prefill=0") as up:
         body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
-        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60)
+        answer = HTTP.post(f"{up.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
-        assert [each["role"] for each in httpx.get(f"{up.url}/fleet").json()] == ["decode"]
+        assert [each["role"] for each in HTTP.get(f"{up.url}/fleet").json()] == ["decode"]
 
 
 def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -1,0 +1,11 @@
+"""An HTTP client for tests; `httpx.get` would load all certificate authorities each time."""
+
+from __future__ import annotations
+
+import httpx
+
+HTTP = httpx.Client(
+    verify=False,  # routers under test serve plain HTTP
+    limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+)
+"""Usable from every thread; each request has a connection of its own."""
