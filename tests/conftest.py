@@ -13,9 +13,11 @@ import uvloop
 from hypothesis import settings
 
 from engine.native.library import best_instruction_set
+from process.openmp import let_threads_sleep
 from tests.effort import NIGHTLY
 from tests.paths import ROOT
 
+let_threads_sleep()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
 settings.register_profile("baton", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("baton")

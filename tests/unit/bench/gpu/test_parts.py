@@ -10,18 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu import (
-    ahead as gpu_ahead,
-)
-from bench.gpu import (
-    checks as gpu_checks,
-)
-from bench.gpu import (
-    mixed as gpu_mixed,
-)
-from bench.gpu import (
-    parts as gpu_parts,
-)
+from bench.gpu import ahead as gpu_ahead
+from bench.gpu import checks as gpu_checks
+from bench.gpu import mixed as gpu_mixed
+from bench.gpu import parts as gpu_parts
 from bench.gpu.checks import Row
 from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
