@@ -35,6 +35,7 @@ PRELOADED = [
     "tests.faults.faulty_worker",
     "tests.forked",
     "tests.integration.transport_workers",
+    "tests.frozen",  # the last
 ]
 _SERVER_ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
