@@ -111,6 +111,7 @@ SUBJECTS = [
             "router/requests/generation.py",
         ],
         [
+            "tests/unit/router/requests/test_failure_history.py",
             "tests/unit/router/requests/test_dispatcher.py",
             "tests/unit/router/requests/test_retries.py",
             "tests/unit/router/requests/test_deaths.py",
@@ -170,7 +171,11 @@ def main() -> int:
         assert not fails(subject, None), f"the tests of {subject.name} fail without a mutant"
     drawn = draw(arguments.mutants, random.Random(arguments.seed))
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        killed = list(pool.map(lambda mutant: fails(mutant.subject, mutant), drawn))
+        killed = []
+        for found in pool.map(lambda mutant: fails(mutant.subject, mutant), drawn):
+            killed.append(found)
+            if len(killed) % 25 == 0:
+                print(f"{len(killed)} of {len(drawn)} tried", file=sys.stderr)
     for mutant, found in zip(drawn, killed, strict=True):
         if not found:
             print(f"survived: {mutant}")

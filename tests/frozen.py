@@ -1,5 +1,5 @@
-"""Imported last by the fork server: its objects stay out of the collector of forked processes, which
-would otherwise copy all their pages."""
+"""Imported last by the fork server: keeps its objects out of the collector of forked processes,
+which would otherwise copy all of the server's pages."""
 
 from __future__ import annotations
 
