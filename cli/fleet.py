@@ -233,10 +233,10 @@ class Fleet:
             elif self.settings.restart and now >= self._revive_at[child.name]:
                 self._start_child(child)
                 del self._revive_at[child.name]
-                news.append(f"{child.name} was started anew, pid {child.pid}")
+                news.append(f"{child.name} was restarted, pid {child.pid}")
         if self._valkey is not None and self._valkey.exit_status() is not None:
             self._valkey.restart()
-            news.append(f"the embedded Valkey ended and was started anew, pid {self._valkey.pid}")
+            news.append(f"the embedded Valkey ended and was restarted, pid {self._valkey.pid}")
         return news
 
     def _note_death(self, child: Child, now: float) -> str:
@@ -246,7 +246,7 @@ class Fleet:
             backoff_s = min(BACKOFF_S * 2 ** (child.num_starts - 1), BACKOFF_MAX_S)
         self._revive_at[child.name] = now + backoff_s
         tail = child.log_tail(4)
-        what_next = f"; starting it anew in {backoff_s:g} s" if self.settings.restart else ""
+        what_next = f"; restarting it in {backoff_s:g} s" if self.settings.restart else ""
         return f"{child.name} {child.ending()} after {lived_s:.0f} s{what_next}\n{tail}"
 
     # -- stop -------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class UpSettings:
     )
     kv_checksum: bool = setting_of(WorkerSettings, "kv_checksum")
 
-    restart: bool = setting(True, help="start a process anew when it ends unexpectedly")
+    restart: bool = setting(True, help="restart a process that ends unexpectedly")
     startup_timeout_s: float = setting(
         600.0, help="how long the fleet may take until it serves", unit="s", minimum=1
     )

@@ -72,7 +72,7 @@ class RouterSettings:
     admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
     supervisor_key: str | None = setting(
         None,
-        help="one more key for operators' paths, of whoever started this router",
+        help="one more key for operators' paths, held by the process that started this router",
         pattern=KEY_PATTERN,
         secret=True,
         flag=False,

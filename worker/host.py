@@ -157,7 +157,7 @@ class WorkerHost:
         self._reporter.reincarnate(incarnation)
         self._membership.register_anew(incarnation)
         self.count(Count.LAPSES)
-        log.warning("registered anew as incarnation %s", incarnation)
+        log.warning("registered again as incarnation %s", incarnation)
 
     def wait(self) -> None:
         """Wait for input; return at once after a step that computed something. Wakes during such

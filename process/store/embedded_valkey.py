@@ -96,7 +96,7 @@ class EmbeddedValkey:
         self._end_process()
         self._process = self._spawn(_find_binary())
         if not self._answers(time.monotonic() + self._start_timeout_s):
-            raise ConfigError(f"the embedded Valkey did not start anew:\n{self.log_tail()}")
+            raise ConfigError(f"the embedded Valkey did not restart:\n{self.log_tail()}")
 
     def stop(self) -> None:
         """Stop the server. May be called twice."""

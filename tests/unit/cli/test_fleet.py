@@ -135,11 +135,11 @@ def test_a_process_that_dies_is_reported_and_started_anew(tmp_path: Path) -> Non
         child.signal(signal.SIGKILL)
         assert child.wait(WAIT_S)
         (news,) = fleet.check()
-        assert re.match(r"decode-1 was ended by SIGKILL after \d+ s; starting it anew in 1 s", news)
+        assert re.match(r"decode-1 was ended by SIGKILL after \d+ s; restarting it in 1 s", news)
         assert fleet.check() == [], "it is reported once"
         later: list[str] = []
         until(lambda: later.extend(fleet.check()) or later)
-        assert later == [f"decode-1 was started anew, pid {child.pid}"]
+        assert later == [f"decode-1 was restarted, pid {child.pid}"]
         assert child.pid != former
         assert child.num_starts == 2
 
@@ -160,7 +160,7 @@ def test_a_dead_valkey_comes_back_and_workers_register_anew(tmp_path: Path) -> N
         os.kill(fleet.valkey.pid, signal.SIGKILL)
         until(lambda: fleet.valkey.exit_status() is not None)
         (news,) = fleet.check()
-        assert "Valkey ended and was started anew" in news
+        assert "Valkey ended and was restarted" in news
         until(lambda: len(get_json(f"{fleet.url}/fleet")) == 2)
 
 
