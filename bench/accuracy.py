@@ -1,6 +1,7 @@
 """Accuracy lost with fewer bits: perplexity, and how far next-token probabilities move.
 
-    python -m bench.accuracy --model FOLDER [--weights auto,int8,int4] [--text FILE] [--tokens N]
+    python -m bench.accuracy --model FOLDER|FILE.gguf [--weights auto,int8,int4] [--text FILE]
+        [--tokens N]
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
@@ -29,11 +30,12 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from bench.tools.paths import DEMO_MODEL
+from checkpoint.model_source import resolve_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.cpu_backend import KernelAttention, orders_for
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import load_model_config
-from engine.checkpoint.weights import load_weights
+from engine.checkpoint.weights import has_blocks, load_block_weights, load_weights
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
@@ -80,8 +82,9 @@ MODULES = (
 @dataclass
 class Sums:
     """Sums over all tokens: negative log-likelihood, divergence from the first kind, tokens with
-    the same best prediction."""
+    the same best prediction; and the bits of a weight, where known."""
 
+    bits_per_weight: float | None = None
     tokens: int = 0
     loss: float = 0.0
     divergence: float = 0.0
@@ -107,7 +110,12 @@ class Reader:
     def __init__(self, folder: Path, kind: Kind, device: torch.device) -> None:
         """Raises ModelLoadError, and BatonError if the kernels are unavailable on this CPU."""
         config, bits = load_model_config(folder), BITS[kind.weights]
-        weights = load_weights(folder, config, device, torch.bfloat16, None)
+        keeps_blocks = kind.weights == "auto" and device.type == "cpu" and has_blocks(folder)
+        weights = (
+            load_block_weights(folder, config, torch.bfloat16)
+            if keeps_blocks
+            else load_weights(folder, config, device, torch.bfloat16, None)
+        )
         layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
         windows, self._device = config.sliding_windows, device
         kernels = _kernels() if device.type == "cpu" else None
@@ -121,6 +129,11 @@ class Reader:
         else:
             self._model = DecoderModel(config, weights, weight_bits=bits)
             self._attention = TorchAttention(pool, windows)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of a weight as products read it, scales included, on average, where known."""
+        return self._model.bits_per_weight
 
     def logits(self, window: torch.Tensor) -> torch.Tensor:
         """[tokens, vocab], fp32, on the CPU."""
@@ -168,7 +181,7 @@ def compare(folder: Path, kinds: list[Kind], text: str, num_tokens: int) -> dict
     windows = [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     device = pick_device(kinds)
     readers = {kind: Reader(folder, kind, device) for kind in kinds}
-    sums = {kind: Sums() for kind in kinds}
+    sums = {kind: Sums(reader.bits_per_weight) for kind, reader in readers.items()}
     for window in windows:
         if len(window) < 2:
             continue
@@ -189,11 +202,19 @@ def _add(sums: Sums, odds: torch.Tensor, expected: torch.Tensor, following: torc
 
 def report(sums: dict[Kind, Sums]) -> Table:
     """One row for each kind."""
-    table = Table("weights", "perplexity", "over the first", "divergence, nats", "same best token")
+    table = Table(
+        "weights",
+        "bits per weight",
+        "perplexity",
+        "over the first",
+        "divergence, nats",
+        "same best token",
+    )
     first = next(iter(sums.values()))
     for kind, each in sums.items():
         table.add_row(
             kind.label,
+            "" if (found := each.bits_per_weight) is None else f"{found:.2f}",
             f"{math.exp(each.loss / each.tokens):.3f}",
             f"{math.exp((each.loss - first.loss) / each.tokens):.4f}x",
             f"{each.divergence / each.tokens:.5f}",
@@ -206,7 +227,9 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     default = DEMO_MODEL
-    parser.add_argument("--model", type=Path, default=default, help="a checkpoint's folder")
+    parser.add_argument(
+        "--model", default=str(default), help="a checkpoint's folder, or a GGUF file"
+    )
     parser.add_argument("--weights", default="auto,int8,int4", help=", ".join(BITS))
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
     parser.add_argument(
@@ -224,7 +247,8 @@ def main() -> int:
     kinds = [Kind(weights, kv_dtype) for weights, kv_dtype in itertools.product(*chosen)]
     try:
         text = held_text() if options.text is None else options.text.read_text()
-        sums = compare(options.model, kinds, text, options.tokens)
+        folder = resolve_model(options.model)
+        sums = compare(folder, kinds, text, options.tokens)
     except (BatonError, OSError) as error:
         print(f"bench.accuracy: {error}", file=sys.stderr)
         return 2

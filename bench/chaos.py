@@ -1,13 +1,17 @@
 """Random faults under steady load; every stream must be the same as without faults.
 
     python -m bench.chaos --minutes 10 --seed 1 [--model demo_model] [--clients 8]
+        [--num-blocks 1024] [--transports shm,nixl]
 
 Two routers, two prefill and two decode workers run as real processes. Faults: a worker or router
-is killed; a worker is stopped until it counts as dead, then continued; a worker is drained; the
-store is killed and restarted empty; and, if possible (see bench.reliability.connection_cut), a
-connection to a worker or to the store is cut. Faults come one at a time; ended processes are
-restarted before the next. Exits with 1 unless mismatches, duplicates, losses, errors and leaks are
-all zero.
+is killed; a worker is stopped until it counts as dead, then continued; a prefill worker is stopped
+for good, and killed later; a worker is drained; one joins and leaves; one comes with the id of a
+worker that lives; the store is killed and restarted empty; and, if possible (see
+bench.reliability.connection_cut), a connection to a worker or to the store is cut. Faults come one
+at a time; ended processes are restarted before the next. The longest request takes 124 blocks, so
+that `--num-blocks 160` makes pools tight. Each transport gets a fleet and the minutes. Exits with 1
+unless mismatches, duplicates, losses, errors and leaks are all zero; a client that gets 503 with
+Retry-After asks again.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -35,8 +40,8 @@ from bench.tools.paths import DEMO_MODEL
 PROMPT_LENGTHS = [5, 40, 120, 250, 400, 700, 1000, 1500, 90, 600, 330, 1900]
 NUM_TOKENS = 48
 STOPPED_S = 4.0
+STOPPED_FOR_GOOD_S = 8.0
 CUT_WAIT_S = 10.0
-NUM_BLOCKS = 1024
 
 
 class Chaos:
@@ -51,6 +56,9 @@ class Chaos:
             "prefill worker killed": lambda: self._kill("prefill"),
             "decode worker killed": lambda: self._kill("decode"),
             "prefill worker stopped": lambda: self._stop("prefill"),
+            "prefill worker stopped for good": self._stop_for_good,
+            "prefill worker joined and left": self._join,
+            "newcomer with a live worker's id": self._take_id,
             "decode worker stopped": lambda: self._stop("decode"),
             "worker drained": self._drain,
             "store killed": self._kill_store,
@@ -94,6 +102,29 @@ class Chaos:
         self._fleet.signal(victim, signal.SIGSTOP)
         time.sleep(STOPPED_S)
         self._fleet.signal(victim, signal.SIGCONT)
+
+    def _stop_for_good(self) -> None:
+        victim = self._rng.choice(self._fleet.names("prefill"))
+        self._fleet.signal(victim, signal.SIGSTOP)
+        time.sleep(STOPPED_FOR_GOOD_S)
+        self._fleet.signal(victim, signal.SIGKILL)
+        self._fleet.wait_end(victim, 10)
+        self._fleet.start(victim)
+
+    def _join(self) -> None:
+        name = "prefill-9"
+        self._fleet.start(name)
+        self._fleet.wait_ready()
+        self._fleet.signal(name, signal.SIGTERM)
+        if self._fleet.wait_end(name, 60) != 0:
+            raise RuntimeError(f"{name} did not leave in order")
+        self._fleet.forget(name)
+
+    def _take_id(self) -> None:
+        """It must end, and the worker that lives must not."""
+        name = self._rng.choice(self._fleet.names("prefill") + self._fleet.names("decode"))
+        if self._fleet.run_second(name, 60) == 0:
+            raise RuntimeError(f"a second {name} ended as if all were well")
 
     def _drain(self) -> None:
         victim = self._rng.choice(self._fleet.names("prefill") + self._fleet.names("decode"))
@@ -144,9 +175,9 @@ async def run(arguments: argparse.Namespace, fleet: BenchFleet) -> tuple[Chaos, 
     return chaos, load.tally, await asyncio.to_thread(fleet.left_over)
 
 
-def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
+def report(chaos: Chaos, tally: Tally, left: int, title: str) -> Table:
     """The figures as a table."""
-    table = Table(title=f"chaos, seed {seed}")
+    table = Table(title=title)
     table.add_column("what")
     table.add_column("count", justify="right")
     rows: list[tuple[str, Any]] = [
@@ -160,6 +191,7 @@ def report(chaos: Chaos, tally: Tally, left: int, seed: int) -> Table:
         ("duplicates", tally.duplicates),
         ("losses", tally.losses),
         ("errors seen by clients", len(tally.errors)),
+        ("503 with Retry-After, and asked again", tally.refused),
         ("streams cut with their router / resumed", f"{tally.cut} / {tally.resumed}"),
         ("longest pause of a stream, ms, p50 / p99", _percentiles(tally.pauses_ms)),
         ("requests, blocks, handoffs left at the end", left),
@@ -182,14 +214,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--num-blocks", type=int, default=1024)
+    parser.add_argument("--transports", default="shm,nixl")
     arguments = parser.parse_args(argv)
-    with BenchFleet(small_fleet(arguments.model, NUM_BLOCKS)) as fleet:
-        chaos, tally, left = asyncio.run(run(arguments, fleet))
     console = Console(soft_wrap=True)
-    console.print(report(chaos, tally, left, arguments.seed))
+    are_clean = [
+        run_with(transport, arguments, console) for transport in arguments.transports.split(",")
+    ]
+    return 0 if all(are_clean) else 1
+
+
+def run_with(transport: str, arguments: argparse.Namespace, console: Console) -> bool:
+    """Run a fleet with one transport and print the table; whether there were no failures."""
+    config = small_fleet(arguments.model, arguments.num_blocks)
+    flags = (*config.worker_flags, f"--transport={transport}", "--peer-silence-s=3")
+    with BenchFleet(replace(config, worker_flags=flags)) as fleet:
+        chaos, tally, left = asyncio.run(run(arguments, fleet))
+    console.print(report(chaos, tally, left, f"chaos over {transport}, seed {arguments.seed}"))
     for error in tally.errors[:10]:
         console.print(f"error: {error}", markup=False)
-    return 0 if is_clean(tally, left) else 1
+    return is_clean(tally, left)
 
 
 def _percentiles(values: list[float]) -> str:

@@ -11,11 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import cli
+from process.line_pump import LinePump
 
+_LAST_LINES_S = 1.0
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
@@ -33,6 +36,8 @@ class Child:
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
         self._read_to = 0
+        self._take: Callable[[str, str], None] | None = None
+        self._pump: LinePump | None = None
 
     @property
     def pid(self) -> int:
@@ -40,9 +45,17 @@ class Child:
         assert self._process is not None, "not started"
         return self._process.pid
 
+    def forward_to(self, take: Callable[[str, str], None]) -> None:
+        """From the next start on, pass each line of output to `take(name, line)`, from another
+        thread, instead of writing a log."""
+        self._take = take
+
     def start(self) -> None:
         """Start the process, or restart it after it ended."""
         assert self._process is None or self.exit_status() is not None, "still running"
+        if self._take is not None:
+            self._start_piped(partial(self._take, self.name))
+            return
         with open(self.log_path, "ab") as log_file:
             self._process = subprocess.Popen(
                 self._command,
@@ -52,6 +65,19 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.num_starts += 1
+
+    def _start_piped(self, take: Callable[[str], None]) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._pump = LinePump(self._process.stdout, take)
         self.num_starts += 1
 
     def exit_status(self) -> int | None:
@@ -85,7 +111,9 @@ class Child:
         return f"ended with status {status}"
 
     def new_lines(self) -> list[str]:
-        """Complete lines that the process wrote since the last call."""
+        """Complete lines that the process wrote to its log since the last call."""
+        if self._take is not None:
+            return []
         with open(self.log_path, "rb") as log_file:
             log_file.seek(self._read_to)
             text = log_file.read()
@@ -95,6 +123,10 @@ class Child:
 
     def log_tail(self, num_lines: int = 12) -> str:
         """The last lines of the log."""
+        if self._pump is not None:
+            if not self.is_running():
+                self._pump.join(_LAST_LINES_S)
+            return "\n".join(self._pump.tail(num_lines))
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 

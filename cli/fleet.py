@@ -8,25 +8,29 @@ are not forwarded from the environment and file that this process was given. Pri
 from __future__ import annotations
 
 import logging
+import os
 import re
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
+from process.orphans import reap_orphans
+from process.sockets.hosts import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import read_fleet
+from process.temporary import temporary_folder
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.http.api_keys import make_key
+from router.admission.api_keys import make_key
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +38,10 @@ POLL_S = 0.05
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
+_INIT = 1
 _PROGRESS = re.compile("(loading weights|building kernels).*")
 MISCONFIGURED = 2
-"""Exit status of a process whose settings or checkpoint are wrong."""
+"""Exit status of a process whose settings or checkpoint are wrong, or whose id is taken."""
 
 
 class Fleet:
@@ -47,13 +52,17 @@ class Fleet:
         settings: UpSettings,
         child_settings: ChildSettings | None = None,
         on_progress: Callable[[str], None] = lambda line: None,
+        take_line: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`on_progress` gets lines about the progress of the start. Starts nothing yet."""
+        """`on_progress` gets lines about the progress of the start. `take_line`, if given, gets the
+        name of a process and a line that it has written, from other threads; then there are no log
+        files. Starts nothing yet."""
         self.settings = settings
         self.workers: dict[str, WorkerInfo] = {}
         self.processes: dict[str, Child] = {}
         self._child_settings = child_settings or ChildSettings(settings)
         self._on_progress = on_progress
+        self._take_line = take_line
         self._valkey: EmbeddedValkey | None = None
         self._redis_url = settings.redis_url or ""
         self._url = ""
@@ -62,6 +71,8 @@ class Fleet:
         self._revive_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._drained: set[str] = set()
+        self._misconfigured: set[str] = set()
+        self._given_up: set[str] = set()
 
     # -- the running fleet ------------------------------------------------------------------
 
@@ -115,7 +126,7 @@ class Fleet:
 
     def _open_log_dir(self) -> None:
         if self.settings.log_dir is None:
-            self._log_dir = Path(tempfile.mkdtemp(prefix="baton-logs-"))
+            self._log_dir = temporary_folder("baton-logs-")
         else:
             self._log_dir = Path(self.settings.log_dir)
             try:
@@ -125,7 +136,10 @@ class Fleet:
 
     def _start_valkey(self) -> None:
         if self.settings.redis_url is None:
-            self._valkey = EmbeddedValkey().start()
+            valkey = EmbeddedValkey()
+            if self._take_line is not None:
+                valkey.forward_to(partial(self._take_line, "valkey"))
+            self._valkey = valkey.start()
             self._redis_url = self._valkey.url
 
     def _make_children(self) -> list[Child]:
@@ -150,11 +164,14 @@ class Fleet:
         return self.log_dir / "router.port"
 
     def _start_child(self, child: Child) -> None:
+        if self._take_line is not None:
+            child.forward_to(self._take_line)
         child.start()
         self._started_at[child.name] = time.monotonic()
 
     def _await_ready(self, deadline: float) -> None:
         while not self._is_ready():
+            self._reap_orphans()
             self._report_progress()
             for child in self.processes.values():
                 if not child.is_running():
@@ -184,7 +201,7 @@ class Fleet:
             shown = get_json(f"{self._url}/fleet", access=self.access)
         except RouterUnreachable:
             return False
-        connected = {each["worker_id"] for each in shown if each["connected"]}
+        connected = {each["worker_id"] for each in shown["workers"] if each["connected"]}
         return all(child.name in connected for child in ours)
 
     def _report_progress(self) -> None:
@@ -215,14 +232,16 @@ class Fleet:
     def check(self) -> list[str]:
         """Restart processes that ended; returns lines about ends and restarts since the last call.
 
-        A worker that ended with status 0 was drained and is not restarted.
+        A worker that ended with status 0 was drained and is not restarted. A worker that ended as
+        misconfigured is restarted once, because its memory or its id may be free again.
 
         The thread that called `start` must call this periodically.
         """
+        self._reap_orphans()
         now = time.monotonic()
         news: list[str] = []
         for child in self.processes.values():
-            if child.is_running():
+            if child.is_running() or child.name in self._given_up:
                 continue
             if child.exit_status() == 0:
                 if child.name not in self._drained:
@@ -239,15 +258,38 @@ class Fleet:
             news.append(f"the embedded Valkey ended and was restarted, pid {self._valkey.pid}")
         return news
 
+    def _reap_orphans(self) -> None:
+        """As PID 1 of a container, take in the processes that children have left behind."""
+        if os.getpid() != _INIT:
+            return
+        own = {child.pid for child in self.processes.values() if child.num_starts}
+        reap_orphans(own | ({self._valkey.pid} if self._valkey else set()))
+
     def _note_death(self, child: Child, now: float) -> str:
         lived_s = now - self._started_at[child.name]
         backoff_s = BACKOFF_S
         if lived_s < STEADY_S:
             backoff_s = min(BACKOFF_S * 2 ** (child.num_starts - 1), BACKOFF_MAX_S)
         self._revive_at[child.name] = now + backoff_s
+        what_next = ""
+        if lived_s >= STEADY_S:
+            self._misconfigured.discard(child.name)
+        if self._is_hopeless(child):
+            self._given_up.add(child.name)
+            what_next = "; not restarting it again"
+        elif self.settings.restart:
+            what_next = f"; restarting it in {backoff_s:g} s"
         tail = child.log_tail(4)
-        what_next = f"; restarting it in {backoff_s:g} s" if self.settings.restart else ""
         return f"{child.name} {child.ending()} after {lived_s:.0f} s{what_next}\n{tail}"
+
+    def _is_hopeless(self, child: Child) -> bool:
+        """Whether a worker has ended as misconfigured twice in a row."""
+        if child.role == Role.ROUTER or child.exit_status() != MISCONFIGURED:
+            self._misconfigured.discard(child.name)
+            return False
+        is_again = child.name in self._misconfigured
+        self._misconfigured.add(child.name)
+        return is_again
 
     # -- stop -------------------------------------------------------------------------------
 
@@ -299,5 +341,6 @@ def _early_end(child: Child) -> BatonError:
 def _local_url(settings: UpSettings, port: int) -> str:
     """A URL for this host; a wildcard address is replaced by the loopback address."""
     scheme = "http" if settings.tls_cert_file is None else "https"
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"
+    host = unbracketed(settings.host)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://{bracketed(local)}:{port}"

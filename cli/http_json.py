@@ -56,12 +56,16 @@ def get_json(url: str, timeout_s: float = 5.0, access: RouterAccess = OPEN_ACCES
     return _json(urllib.request.Request(url), timeout_s, access)
 
 
-def post_json(url: str, body: Mapping[str, Any], timeout_s: float = 60.0) -> Any:
+def post_json(
+    url: str,
+    body: Mapping[str, Any],
+    timeout_s: float = 60.0,
+    access: RouterAccess = OPEN_ACCESS,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """The JSON answer to a POST of JSON. Raises as `get_json` does."""
-    headers = {"Content-Type": "application/json"}
-    return _json(
-        urllib.request.Request(url, json.dumps(body).encode(), headers), timeout_s, OPEN_ACCESS
-    )
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    return _json(urllib.request.Request(url, json.dumps(body).encode(), sent), timeout_s, access)
 
 
 def _json(request: urllib.request.Request, timeout_s: float, access: RouterAccess) -> Any:

@@ -1,4 +1,4 @@
-"""`baton keys`: makes an API key, or hashes one, for the router's key files.
+"""`baton keys`: makes a key, or hashes one, and prints its line for the router's key files.
 
 Prints the key once and stores it nowhere.
 """
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError
-from router.http.api_keys import hash_key, make_key
+from router.admission.api_keys import NAME_PATTERN, hash_key, key_line, make_key
+from router.admission.tenant import KeyTerms
+
+_PRIORITIES = {"minimum": -(10**9) + 1, "maximum": 10**9 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,27 +22,60 @@ class KeysSettings:
     """Settings of `baton keys`."""
 
     hash: bool = setting(
-        False, help="read a key from standard input and print its hash alone, for a key file"
+        False, help="read a key from standard input and print its line alone, for a key file"
     )
+    name: str | None = setting(
+        None, help="name of the key in logs and on the dashboard", pattern=NAME_PATTERN
+    )
+    priority: int | None = setting(
+        None,
+        help="priority of requests that name none; lower is earlier. None: 0, or max_priority if "
+        "that is later",
+        **_PRIORITIES,
+    )
+    max_priority: int = setting(
+        0, help="most urgent priority that a request of this key may name", **_PRIORITIES
+    )
+    inflight: int | None = setting(
+        None,
+        help="sequences of this key at once; none: the router's default",
+        unit="sequences",
+        minimum=1,
+    )
+    cache: str | None = setting(
+        None,
+        help="group of keys that share cached prefixes; none: the key shares them with no other",
+        pattern=NAME_PATTERN,
+    )
+
+    def __post_init__(self) -> None:
+        if self.terms.priority < self.max_priority:
+            raise ConfigError("priority is more urgent than max_priority; lower is more urgent")
+
+    @property
+    def terms(self) -> KeyTerms:
+        """What the key will allow."""
+        priority = max(0, self.max_priority) if self.priority is None else self.priority
+        return KeyTerms(self.name or "", priority, self.max_priority, self.inflight, self.cache)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a key and its hash, or only a hash; returns 2 if the key is not acceptable."""
+    """Print a key and its line, or only a line; returns 2 if the key is not acceptable."""
     settings = settings_or_exit(
         KeysSettings,
         argv,
         prog="baton keys",
-        description="Make an API or admin key; its hash is a line of the router's key file.",
+        description="Make an API or admin key and its line for the router's key file.",
         section="keys",
     )
     if settings.hash:
         try:
-            print(hash_key(sys.stdin.readline().strip()))
+            print(key_line(hash_key(sys.stdin.readline().strip()), settings.terms))
         except ConfigError as error:
             print(f"baton keys: {error}", file=sys.stderr)
             return 2
         return 0
     key = make_key()
     print(f"key, for the client:       {key}")
-    print(f"hash, for the key file:    {hash_key(key)}")
+    print(f"line, for the key file:    {key_line(hash_key(key), settings.terms)}")
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
-from cli.tables import print_workers
+from cli.tables import is_refused, print_workers
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
 from protocol.errors import ServiceError
@@ -56,26 +56,30 @@ def main(argv: Sequence[str]) -> int:
         section="status",
     )
     try:
-        workers, has_load = _ask(settings)
+        fleet, has_load = _ask(settings)
     except ServiceError as error:
         print(f"baton status: {error}", file=sys.stderr)
         return 1
     if settings.json:
-        print(json.dumps(workers, indent=2))
+        print(json.dumps(fleet, indent=2))
         return 0
+    workers = fleet["workers"]
     if not workers:
         print("no worker is registered")
         return 0
     print_workers(Console(), workers, has_load)
+    for each in filter(is_refused, workers):
+        print(f"{each['worker_id']} is {each['condition']}")
     return 0
 
 
-def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
-    """The workers, and whether their load is known. Raises ServiceError."""
+def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
+    """The fleet as `GET /fleet` shows it, and whether its load is known: without a router, only
+    the registered workers are. Raises ServiceError."""
     try:
         access = RouterAccess(settings.admin_key, settings.cert_file)
         url = f"{settings.router_url.rstrip('/')}/fleet"
-        return get_json(url, settings.timeout_s, access), True
+        return _fleet_of(url, get_json(url, settings.timeout_s, access)), True
     except RouterUnreachable as error:
         if settings.redis_url is None:
             raise RouterUnreachable(
@@ -83,4 +87,11 @@ def _ask(settings: StatusSettings) -> tuple[list[dict[str, Any]], bool]:
             ) from error
         print(f"baton status: {error}; load is not known", file=sys.stderr)
         found = read_fleet(settings.redis_url, settings.cluster, settings.timeout_s)
-        return [registered(info) for info in found.values()], False
+        return {"workers": [registered(info) for info in found.values()]}, False
+
+
+def _fleet_of(url: str, answer: Any) -> dict[str, Any]:
+    """The answer, if it is a router's. Raises ServiceError."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("workers"), list):
+        raise ServiceError(f"{url} does not list workers: is it a router of this version?")
+    return answer

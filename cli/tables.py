@@ -61,6 +61,11 @@ def workers_table(workers: Iterable[Mapping[str, Any]], with_load: bool) -> Tabl
     return _table(workers, _WHO + (_LOAD if with_load else _LOAD[:1]) + _WHERE)
 
 
+def is_refused(worker: Mapping[str, Any]) -> bool:
+    """Whether the router that answered does not use this worker, and says why."""
+    return str(worker.get("condition", "")).startswith("refused: ")
+
+
 def _table(workers: Iterable[Mapping[str, Any]], columns: Sequence[_Column]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, key in columns:
@@ -77,6 +82,8 @@ def _cell(worker: Mapping[str, Any], key: str) -> str:
     value = worker[key]
     if key == "transport":  # with its best path; an older router reports no paths
         return ": ".join([value, *worker.get("transport_paths", ())[:1]])
+    if key == "state" and is_refused(worker):
+        return "refused"
     if key == "state" and not worker.get("connected", True):
         return f"{value}, not connected"
     return f"{value:,}" if isinstance(value, int) and key != "pid" else str(value)

@@ -10,16 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
+from typing import TextIO, cast
 
 from rich.console import Console
 
+from checkpoint.model_source import commit_of, model_name, resolve_model
 from cli.child_settings import ChildSettings
 from cli.fleet import Fleet
+from cli.json_output import JsonOutput
 from cli.tables import print_workers
-from cli.up_settings import UpSettings
+from cli.up_settings import TO_STDOUT, UpSettings
 from process.cores import ranges_of, usable_cores
-from process.model_source import model_name, resolve_model
-from process.settings import config_path_of, flags_given, settings_or_exit
+from process.logs import setup_logs
+from process.settings import (
+    config_path_of,
+    flags_given,
+    settings_or_exit,
+    warn_of_unknown_variables,
+)
+from protocol.error_line import one_line
 from protocol.errors import BatonError, ConfigError, ModelLoadError
 from router.fleet.worker import registered
 
@@ -35,28 +44,49 @@ def main(argv: Sequence[str]) -> int:
         description="Start a router, workers and, unless one is named, a Valkey on this host.",
         section="up",
     )
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    output = JsonOutput(sys.stdout) if settings.log_to == TO_STDOUT else None
+    console = console_on(output)
+    if output is not None:
+        setup_logs(settings.log_level, "json", "up", output.stream_of("up"))
+    warn_of_unknown_variables(UpSettings)
     try:
-        settings = with_local_model(settings)
+        asked, settings = settings.model, with_local_model(settings)
+        commit = commit_of(settings.model)
+        if commit is not None:
+            console.print(f"{asked} is commit {commit}")
         child_settings = ChildSettings(
             settings,
-            flags_given(UpSettings, argv) | {"model", "served_model_name"},
+            flags_given(UpSettings, argv) | {"model", "revision", "served_model_name"},
             config_path=config_path_of(argv, os.environ),
         )
-        run_fleet(Fleet(settings, child_settings, console.print), console)
+        take_line = None if output is None else output.write_line
+        run_fleet(Fleet(settings, child_settings, console.print, take_line), console)
     except BatonError as error:
-        print(f"baton up: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, ModelLoadError)) else 1
+        is_wrong = isinstance(error, (ConfigError, ModelLoadError))
+        line = one_line(error) if is_wrong else str(error)
+        print(f"baton up: {line}", file=sys.stderr if output is None else console.file)
+        return 2 if is_wrong else 1
     return 0
+
+
+def console_on(output: JsonOutput | None) -> Console:
+    """Where `baton up` tells what it does: the terminal, or lines of JSON."""
+    if output is None:
+        return Console(highlight=False, markup=False, soft_wrap=True)
+    stream = output.stream_of("up")
+    return Console(
+        file=cast(TextIO, stream), highlight=False, markup=False, soft_wrap=True, no_color=True
+    )
 
 
 def with_local_model(settings: UpSettings) -> UpSettings:
     """The settings with the model's local folder, fetched once for all processes. Raises
-    ModelLoadError."""
+    ConfigError and ModelLoadError."""
     return replace(
         settings,
-        model=str(resolve_model(settings.model).resolve()),
-        served_model_name=settings.served_model_name or model_name(settings.model),
+        model=str(resolve_model(settings.model, settings.revision).resolve()),
+        revision=None,
+        served_model_name=settings.served_model_name or (model_name(settings.model),),
     )
 
 
@@ -91,23 +121,25 @@ def announce_start(fleet: Fleet, console: Console) -> None:
     shares = "; ".join(",".join(ranges_of(share)) for share in children.core_shares)
     console.print(
         f"starting {settings.prefill} prefill and {settings.decode} decode workers for "
-        f"{settings.served_model_name or settings.model}: "
+        f"{next(iter(settings.served_model_name), settings.model)}: "
         f"{children.torch_threads} threads each on {len(usable_cores())} cores"
         + (f", each kept to its own ({shares})" if shares else "")
     )
 
 
 def show(fleet: Fleet, console: Console) -> None:
-    """Print the workers, the router, Valkey and the log folder."""
+    """Print the workers, the router and its dashboard, Valkey and the log folder."""
     valkey = fleet.valkey
     console.print()
     rows = [registered(info) for info in fleet.workers.values()]
     print_workers(console, rows, with_load=False)
     console.print()
     console.print(f"router   {fleet.url}/v1  (pid {fleet.processes['router'].pid})")
+    console.print(f"page     {fleet.url}/dashboard/")
     if valkey is not None:
         console.print(f"valkey   127.0.0.1:{valkey.port}  (pid {valkey.pid}, embedded)")
-    console.print(f"logs     {fleet.log_dir}")
+    to_stdout = fleet.settings.log_to == TO_STDOUT
+    console.print(f"logs     {'standard output' if to_stdout else fleet.log_dir}")
     console.print()
 
 

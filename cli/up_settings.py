@@ -12,13 +12,16 @@ from process.settings import setting, setting_of
 from router.settings import RouterSettings
 from worker.settings import WorkerSettings
 
+TO_STDOUT = "stdout"
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpSettings:
     """Settings of `baton up`; None leaves a setting to its process."""
 
     model: str = setting_of(WorkerSettings, "model")
-    served_model_name: str | None = setting_of(WorkerSettings, "served_model_name")
+    revision: str | None = setting_of(WorkerSettings, "revision")
+    served_model_name: tuple[str, ...] = setting_of(WorkerSettings, "served_model_name")
     prefill: int = setting(
         1,
         help="prefill workers; 0: every decode worker prefills its own prompts (in a file: in "
@@ -32,6 +35,7 @@ class UpSettings:
 
     tool_parser: str = setting_of(RouterSettings, "tool_parser")
     reasoning_parser: str = setting_of(RouterSettings, "reasoning_parser")
+    control_tokens_in_text: str = setting_of(RouterSettings, "control_tokens_in_text")
 
     host: str = setting_of(RouterSettings, "host")
     port: int = setting_of(RouterSettings, "port")
@@ -52,6 +56,8 @@ class UpSettings:
     api_key_file: str | None = setting_of(RouterSettings, "api_key_file")
     admin_key_file: str | None = setting_of(RouterSettings, "admin_key_file")
 
+    allowed_hosts: tuple[str, ...] = setting_of(RouterSettings, "allowed_hosts")
+    cors_origins: tuple[str, ...] = setting_of(RouterSettings, "cors_origins")
     tls_cert_file: str | None = setting_of(RouterSettings, "tls_cert_file")
     tls_key_file: str | None = setting_of(RouterSettings, "tls_key_file")
 
@@ -84,11 +90,13 @@ class UpSettings:
         "batch at full context needs; none: a share of it",
     )
     max_context: int | None = setting_of(WorkerSettings, "max_context")
-    max_batch_size: int = setting_of(
-        WorkerSettings, "max_batch_size", help="sequences that run at once on a worker"
+    max_batch_size: int | None = setting_of(
+        WorkerSettings,
+        "max_batch_size",
+        help="sequences that run at once on a worker; none: 64 on cpu, 256 on cuda",
     )
     chunk_min_tokens: int = setting_of(WorkerSettings, "chunk_min_tokens")
-    chunk_max_tokens: int = setting_of(WorkerSettings, "chunk_max_tokens")
+    chunk_max_tokens: int | None = setting_of(WorkerSettings, "chunk_max_tokens")
     itl_target_ms: float = setting_of(WorkerSettings, "itl_target_ms")
     local_prefill_threshold_tokens: int = setting_of(
         RouterSettings, "local_prefill_threshold_tokens"
@@ -104,5 +112,11 @@ class UpSettings:
     )
     log_dir: str | None = setting(
         None, help="folder for the processes' logs; none: a temporary one"
+    )
+    log_to: str = setting(
+        "files",
+        help="files: each process's log goes to a file in log_dir; stdout: all logs, also those of "
+        "UCX and Valkey, go to standard output, one JSON object a line",
+        choices=("files", TO_STDOUT),
     )
     log_level: str = setting_of(WorkerSettings, "log_level")

@@ -13,6 +13,7 @@ from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import TransferEvent
 from process.sockets.control import Peer
+from protocol.flight import FlightKind
 from protocol.messages import HandoffToken, PrefillDone
 from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.sequence import Sequence
@@ -69,6 +70,7 @@ class Departures:
             last_chunk_end_us=now_us,
         )
         self._outbound.open(key, num_blocks, sequence.deadline)
+        self._outbound.begin(key)
         self._outbound.offer(key, 0, sequence.block_table[:num_blocks], chunk=-1)
         self._outbound.finish(key, token)
 
@@ -90,7 +92,7 @@ class Departures:
         """The process ends: tell the routers that their requests go on without these blocks."""
         for key, departure in self._departures.items():
             if not departure.unwanted:
-                self._host.send(departure.router, self._host.failure(key, reason, retryable=True))
+                self._send_failure(key, departure, reason)
 
     # -- events -----------------------------------------------------------------------------
 
@@ -118,16 +120,22 @@ class Departures:
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived."""
         self._departures[key].writes.append(span)
+        since = self._host.now() - (span.done_us - span.post_us) / 1e6
+        self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
+
+    def on_granted(self, key: HandoffKey) -> None:
+        """The other decode worker granted its blocks; nothing is to be done here."""
 
     def on_unwanted(self, key: HandoffKey) -> None:
         """The other decode worker gave up; there is no computation here to stop."""
 
-    def on_closed(self, key: HandoffKey, error: str) -> None:
-        """The other decode worker is told that the handoff ended."""
+    def on_closed(self, key: HandoffKey, error: str) -> str:
+        """The other decode worker is told that the handoff ended; no request is at fault."""
         departure = self._departures.get(key)
         if departure is not None:
             departure.answered = True
             departure.error = error
+        return ""
 
     def on_released(self, key: HandoffKey) -> None:
         """The handoff is over: release the blocks (full ones stay cached) and tell the router the
@@ -139,14 +147,18 @@ class Departures:
         error = departure.error or self._outbound.error_of(key)
         if error or not departure.answered:
             reason = error or "the other decode worker gave up"
-            failure = self._host.failure(key, reason, retryable=True)
-            self._host.send(departure.router, failure)
+            self._send_failure(key, departure, reason)
             return
         self._host.count(Count.HANDOVERS)
         done = PrefillDone(
             request_id=key.request_id, attempt=key.attempt, trace=self._trace(departure)
         )
         self._host.send(departure.router, done)
+
+    def _send_failure(self, key: HandoffKey, departure: _Departure, reason: str) -> None:
+        trace_id = departure.sequence.trace_id
+        failure = self._host.failure(key, reason, retryable=True, trace_id=trace_id)
+        self._host.send(departure.router, failure)
 
     def _trace(self, departure: _Departure) -> PrefillTrace:
         blocks_moved = sum(write.num_blocks for write in departure.writes)

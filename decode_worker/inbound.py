@@ -1,34 +1,37 @@
 """The receiving side of handoffs: connects the state machine to links and transfers.
 
-`kv_transfer.handoff.receiver` decides what to grant and when to lift a fence. Grants, renewals and
-aborts go to the sending workers over their control links; the transport reports landed blocks. The
-counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told which blocks
-have arrived and when no peer can write to them any more.
+`kv_transfer.handoff.receiver` decides what to grant and when to lift a fence. Asks, grants,
+renewals and aborts go to the sending workers over their control links; the transport reports landed
+blocks. The counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told
+when a source has begun, which blocks have arrived and when no peer can write to them any more.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from decode_worker.peers import PrefillPeers
-from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import (
+from kv_transfer.handoff.actions import (
+    Begun,
     Complete,
     Failed,
-    HandoffReceiver,
     ReceiverAction,
     SendAbort,
+    SendAsk,
     SendGrant,
     SendRenew,
     Unfence,
     Verify,
 )
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
 from protocol.errors import ProtocolError
-from protocol.messages import Abort, KvClosed, PrefillPeer
+from protocol.messages import Abort, KvBegun, KvClosed, PrefillPeer
 from worker.counters import Count
 from worker.host import WorkerHost
 
@@ -37,6 +40,10 @@ log = logging.getLogger(__name__)
 
 class GrantOwner(Protocol):
     """The owner of the granted blocks; it must ignore unknown keys."""
+
+    def on_begun(self, key: HandoffKey) -> None:
+        """The source holds every block of the prompt: blocks may be reserved for it."""
+        ...
 
     def on_complete(self, key: HandoffKey) -> None:
         """Every granted block holds its data."""
@@ -77,8 +84,16 @@ class InboundHandoffs:
         return self._receiver.is_open(key)
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was offered before."""
+        """Whether the handoff was asked for before."""
         return self._receiver.is_known(key)
+
+    def is_asking(self, key: HandoffKey) -> bool:
+        """Whether the handoff was asked for, and nothing is granted yet."""
+        return self._receiver.is_asking(key)
+
+    def fenced_by(self, incarnations: Collection[str]) -> list[HandoffKey]:
+        """Handoffs whose blocks one of these workers may still write to."""
+        return self._receiver.fenced_by(incarnations)
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
         """Prompt indices of the granted blocks of an open handoff that already hold their data."""
@@ -86,18 +101,25 @@ class InboundHandoffs:
 
     # -- calls by the owner -----------------------------------------------------------------
 
-    def offer(self, key: HandoffKey, peer: PrefillPeer, first_block: int, blocks: Seq[int]) -> None:
-        """Grant our blocks to a peer, for the prompt blocks from `first_block` on; `blocks` may be
-        empty."""
+    def ask(self, key: HandoffKey, peer: PrefillPeer) -> None:
+        """Wait until a peer has begun with this prompt."""
         self._peers.connect(peer)
-        now = self._host.now()
-        self._carry_out(self._receiver.offer(key, peer.incarnation, first_block, blocks, now))
+        self._carry_out(self._receiver.ask(key, peer.incarnation, self._host.now()))
+
+    def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
+        """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
+        `blocks` may be empty."""
+        self._carry_out(self._receiver.offer(key, first_block, blocks, self._host.now()))
 
     def abort(self, key: HandoffKey) -> None:
-        """The blocks are no longer wanted; they stay fenced until `on_unfenced`."""
+        """The blocks are no longer wanted; granted ones stay fenced until `on_unfenced`."""
         self._carry_out(self._receiver.abort(key))
 
     # -- events -----------------------------------------------------------------------------
+
+    def begin(self, begun: KvBegun) -> None:
+        """The peer holds every block of the prompt."""
+        self._carry_out(self._receiver.begun(begun))
 
     def close(self, closed: KvClosed) -> None:
         """The peer posts no more writes."""
@@ -131,6 +153,10 @@ class InboundHandoffs:
     def _carry_out(self, actions: list[ReceiverAction]) -> None:
         for action in actions:
             match action:
+                case SendAsk(peer, ask):
+                    self._peers.send(peer, ask)
+                case Begun(key):
+                    self._owner.on_begun(key)
                 case SendGrant(peer, grant):
                     self._peers.send(peer, grant)
                 case SendRenew(peer, renew):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from decode_worker.peers import PrefillPeers
+from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
@@ -16,6 +17,7 @@ from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
+from worker.pod_events import pod_events
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,12 +39,36 @@ def main(argv: Sequence[str]) -> int:
         )
         peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
         surroundings.stack.callback(peers.close)
-        sender = HandoffSender(margin_s=settings.grant_margin_ms / 1e3)
+        sender = HandoffSender(
+            margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
+        )
         resumption = Resumption(host, settings.resume_grace_s)
         host.engine.one_step_ahead = _goes_ahead(settings)
-        return DecodeWorker(host, receiver, sender, peers, resumption)
+        reach = _reach(settings, host, peers, surroundings)
+        return DecodeWorker(host, receiver, sender, peers, reach, resumption)
 
     return run_worker(settings, Role.DECODE, build)
+
+
+def _reach(
+    settings: DecodeSettings, host: WorkerHost, peers: PrefillPeers, around: Surroundings
+) -> PrefillReach:
+    """The watch on prefill workers, connected to metrics, readiness and the pod's Events."""
+    events = pod_events(settings.pod_name, settings.pod_uid)
+    if events is not None:
+        around.stack.callback(events.close)
+
+    def tell(is_lost: bool, text: str) -> None:
+        if events is not None:
+            reason = "PrefillUnreachable" if is_lost else "PrefillReachable"
+            events.write(reason, text, is_warning=is_lost)
+
+    reach = PrefillReach(
+        peers.obstacles, peers.meet_again, settings.peer_silence_s, settings.require_prefill, tell
+    )
+    host.watch_prefill(lambda: reach.is_lost)
+    around.add_check(reach.not_ready_reason)
+    return reach
 
 
 def _goes_ahead(settings: DecodeSettings) -> bool:

@@ -56,6 +56,7 @@ class PrefillPeers:
         self._silence_s = silence_s
         self._links: dict[str, _Link] = {}
         self._met: set[str] = set()
+        self._why_gone: dict[str, str] = {}
         self._next_meeting = 0.0
         self._unreachable: list[str] = []
         self._reset: list[str] = []
@@ -87,16 +88,49 @@ class PrefillPeers:
                     )
                 )
         self._met = {info.incarnation for info in members}
+        self._why_gone = {each: why for each, why in self._why_gone.items() if each in self._met}
+
+    def meet_again(self) -> None:
+        """At the next meeting, open links again that were closed although their workers are in the
+        fleet."""
+        self._met.clear()
+
+    def obstacles(self, now: float) -> dict[str, str | None]:
+        """By worker id, for each prefill worker that stays in the fleet: why it cannot send to us;
+        None if it can. Call it after `receive`."""
+        return {
+            info.worker_id: self._obstacle(info, now)
+            for info in self._around.members()
+            if info.role is Role.PREFILL
+            and info.state not in (WorkerState.LOADING, WorkerState.DRAINING)
+        }
+
+    def _obstacle(self, info: WorkerInfo, now: float) -> str | None:
+        link = self._links.get(info.incarnation)
+        if difference := self._difference(info):
+            return difference
+        if link is None:
+            return self._why_gone.get(info.incarnation, "not connected yet")
+        if link.control.accepted is None:
+            return f"nobody has answered yet at {link.control.endpoint}"
+        silent_s = link.control.silent_s(now)
+        return f"silent for {silent_s:.0f} s" if silent_s >= self._silence_s else None
 
     def _may_send_to_us(self, info: WorkerInfo) -> bool:
-        hello, ours = self._around.hello, self._around.descriptor.transport
-        return (
-            info.role is Role.PREFILL
-            and info.state is WorkerState.READY
-            and info.protocol_version == hello.protocol_version
-            and info.layout_fingerprint == hello.layout_fingerprint
-            and info.transport == ours
-        )
+        is_ready = info.role is Role.PREFILL and info.state is WorkerState.READY
+        return is_ready and self._difference(info) is None
+
+    def _difference(self, info: WorkerInfo) -> str | None:
+        """How a worker differs from us so that it cannot send to us, in words; None if it can."""
+        hello, transport = self._around.hello, self._around.descriptor.transport
+        for what, theirs, ours in (
+            ("protocol version", info.protocol_version, hello.protocol_version),
+            ("KV layout fingerprint", info.layout_fingerprint, hello.layout_fingerprint),
+            ("transport", info.transport, transport),
+        ):
+            if theirs != ours:
+                return f"its {what} is {theirs}, ours is {ours}"
+        return None
 
     def connect(self, peer: PrefillPeer) -> None:
         """Open the link to a peer unless it is open; `gone` reports a peer whose link cannot be
@@ -151,6 +185,7 @@ class PrefillPeers:
             if reason:
                 level = logging.INFO if link.is_leaving else logging.WARNING
                 log.log(level, "worker %s is gone: %s", link.worker_id, reason)
+                self._why_gone[incarnation] = reason
                 self._close(incarnation)
                 gone.append(incarnation)
         return gone

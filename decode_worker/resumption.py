@@ -96,7 +96,9 @@ class Resumption:
     def _move(self, router: Peer, message: Resume, task: Task) -> None:
         if task.orphaned_at is None:
             reason = "the stream was resumed over another connection"
-            self._host.send(task.router, self._host.failure(task.asked, reason, retryable=False))
+            trace_id = task.sequence.trace_id
+            failure = self._host.failure(task.asked, reason, retryable=False, trace_id=trace_id)
+            self._host.send(task.router, failure)
         task.router, task.attempt, task.orphaned_at = router, message.attempt, None
         self._host.count(Count.STREAMS_RESUMED)
         self._host.send(router, task.resumed(message.attempt, None))

@@ -18,6 +18,15 @@ class DecodeSettings(WorkerSettings):
         "does not wait for its host; auto: on cuda",
         choices=("auto", "on", "off"),
     )
+    require_prefill: bool = setting(
+        False,
+        help="be ready only while some prefill worker can be reached; otherwise a worker without "
+        "one computes prompts itself, and its log and metrics say so",
+    )
+    pod_name: str | None = setting(
+        None, help="name of this worker's Kubernetes pod: what happens to it becomes Events"
+    )
+    pod_uid: str | None = setting(None, help="uid of that pod")
     resume_grace_s: float = setting(
         30.0,
         help="how long a stream whose router is gone goes on, and a finished one is kept, for its "

@@ -18,7 +18,7 @@ from protocol.messages import (
     SequenceTokens,
 )
 from protocol.sampling import PromptLogprobs, TokenLogprobs
-from protocol.traces import ChunkSpan, DecodeTrace
+from protocol.traces import GAP_US, ChunkSpan, DecodeTrace, GapSpan, StepSpan, pack_steps
 from scheduling.batch import Produced
 from scheduling.sequence import Sequence, SequenceState
 
@@ -43,7 +43,7 @@ class Task:
     blocks_arrived_us: int = 0
     first_token_us: int = 0
     first_step_us: int = 0
-    num_decode_steps: int = 0
+    seen_preemptions: int = 0
     is_announced: bool = False
     is_resumable: bool = False
     attempt: int = -1
@@ -53,6 +53,8 @@ class Task:
     finish: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
+    steps: list[StepSpan] = field(default_factory=list)
+    stalls: list[GapSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """A task that continues an earlier attempt lacks its tokens' log-probabilities; it cannot
@@ -62,6 +64,21 @@ class Task:
         self.num_emitted = sequence.num_output
         if sequence.sampling.logprobs is not None and sequence.num_output:
             self.is_resumable = False
+
+    def note_step(self, span: StepSpan) -> None:
+        """A step decoded a token of the task; the tasks of a step share its span."""
+        if self.steps and span.start_us - self.steps[-1].end_us > GAP_US:
+            start_us = self.steps[-1].end_us
+            self.stalls.append(GapSpan(start_us, span.start_us, self._stall_reason(start_us)))
+        self.seen_preemptions = self.sequence.num_preemptions
+        self.steps.append(span)
+
+    def _stall_reason(self, since_us: int) -> str:
+        """Why no step decoded a token of the task since then."""
+        if self.sequence.num_preemptions == self.seen_preemptions:
+            return "the worker ran no step for it"
+        again = sum(each.num_tokens for each in self.chunks if each.start_us >= since_us)
+        return f"preempted: its blocks went to an older sequence; {again} tokens computed again"
 
     @property
     def asked(self) -> HandoffKey:
@@ -78,10 +95,17 @@ class Task:
         has_all = self.token is not None and bool(self.blocks_arrived_us)
         return (
             not has_all
-            and self.sequence.state is SequenceState.RECEIVING
+            and self._is_remote
             and self.prefill is not None
             and self.prefill.incarnation == incarnation
         )
+
+    @property
+    def _is_remote(self) -> bool:
+        """Whether another worker computes the prompt, and not all of it is here."""
+        state = self.sequence.state
+        is_asking = state is SequenceState.WAITING and self.sequence.remote
+        return is_asking or state is SequenceState.RECEIVING
 
     def waits_for_token_of(self, incarnation: str) -> bool:
         """Whether this prefill worker still has to send the first token."""
@@ -92,7 +116,7 @@ class Task:
     ) -> SequenceTokens:
         """One token for the router; the attempt's first token carries the cached-token count."""
         first, self.is_announced = not self.is_announced, True
-        cached = self.token.cached_tokens if self.token else self.sequence.num_cached
+        cached = max(self.token.cached_tokens if self.token else 0, self.sequence.num_cached)
         self.num_emitted, self.finish = produced.index + 1, produced.finish
         if first:
             self.cached_tokens = cached
@@ -156,6 +180,9 @@ class Task:
             first_token_us=self.first_token_us,
             first_step_us=self.first_step_us,
             finished_us=finished_us,
-            num_decode_steps=self.num_decode_steps,
+            num_decode_steps=len(self.steps),
             num_preemptions=self.sequence.num_preemptions,
+            steps_since_us=self.steps[0].start_us if self.steps else 0,
+            steps=pack_steps(self.steps[0].start_us, self.steps) if self.steps else b"",
+            stalls=tuple(self.stalls),
         )

@@ -1,7 +1,8 @@
 """The decode worker's loop: receive, schedule, compute, deliver.
 
-For a sequence with remote KV the worker grants the sender the blocks that are not cached here; the
-sequence joins the batch when these blocks and its first token have arrived. Other prompts, and
+For a sequence with remote KV the worker asks the sender, and reserves no block before the sender
+has all of them. Then it grants the sender the blocks that are not cached here; the sequence joins
+the batch when these blocks and its first token have arrived. Other prompts, and
 suffixes of cached prefixes, are prefilled here in chunks between decodes. A request that is handed
 over goes on elsewhere with its blocks (`decode_worker.departures`). Owns the tasks, and those
 blocks of ended tasks that a peer may still write to.
@@ -12,9 +13,11 @@ from __future__ import annotations
 import logging
 
 from decode_worker.departures import Departures
+from decode_worker.fenced_blocks import FencedBlocks
 from decode_worker.inbound import InboundHandoffs
 from decode_worker.outbox import Outbox
 from decode_worker.peers import PrefillPeers
+from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
 from decode_worker.tasks import Tasks
@@ -25,12 +28,15 @@ from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
 from process.sockets.control import Peer
 from protocol.errors import RequestError
+from protocol.flight import FlightKind
 from protocol.messages import (
     Abort,
     ControlMessage,
     Generate,
     HandoffToken,
     HandOver,
+    KvAsk,
+    KvBegun,
     KvClosed,
     KvGrant,
     KvRenew,
@@ -39,7 +45,7 @@ from protocol.messages import (
     Role,
 )
 from protocol.sampling import TokenLogprobs
-from protocol.traces import ChunkSpan
+from protocol.traces import ChunkSpan, StepSpan
 from scheduling.batch import Batch, Produced
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
@@ -48,6 +54,7 @@ from worker.host import WorkerHost
 log = logging.getLogger(__name__)
 
 _SILENT = "the prefill worker has fallen silent"
+_NO_ROOM = "its blocks do not fit beside those that a silent worker may still write to"
 
 
 class DecodeWorker:
@@ -59,6 +66,7 @@ class DecodeWorker:
         receiver: HandoffReceiver,
         sender: HandoffSender,
         peers: PrefillPeers,
+        reach: PrefillReach,
         resumption: Resumption,
     ) -> None:
         self._host = host
@@ -66,12 +74,14 @@ class DecodeWorker:
         self._scheduler = host.engine.scheduler
         self._inbound = InboundHandoffs(host, receiver, peers, self)
         self._peers = peers
+        self._reach = reach
         self._departures = Departures(host, sender)
         self._resumption = resumption
         self._tasks = Tasks()
-        self._fenced: dict[HandoffKey, Sequence] = {}
+        self._fenced = FencedBlocks()
         self._uncompiled: list[Task] = []  # could join, but their grammars are still compiling
         self._silent: list[str] = []  # incarnations of prefill workers
+        self._stuck: set[int] = set()  # blocks that a silent worker may still write to
         self._outbox = Outbox(host)
 
     @property
@@ -120,11 +130,13 @@ class DecodeWorker:
         for incarnation in self._peers.gone(self._host.now()):
             self._inbound.lose(incarnation)
             self._give_up_on_peer(incarnation, "the prefill worker is gone")
+        self._reach.look(self._host.now())
         for incarnation in self._peers.reset():
             self._give_up_on_peer(incarnation, "the prefill worker lost its connection to us")
         self._silent = self._peers.silent(self._host.now())
         for incarnation in self._silent:
             self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
+        self._give_back()
         for event in self._host.transfers.drain():
             self._follow(event)
         uncompiled, self._uncompiled = self._uncompiled, []
@@ -154,7 +166,9 @@ class DecodeWorker:
                 self._resumption.answer(peer, message, tasks[0] if tasks else None)
             case HandOver() if peer.role is Role.ROUTER:
                 self._hand_over(peer, message)
-            case PeerDescriptor() | KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
+            case PeerDescriptor() | KvAsk() | KvGrant() | KvRenew() | Abort() if (
+                peer.role is Role.DECODE
+            ):
                 self._departures.handle(peer, message)
             case _:
                 self._host.answer_common(peer, message)
@@ -170,23 +184,32 @@ class DecodeWorker:
             return
         for other in others:
             self._end(other)
+        self._host.flight.note(FlightKind.RECEIVED, key, tokens=len(message.token_ids))
+        trace_id = message.trace_id
         if self._host.is_draining or self._host.has_lapsed:
-            self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
+            reason = "the worker stops"
+            failure = self._host.failure(key, reason, retryable=True, trace_id=trace_id)
+            self._host.send(router, failure)
             return
         try:
             sequence = self._host.intake.sequence(message, self._host.now())
             self._scheduler.add(sequence)
         except (RequestError, ValueError) as error:
-            self._host.send(router, self._host.failure(message, str(error), retryable=False))
+            reason = str(error)
+            failure = self._host.failure(message, reason, retryable=False, trace_id=trace_id)
+            self._host.send(router, failure)
             return
         now_us, is_resumable = self._host.wall_us(), message.is_resumable
         task = Task(router, sequence, message.prefill, now_us, is_resumable=is_resumable)
         self._tasks.add(task)
+        if task.prefill is not None:
+            self._inbound.ask(task.key, task.prefill)
 
     def _abort(self, router: Peer, message: Abort) -> None:
         """The router no longer wants the attempt."""
         task = self._tasks.asked_by(router, key_of(message))
         if task is not None:
+            self._host.flight.note(FlightKind.ABORTED, task.asked)
             self._end(task)
         elif not self._departures.try_abort(key_of(message)):
             self._host.count(Count.STALE_MESSAGES)
@@ -198,6 +221,7 @@ class DecodeWorker:
         if task is None:
             self._host.count(Count.STALE_MESSAGES)
             return
+        self._host.flight.note(FlightKind.HANDED_OVER, task.asked)
         sequence = task.sequence
         keeps_kv = sequence.state is SequenceState.RUNNING
         if keeps_kv:
@@ -215,7 +239,12 @@ class DecodeWorker:
         match message:
             case HandoffToken():
                 self._take_first_token(incarnation, message)
+            case KvBegun():
+                self._inbound.begin(message)
             case KvClosed():
+                task = self._tasks.find(key_of(message))
+                if message.code and task is not None and task.waits_for_token_of(incarnation):
+                    self._give_up(task, message.error, code=message.code)
                 self._inbound.close(message)
                 task = self._tasks.find(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
@@ -232,6 +261,17 @@ class DecodeWorker:
             if task.waits_for(incarnation) and (of_blocks or task.token is None):
                 self._give_up(task, reason, retryable=True)
 
+    def _give_back(self) -> None:
+        """Give back waiting requests that fit only if blocks return to which a silent worker may
+        still write: nobody knows when that is."""
+        self._stuck = self._fenced.blocks_of(self._inbound.fenced_by(self._silent))
+        if not self._stuck:
+            return
+        for task in self._tasks:
+            is_waiting = task.sequence.state is SequenceState.WAITING
+            if is_waiting and not self._scheduler.fits_beside(task.sequence, self._stuck):
+                self._give_up(task, _NO_ROOM, retryable=True, lacks_room=True)
+
     def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
         task = self._tasks.find(key_of(message))
         if task is None or not task.waits_for_token_of(incarnation):
@@ -243,7 +283,24 @@ class DecodeWorker:
             return
         task.token = message
         task.first_token_us = self._host.wall_us()
-        self._try_join(task)
+        self._host.flight.note(FlightKind.FIRST_TOKEN, task.asked)
+        sequence = task.sequence
+        is_waiting = sequence.state is SequenceState.WAITING
+        if message.finish is not None and is_waiting and sequence.is_ready:
+            self._finish_without_blocks(task, message)
+        else:
+            self._try_join(task)
+
+    def _finish_without_blocks(self, task: Task, token: HandoffToken) -> None:
+        """The first token completes the output, and nothing was granted for it: its blocks are not
+        needed here, where they might have to wait for room."""
+        self._inbound.abort(task.key)
+        produced = self._scheduler.completed(task.sequence, token.token_id, self._host.now())
+        if produced.finish is None:
+            reason = "the prefill worker ended an output that goes on"
+            self._give_up(task, reason, retryable=True)
+        else:
+            self._emit(task, produced, token.logprobs)
 
     def _follow(self, event: TransferEvent) -> None:
         if isinstance(event, NotificationArrived):
@@ -272,7 +329,9 @@ class DecodeWorker:
     def _mark_admitted(self, task: Task) -> None:
         if not task.admitted_us:
             task.admitted_us = self._host.wall_us()
-            self._host.count(Count.CACHED_TOKENS, task.sequence.num_cached)
+            blocks, cached = len(task.sequence.block_table), task.sequence.num_cached
+            self._host.count(Count.CACHED_TOKENS, cached)
+            self._host.flight.note(FlightKind.ADMITTED, task.asked, blocks, cached)
 
     def _grant(self, task: Task) -> None:
         """Offer the prefill worker the missing blocks; there may be none. A silent worker gets no
@@ -284,7 +343,7 @@ class DecodeWorker:
         first_block = task.sequence.num_cached // self._engine.layout.block_size
         blocks = task.sequence.block_table[first_block:]
         task.granted_blocks = len(blocks)
-        self._inbound.offer(task.key, task.prefill, first_block, blocks)
+        self._inbound.offer(task.key, first_block, blocks)
 
     def _try_join(self, task: Task) -> None:
         """Join the batch if blocks and first token have arrived and the grammar is compiled."""
@@ -301,25 +360,32 @@ class DecodeWorker:
     # -- deliver ----------------------------------------------------------------------------
 
     def _deliver(self, result: StepResult) -> None:
+        started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
         for chunk in result.batch.chunks:
-            started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
             task = self._tasks.of(chunk.sequence)
             task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
+            self._host.flight.note_span(
+                result.started, result.ended, FlightKind.CHUNK, task.asked, tokens=chunk.num_tokens
+            )
             self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
+        num_decodes = len(result.batch.decodes)
+        span = StepSpan(started, ended, num_decodes, 1, result.batch.num_chunk_tokens)
         for sequence in result.batch.decodes:
-            self._tasks.of(sequence).num_decode_steps += 1
+            self._tasks.of(sequence).note_step(span)
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             task = self._tasks.of(produced.sequence)
             task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
             self._emit(task, produced, logprobs)
         for sequence, failure in result.failed:
-            self._fail([sequence], failure.reason, failure.retryable)
+            self._give_up(self._tasks.of(sequence), failure.reason, code=failure.code)
 
     def _emit(self, task: Task, produced: Produced, logprobs: TokenLogprobs | None) -> None:
         """Queue a token for the task's router; the last token ends the task."""
         trace = None
         if produced.finish is not None:
             trace = task.trace(self._host.worker_id, self._host.wall_us())
+            num_output = produced.index + 1
+            self._host.flight.note(FlightKind.FINISHED, task.asked, tokens=num_output)
             self._tasks.remove(task)
         self._host.count(Count.DECODE_TOKENS)
         tokens = task.tokens(produced, logprobs, trace)
@@ -333,19 +399,39 @@ class DecodeWorker:
         self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
         num_handoffs = self._inbound.num_open + self._departures.num_open
         num_ignored = self._inbound.ignored + self._departures.ignored
-        self._host.publish(num_handoffs, num_ignored)
+        self._host.publish(num_handoffs, num_ignored, len(self._stuck), self._fenced.num_blocks)
+        self._host.watch_progress(self._holders)
+
+    def _holders(self) -> list[str]:
+        """What holds blocks, for people."""
+        held = [
+            f"{len(task.sequence.block_table)} blocks: {task.key}, {task.sequence.state}"
+            + (f", from {task.prefill.worker_id}" if task.prefill else "")
+            for task in self._tasks
+            if task.sequence.block_table
+        ]
+        return held + self._fenced.describe()
 
     def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
-        """A step or some of its rows failed: end their attempts; the worker goes on."""
+        """A step failed: end its attempts; the worker goes on."""
         for sequence in sequences:
             self._give_up(self._tasks.of(sequence), reason, retryable)
 
-    def _give_up(self, task: Task, reason: str, retryable: bool) -> None:
+    def _give_up(
+        self,
+        task: Task,
+        reason: str,
+        retryable: bool = True,
+        lacks_room: bool = False,
+        code: str = "",
+    ) -> None:
         """End the attempt without its last token and tell the router why."""
         self._end(task)
         self._outbox.flush()  # its tokens go before its end
         if task.orphaned_at is None:
-            self._host.send(task.router, self._host.failure(task.asked, reason, retryable))
+            trace_id = task.sequence.trace_id
+            failure = self._host.failure(task.asked, reason, retryable, lacks_room, code, trace_id)
+            self._host.send(task.router, failure)
 
     def _end(self, task: Task) -> None:
         """Leave the scheduler; blocks that a peer may still write to stay until `on_unfenced`.
@@ -363,16 +449,24 @@ class DecodeWorker:
         elif not granted:
             self._scheduler.release_blocks(sequence)
         if granted:
-            self._fenced[task.key] = sequence
+            self._fenced.keep(task.key, sequence)
+        if granted or self._inbound.is_asking(task.key):
             self._inbound.abort(task.key)
 
     # -- callbacks of handoffs: see `GrantOwner` ----------------------------------------------
+
+    def on_begun(self, key: HandoffKey) -> None:
+        """The source holds the whole prompt: the sequence may be admitted."""
+        task = self._tasks.find(key)
+        if task is not None:
+            task.sequence.source_has_begun = True
 
     def on_complete(self, key: HandoffKey) -> None:
         """Every block has arrived."""
         task = self._tasks.find(key)
         if task is not None:
             task.blocks_arrived_us = self._host.wall_us()
+            self._host.flight.note(FlightKind.ARRIVED, task.asked, task.granted_blocks)
             self._try_join(task)
 
     def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
@@ -384,6 +478,6 @@ class DecodeWorker:
 
     def on_unfenced(self, key: HandoffKey) -> None:
         """Release the blocks of an ended task."""
-        sequence = self._fenced.pop(key, None)
+        sequence = self._fenced.take(key)
         if sequence is not None:
             self._scheduler.release_blocks(sequence)

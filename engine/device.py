@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import psutil
 import torch
 
+from engine.host_memory import available_memory
 from protocol.errors import ConfigError
 from protocol.layout import DTYPE_BYTES, FP8
 
@@ -26,6 +26,11 @@ def kv_torch_dtype(name: str) -> torch.dtype:
     return torch.float8_e4m3fn if name == FP8 else torch_dtype(name)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a torch dtype in configuration and layouts."""
+    return str(dtype).removeprefix("torch.")
+
+
 def bind_thread(device: torch.device) -> None:
     """Bind the calling thread to a card.
 
@@ -38,11 +43,11 @@ def bind_thread(device: torch.device) -> None:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory for `device` in bytes: the card's, or the machine's available memory."""
+    """Free memory for `device` in bytes: the card's, or what the host has for this process."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
-    return int(psutil.virtual_memory().available)
+    return available_memory()
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

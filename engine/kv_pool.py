@@ -15,6 +15,7 @@ import torch
 
 from engine.cpu import huge_pages
 from engine.device import available_bytes, kv_torch_dtype
+from engine.gpu.shareable_memory import shareable_zeros, why_not_shareable
 from protocol.errors import ConfigError
 from protocol.layout import SPLIT, KvLayout
 
@@ -24,7 +25,7 @@ _UNKNOWN = 255  # as kUnknown in native/split.h
 
 
 class KvPool:
-    """`num_blocks` zeroed KV blocks on one device.
+    """`num_blocks` zeroed KV blocks on one device, all of them resident.
 
     With `buffer` the pool uses memory that the caller allocated (a transport's shared memory). The
     buffer must be writable, on the CPU, have at least `num_blocks * block_bytes` bytes, and live as
@@ -51,9 +52,9 @@ class KvPool:
         """The spans of a split pool's quads as far as this process knows them, [num_layers,
         num_blocks, quads of a block], uint8 (engine/native/split.h)."""
         if buffer is None and self.device.type == "cpu":
-            self.tensor = huge_pages.zeros(shape, dtype)
+            self.tensor = huge_pages.zeros(shape, dtype).zero_()  # a limit shows now, not later
         elif buffer is None:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=self.device)
+            self.tensor = shareable_zeros(shape, dtype, self.device)
         else:
             self.tensor = _tensor_over(buffer, shape, dtype, num_blocks * self.block_bytes)
 
@@ -67,6 +68,11 @@ class KvPool:
         writes to the blocks."""
         if self.spans is not None:
             self.spans.numpy()[:, blocks] = _UNKNOWN
+
+    def why_not_shareable(self) -> str:
+        """Why no other process can open the pool's memory by CUDA IPC; "" if one can, or if the
+        pool is not on a card."""
+        return why_not_shareable(self.tensor) if self.device.type == "cuda" else ""
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer: `[num_blocks, 2, num_kv_heads, block_size, head_dim]`, strided."""
@@ -110,6 +116,20 @@ def blocks_for_fraction(layout: KvLayout, device: torch.device, fraction: float)
     if not 0.0 < fraction <= 1.0:
         raise ConfigError(f"the KV memory fraction must be above 0 and at most 1, not {fraction}")
     return blocks_for_memory(layout, int(available_bytes(device) * fraction))
+
+
+def check_room(layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+    """Raises ConfigError with both sizes if a host has no room for `num_blocks`: the kernel would
+    kill the process while it touches them."""
+    if device.type != "cpu":
+        return
+    needed, free = num_blocks * layout.block_bytes, available_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"{num_blocks} KV blocks take {needed >> 20} MiB, and {free >> 20} MiB are free here "
+            "(the machine's memory, or the container's limit): set num_blocks or memory_fraction "
+            "lower, or raise the limit"
+        )
 
 
 def _tensor_over(

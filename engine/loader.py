@@ -23,19 +23,26 @@ from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.files import model_fingerprint
-from engine.checkpoint.weights import Progress, load_weights
+from engine.checkpoint.weights import (
+    Progress,
+    has_blocks,
+    load_block_weights,
+    load_weights,
+)
 from engine.device import kv_torch_dtype, torch_dtype
 from engine.engine import Engine, EngineLimits
 from engine.gpu.backend import CardBackend
-from engine.gpu.fp8_linear import MIN_CAPABILITY
+from engine.gpu.fp8_format import MIN_CAPABILITY, needs_capability
+from engine.gpu.fp8_linear import why_not_fp8
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.gpu.tuning import MixedStep
-from engine.kv_pool import KvPool, blocks_for_fraction
+from engine.kv_pool import KvPool, blocks_for_fraction, check_room
 from engine.models.decoder import DecoderModel, RunnableModel
 from engine.native.library import KernelsUnavailable, load_library
 from engine.runner import ModelRunner
 from engine.sampling.grammar import Grammars
+from engine.sampling.grammar_matcher import DEFAULT_LIMITS, GrammarLimits
 from engine.sampling.sampler import Sampler
 from engine.tensor_parallel import Follower, LeadingAttention, LeadingModel, Ranks, SummedLinear
 from protocol.errors import ConfigError
@@ -47,6 +54,8 @@ from scheduling.step_model import StepModel
 logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview | None]
+EnterPhase = Callable[[str], None]
+"""Called when a phase of loading begins: `kernels`, `weights`, `memory` or `graphs`."""
 _DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 
 
@@ -67,15 +76,19 @@ class EngineConfig:
     `auto`: kernels where they are available, else torch."""
     weights: str = "auto"
     """`exact16`: in `dtype`. With our own kernels `exact12`: the same bf16 numbers in 12 bits each;
-    `int8`, `int4`: rounded to integers at load. `fp8`: weights and inputs of matrix products in
+    `int8`, `int4`: rounded to integers at load. `auto` also leaves quantized weights of a GGUF file
+    as they are; the others dequantize them first. `fp8`: weights and inputs of matrix products in
     e4m3, on a card. `auto`: exact12 where it is available, else exact16."""
     kv_dtype: str = "auto"
     """The KV pool's dtype. `auto`: `dtype`; `fp8`: e4m3, where kernels compute attention."""
     kv_order: str = "auto"
     """The order of keys and values in a block. `tokens`: token by token; `pairs`: the order of the
     kernels' products, where supported, else `tokens`; `auto`: the fastest on this device."""
+    kernels_dir: Path | None = None
+    """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True
     """Whether a card captures its decode steps as CUDA graphs, if FlashInfer computes attention."""
+    grammars: GrammarLimits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ def load_engine(
     allocate: Allocate = lambda num_bytes: None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    enter: EnterPhase = lambda phase: None,
 ) -> LoadedEngine:
     """Load a checkpoint. `allocate` may provide the KV pool's memory.
 
@@ -114,7 +128,7 @@ def load_engine(
 
     Raises ModelLoadError for the checkpoint, ConfigError for the settings.
     """
-    return _load(config, progress, ranks).assembled(clock, allocate)
+    return _load(config, progress, ranks, enter).assembled(clock, allocate, enter)
 
 
 def load_follower(
@@ -133,7 +147,13 @@ def load_follower(
     return Follower(parts.model, parts.attention(pool), ranks), pool
 
 
-def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) -> _Parts:
+def _load(
+    config: EngineConfig,
+    progress: Progress | None,
+    ranks: Ranks | None,
+    enter: EnterPhase = lambda phase: None,
+) -> _Parts:
+    enter("kernels")
     device = pick_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # the thread's card gets all kernels, streams and events
@@ -141,14 +161,20 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     model_config = whole if ranks is None else whole.sharded(ranks.shard.size)
     context = _context(config, model_config)
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
-    kernels = _kernels(config.attention, device, dtype, model_config.head_dim)
+    kernels = _kernels(config, device, dtype, model_config.head_dim)
     has_kernel = kernels is not None and supports(dtype, model_config.head_dim)
     kv_dtype = _kv_dtype(config, dtype, device, has_kernel)
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
+    enter("weights")
     fingerprint = model_fingerprint(config.folder)
+    keeps_blocks = _keeps_blocks(config, dtype, kernels, ranks) and has_blocks(config.folder)
     if weight_bits not in (16, 12):  # rounded weights compute different KV
         fingerprint += f"-{config.weights}"
+    elif keeps_blocks:
+        fingerprint += "-blocks"
+    if kv_dtype == FP8:  # the layout does not say in which type it was computed
+        fingerprint += f"-{dtype}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     if dtype == "bfloat16" and kernels is not None:
         order = _order(config.kv_order, orders_for(layout, kernels), ranks is not None)
@@ -156,7 +182,9 @@ def _load(config: EngineConfig, progress: Progress | None, ranks: Ranks | None) 
     shard = None if ranks is None else ranks.shard
     model = DecoderModel(
         model_config,
-        load_weights(config.folder, whole, device, torch_dtype(dtype), progress, shard),
+        load_block_weights(config.folder, whole, torch_dtype(dtype), progress)
+        if keeps_blocks
+        else load_weights(config.folder, whole, device, torch_dtype(dtype), progress, shard),
         kernels,
         weight_bits,
         card.ops() if card else None,
@@ -184,8 +212,11 @@ def _context(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_context or longest
 
 
-def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) -> ctypes.CDLL | None:
+def _kernels(
+    config: EngineConfig, device: torch.device, dtype: str, head_dim: int
+) -> ctypes.CDLL | None:
     """The C++ kernels, if wanted and available; ConfigError if required and not available."""
+    attention = config.attention
     if attention == "torch" or device.type == "cuda":  # a card's kernels are FlashInfer's
         return None
     if attention == "auto" and device.type != "cpu":
@@ -197,7 +228,7 @@ def _kernels(attention: str, device: torch.device, dtype: str, head_dim: int) ->
             raise KernelsUnavailable(
                 f"it takes float32 or bfloat16 and an even head_dim, not {dtype} and {head_dim}"
             )
-        return load_library()
+        return load_library(prebuilt=config.kernels_dir)
     except KernelsUnavailable as error:
         if attention == "kernel":
             raise ConfigError(f"attention is 'kernel', but {error}") from error
@@ -226,17 +257,23 @@ def _weight_bits(
     return {"exact12": 12, "int8": 8, "int4": 4}[weights]
 
 
+def _keeps_blocks(
+    config: EngineConfig, dtype: str, kernels: ctypes.CDLL | None, ranks: Ranks | None
+) -> bool:
+    """Whether the quantized weights of a GGUF file are multiplied as they are."""
+    is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
+    return is_ours and config.weights == "auto" and ranks is None
+
+
 def _check_fp8(dtype: str, device: torch.device) -> None:
     """Raises ConfigError unless fp8 weights work with this dtype and `device`."""
     if device.type != "cuda":
         raise ConfigError(f"weights fp8 needs a CUDA card, not {device}; on a CPU use int8 or int4")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_CAPABILITY or dtype != "bfloat16":
-        least = ".".join(map(str, MIN_CAPABILITY))
-        raise ConfigError(
-            f"weights fp8 needs dtype bfloat16 and a card of compute capability {least} or more, "
-            f"not {dtype} and {'.'.join(map(str, capability))}; use auto"
-        )
+    if dtype != "bfloat16":
+        raise ConfigError(f"weights fp8 needs dtype bfloat16, not {dtype}; use auto")
+    reason = why_not_fp8(torch.cuda.get_device_capability(device), torch.__version__)
+    if reason:
+        raise ConfigError(f"weights fp8 {reason}; use auto")
     try:
         importlib.import_module("triton")
     except ImportError as error:
@@ -251,6 +288,10 @@ def _kv_dtype(config: EngineConfig, dtype: str, device: torch.device, has_kernel
     if config.kv_dtype == "auto":
         return dtype
     on_card = device.type == "cuda" and config.attention != "torch"
+    if on_card:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            raise ConfigError(f"kv_dtype fp8 {needs_capability(capability)}; use auto")
     if on_card or has_kernel:
         return FP8
     raise ConfigError(
@@ -299,15 +340,20 @@ class _Parts:
     card: CardBackend | None
     ranks: Ranks | None
 
-    def assembled(self, clock: Callable[[], float], allocate: Allocate) -> LoadedEngine:
+    def assembled(
+        self, clock: Callable[[], float], allocate: Allocate, enter: EnterPhase
+    ) -> LoadedEngine:
         """Assemble the engine. Raises ConfigError if no block fits into memory."""
+        enter("memory")
         config, layout = self.config, self.layout
         pool = self.pool(allocate)
         vocab_size, end_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
         limits = EngineLimits(vocab_size, min(self.context, pool.num_blocks * layout.block_size))
-        grammars = Grammars(config.folder / "tokenizer.json", vocab_size, end_ids)
+        file = config.folder / "tokenizer.json"
+        grammars = Grammars(file, vocab_size, end_ids, config.grammars)
+        enter("graphs")
         graphs = self.graphs(pool, limits.max_context)
-        sampler = Sampler(vocab_size, self.kernels)
+        sampler = self.sampler()
         model, attention = self.computing(pool)
         step = self.model.fused_step(attention)
         runner = ModelRunner(model, attention, sampler, grammars, graphs, step)
@@ -324,6 +370,7 @@ class _Parts:
         num_blocks = self.config.num_blocks or self.pool_size(self.context)
         if self.ranks is not None:
             num_blocks = self.ranks.least(num_blocks)
+        check_room(self.layout, num_blocks, self.model.device)
         buffer = allocate(num_blocks * self.layout.block_bytes)
         return KvPool(self.layout, num_blocks, self.model.device, buffer)
 
@@ -342,6 +389,13 @@ class _Parts:
         if self.kernels is not None and supports(pool.layout.dtype, pool.layout.head_dim):
             return KernelAttention(pool, windows, num_heads, self.kernels)
         return TorchAttention(pool, windows)
+
+    def sampler(self) -> Sampler:
+        """The sampler, with a card's kernel where there is one."""
+        vocab_size = self.model_config.vocab_size
+        if self.card is not None:
+            return Sampler(vocab_size, find_cut=self.card.find_cut())
+        return Sampler(vocab_size, self.kernels)
 
     def measured_attention(self, pool: KvPool) -> AttentionBackend:
         """Like `attention`; on a card this may time steps to choose the faster kernels."""
@@ -376,7 +430,12 @@ class _Parts:
             num_tokens = min(scheduler.chunk_max_tokens, context) + num_sequences
             largest = LargestStep(num_tokens, num_sequences)
             memory = profile(
-                self.model, self.layout, self.attention, largest, self.planned_graphs()
+                self.model,
+                self.layout,
+                self.attention,
+                largest,
+                self.sampler(),
+                self.planned_graphs(),
             )
             fitting = blocks_for_card(self.layout, memory, fraction)
         else:

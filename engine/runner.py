@@ -18,27 +18,43 @@ from engine.device import PASSED, Fence, fence_of, to_device, wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.models.decoder import RunnableModel
 from engine.sampling.chosen_tokens import Choices, LateTokens, SampledToken, read_tokens
-from engine.sampling.grammar import GrammarMatcher, Grammars, TokenMask
+from engine.sampling.grammar import Grammars
+from engine.sampling.grammar_matcher import GrammarMatcher, TokenMask
 from engine.sampling.prompt_logprobs import record_chunk
 from engine.sampling.sampler import InvalidLogits, Sampler, SampleRow
 from engine.sampling.token_history import TokenHistory, mask_of, words_ends
+from protocol.errors import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW, NO_TOKEN_ALLOWED
 from scheduling.batch import Batch
 from scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class RowFailure:
-    """Why a sequence got no token; `retryable` says whether another worker may succeed."""
+    """Why a sequence got no token. If the request itself is at fault, `code` says why, and no other
+    worker would succeed."""
 
     reason: str
-    retryable: bool = True
+    code: str = ""
 
 
+@dataclass(frozen=True)
+class RowLate:
+    """The sequence gets no token in this step, because its grammar's mask is not ready."""
+
+
+LATE = RowLate()
 NOT_FINITE = RowFailure("the model gave no finite logits")
 NOTHING_LEFT = RowFailure(
     "nothing can be chosen: its grammar or the tokens allowed, forbidden and biased leave no token",
-    retryable=False,
+    code=NO_TOKEN_ALLOWED,
 )
+TOO_SLOW = RowFailure(
+    "the masks of its grammar take too long to compute: make the grammar smaller or less ambiguous",
+    code=GRAMMAR_TOO_SLOW,
+)
+
+Row = SampledToken | RowFailure | RowLate
+"""What a step gave a sequence that it samples."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Chosen:
     fence: Fence
     copies: Choices
 
-    def read(self) -> list[SampledToken | RowFailure]:
+    def read(self) -> list[Row]:
         """The result as `ModelRunner.sample` gives it; waits for this step, but no later one."""
         self.fence.wait()
         tokens = read_tokens(self.copies.ids, self.copies.logprobs)
@@ -96,7 +112,7 @@ class ModelRunner:
             return self._step(inputs.tokens, inputs.positions, rows), PASSED
         return self._forward(batch), fence_of(self._model.device)
 
-    def sample(self, batch: Batch, launched: Launched) -> list[SampledToken | RowFailure]:
+    def sample(self, batch: Batch, launched: Launched) -> list[Row]:
         """A token for each of `batch.sampled`, in order; waits for the device if there is one.
 
         A row from which no token can be chosen fails its own sequence only.
@@ -107,10 +123,10 @@ class ModelRunner:
         logits, sampled = launched, batch.sampled
         if not sampled:
             return []
-        allowed, failures = self._masks(sampled)
+        allowed, without = self._masks(sampled)
         vocab_size = logits.shape[-1]
         rows = [_sample_row(s, allowed.get(row), vocab_size) for row, s in enumerate(sampled)]
-        return self._sample(logits, rows, failures)
+        return self._sample(logits, rows, without)
 
     def launch_ahead(self, batch: Batch, before: Chosen | None) -> Chosen:
         """Compute the batch's tokens and choose the next ones, without waiting for a card.
@@ -162,31 +178,36 @@ class ModelRunner:
                 record_chunk(self._model, hidden[row:end], chunk)
             row = end
 
-    def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, RowFailure]]:
-        """Masks of the sequences with a grammar, by row, and the rows whose grammar has failed."""
+    def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, Row]]:
+        """Masks of the sequences with a grammar, by row; and the rows that get no token, because
+        their grammar has failed or their mask is late."""
         allowed: dict[int, TokenMask] = {}
-        failures: dict[int, RowFailure] = {}
+        without: dict[int, Row] = {}
         constrained = [
             (row, cast(GrammarMatcher, sequence.grammar))
             for row, sequence in enumerate(sampled)
             if sequence.grammar is not None
         ]
-        if not constrained:
-            return allowed, failures
-        masks = self._grammars.masks([grammar for _, grammar in constrained])
-        for (row, grammar), mask in zip(constrained, masks, strict=True):
-            if mask is None:
-                failures[row] = RowFailure(f"its grammar failed: {grammar.error}", retryable=False)
+        if constrained:
+            self._grammars.follower.wait_for_masks([matcher for _, matcher in constrained])
+        for row, matcher in constrained:
+            if matcher.time.is_spent:
+                without[row] = TOO_SLOW
+            elif matcher.is_pending:
+                without[row] = LATE
+            elif matcher.mask is None:
+                reason = f"its grammar failed: {matcher.error}"
+                without[row] = RowFailure(reason, code=GRAMMAR_FAILED)
             else:
-                allowed[row] = mask
-        return allowed, failures
+                allowed[row] = matcher.mask
+        return allowed, without
 
     def _sample(
-        self, logits: torch.Tensor, rows: list[SampleRow], failures: dict[int, RowFailure]
-    ) -> list[SampledToken | RowFailure]:
-        """A token, or the failure, for each row of `logits` [R, vocab_size], fp32. `failures` are
-        the rows that have failed already."""
-        outcomes: dict[int, SampledToken | RowFailure] = {**failures}
+        self, logits: torch.Tensor, rows: list[SampleRow], without: dict[int, Row]
+    ) -> list[Row]:
+        """A token, or the failure, for each row of `logits` [R, vocab_size], fp32. The rows
+        `without` get none."""
+        outcomes = {**without}
         while len(outcomes) < len(rows):  # twice at most: the second pass omits invalid rows
             left = [row for row in range(len(rows)) if row not in outcomes]
             part = logits

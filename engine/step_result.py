@@ -1,6 +1,7 @@
 """The result of a step for the engine's owner, and how a step is committed.
 
 A row from which no token can be chosen fails its own sequence only; the batch omits that sequence.
+It also omits a sequence whose mask was late, which is computed again in a later step.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.runner import NOT_FINITE, RowFailure
+from engine.runner import NOT_FINITE, Row, RowFailure, RowLate
 from engine.sampling.chosen_tokens import SampledToken
+from engine.sampling.grammar_matcher import GrammarMatcher
 from protocol.sampling import TokenLogprobs
 from scheduling.batch import Batch, Produced
 from scheduling.scheduler import Scheduler
@@ -37,21 +39,35 @@ class StepResult:
 def commit(
     scheduler: Scheduler,
     batch: Batch,
-    rows: Seq[SampledToken | RowFailure],
+    rows: Seq[Row],
     started: float,
     ended: float,
 ) -> StepResult:
     """Commit a step that ran from `started` to `ended` (s); `rows` belong to `batch.sampled`."""
-    outcomes = zip(batch.sampled, rows, strict=True)
+    outcomes = list(zip(batch.sampled, rows, strict=True))
     failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
     for sequence, failure in failed:
         if failure == NOT_FINITE:  # the cause may be in the sequence's blocks
             scheduler.blocks.withdraw(sequence.block_table)
-    batch = batch.without(sequence for sequence, _ in failed)
+    batch = batch.without(s for s, row in outcomes if isinstance(row, RowFailure | RowLate))
     sampled = [row for row in rows if isinstance(row, SampledToken)]
-    produced = scheduler.commit(batch, [s.token_id for s in sampled], ended)
+    token_ids = [each.token_id for each in sampled]
+    _give_to_grammars(batch.sampled, token_ids)
+    produced = scheduler.commit(batch, token_ids, ended)
     logprobs = [_wire_logprobs(s) for s in sampled]
     return StepResult(batch, produced, logprobs, started, ended, failed)
+
+
+def _give_to_grammars(sequences: Seq[Sequence], token_ids: Seq[int]) -> None:
+    """Let grammars consume their sequences' tokens together, before they are committed one by
+    one."""
+    chosen = [
+        (sequence.grammar, token_id)
+        for sequence, token_id in zip(sequences, token_ids, strict=True)
+        if isinstance(sequence.grammar, GrammarMatcher)
+    ]
+    if chosen:
+        chosen[0][0].follower.give(chosen)
 
 
 def _wire_logprobs(sampled: SampledToken) -> TokenLogprobs | None:

@@ -34,6 +34,8 @@ EXPECTING_PERIOD_S = 1e-3
 """Not shorter, because each poll interrupts a thread that computes on the same core."""
 IDLE_PERIOD_S = 10e-3
 START_TIMEOUT_S = 60.0
+ALLOCATE_TIMEOUT_S = 600.0
+"""The kernel clears some gigabytes a second, and hosts have hundreds."""
 CLOSE_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -117,7 +119,7 @@ class TransferService:
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """Memory that the pool must live in, or None if any will do. Blocks; for start-up."""
-        return self._call(lambda transport: transport.allocate(num_bytes))
+        return self._call(lambda transport: transport.allocate(num_bytes), ALLOCATE_TIMEOUT_S)
 
     def register(self, pool: PoolMemory) -> bytes:
         """Register the pool and return the descriptor for peers. Blocks; for start-up."""
@@ -172,10 +174,10 @@ class TransferService:
         if thread.is_alive():
             raise TransferError(f"the transfer thread did not end within {CLOSE_TIMEOUT_S:g} s")
 
-    def _call(self, function: Callable[[Transport], _T]) -> _T:
+    def _call(self, function: Callable[[Transport], _T], timeout_s: float = START_TIMEOUT_S) -> _T:
         call = _Call(function, Future())
         self._submit(call)
-        return _wait_for(call.result)
+        return _wait_for(call.result, timeout_s)
 
     def _submit(self, command: _Command) -> None:
         with self._lock:
@@ -286,8 +288,8 @@ def _refuse(command: _Command, reason: str) -> list[TransferEvent]:
     return []
 
 
-def _wait_for(result: Future[_T]) -> _T:
+def _wait_for(result: Future[_T], timeout_s: float = START_TIMEOUT_S) -> _T:
     try:
-        return result.result(START_TIMEOUT_S)
+        return result.result(timeout_s)
     except TimeoutError as error:
         raise TransferError("the transfer thread does not answer") from error

@@ -3,20 +3,28 @@ reports into events.
 
 Owns the transport and the table of outstanding writes. If a write fails, or overruns its deadline
 (a stopped peer would keep it outstanding for ever), its peer is removed, the peer's other writes
-fail, and the owner adds the peer again. A write whose blocks a card is still computing is held
-back until they are computed. The loop knows no threads and no queue; the clock is passed in.
+fail, and the owner adds the peer again. A write whose blocks a card is still computing, or whose
+peer is still connecting, is held back until then. The loop knows no threads and no queue; the clock
+is passed in.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kv_transfer.head_slices import HeadSlices
-from kv_transfer.transports.interface import Transport, WriteDone
+from kv_transfer.transports.interface import (
+    Notification,
+    PeerLost,
+    PeerReady,
+    Transport,
+    WriteDone,
+)
 from protocol.errors import TransferError
 
 
@@ -114,9 +122,10 @@ class TransferLoop:
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self.holds_until: Callable[[], float] = lambda: math.inf
-        self._peers: set[str] = set()
+        self._peers: set[str] = set()  # those that are ready
+        self._connecting: set[str] = set()
         self._outstanding: dict[int, _Outstanding] = {}  # by the transport's handle
-        self._held_back: list[WriteCommand] = []  # waiting for their blocks to be computed
+        self._held_back: list[WriteCommand] = []  # their blocks or their peer are not ready
 
     @property
     def has_writes_under_way(self) -> bool:
@@ -127,15 +136,14 @@ class TransferLoop:
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Add or replace a peer: PeerAdded or PeerFailed."""
+        """Add or replace a peer: PeerAdded or PeerFailed follows, now or from `poll`."""
         self._forget(agent)
         try:
             self.transport.add_peer(agent, descriptor, num_blocks, slices)
         except TransferError as error:
             self._emit(PeerFailed(agent, str(error)))
             return
-        self._peers.add(agent)
-        self._emit(PeerAdded(agent))
+        self._connecting.add(agent)
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer; its outstanding writes will fail."""
@@ -145,13 +153,13 @@ class TransferLoop:
     def write(self, command: WriteCommand) -> None:
         """Post a write, or hold it back: WriteFinished follows, now or from `poll`.
 
-        A write that may no longer be posted fails at once, without waiting for its fence.
+        A write that may no longer be posted fails at once, without waiting for its fence or peer.
         """
         now = self._clock()
         if now >= command.post_before or now >= self.holds_until():
             ended = "grant" if now >= command.post_before else "lease"
             self._emit(WriteFinished(command.key, f"our {ended} ended before it was posted", 0, 0))
-        elif command.computed is not None and not command.computed.is_done():
+        elif command.agent in self._connecting or not _is_computed(command):
             self._held_back.append(command)
         else:
             self._post(command)
@@ -174,18 +182,33 @@ class TransferLoop:
 
     def poll(self) -> None:
         """Drive the transport, report finished writes, and drop peers that overran a deadline."""
-        held_back, self._held_back = self._held_back, []
-        for command in held_back:
-            self.write(command)
         for event in self.transport.poll():
-            if isinstance(event, WriteDone):
-                self._finish(event)
-            else:
-                self._emit(NotificationArrived(event.agent, event.payload))
+            match event:
+                case WriteDone():
+                    self._finish(event)
+                case Notification(agent, payload):
+                    self._emit(NotificationArrived(agent, payload))
+                case PeerReady(agent):
+                    self._connecting.discard(agent)
+                    self._peers.add(agent)
+                    self._emit(PeerAdded(agent))
+                case PeerLost(agent, reason):
+                    self._drop(agent, reason)
+        self._write_held_back()
         now = self._clock()
         for write in list(self._outstanding.values()):
             if now >= write.deadline:
                 self._drop(write.agent, f"a write took longer than {self._write_timeout_s:g} s")
+
+    def _write_held_back(self) -> None:
+        """Post the writes that need not wait any longer. If that raises, the rest stays held."""
+        waiting, self._held_back = deque(self._held_back), []
+        try:
+            while waiting:
+                self.write(waiting[0])
+                waiting.popleft()
+        finally:
+            self._held_back += waiting
 
     def fail_outstanding(self, reason: str) -> None:
         """Report every outstanding write as failed; for the end of the loop."""
@@ -213,6 +236,7 @@ class TransferLoop:
     def _forget(self, agent: str) -> None:
         """Fail held-back writes, so that a peer added later by the same name does not get them."""
         self._peers.discard(agent)
+        self._connecting.discard(agent)
         kept = [command for command in self._held_back if command.agent != agent]
         for command in self._held_back:
             if command.agent == agent:
@@ -220,9 +244,13 @@ class TransferLoop:
         self._held_back = kept
 
     def _drop(self, agent: str, reason: str) -> None:
-        if agent in self._peers:
+        if agent in self._peers or agent in self._connecting:
             self.remove_peer(agent)
             self._emit(PeerFailed(agent, reason))
+
+
+def _is_computed(command: WriteCommand) -> bool:
+    return command.computed is None or command.computed.is_done()
 
 
 def now_us() -> int:

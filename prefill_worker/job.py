@@ -8,7 +8,7 @@ from kv_transfer.handoff.key import HandoffKey
 from process.sockets.control import Peer
 from protocol.messages import FirstToken, HandoffToken
 from protocol.sampling import TokenLogprobs
-from protocol.traces import ChunkSpan, PrefillTrace, WriteSpan
+from protocol.traces import GAP_US, ChunkSpan, GapSpan, PrefillTrace, WriteSpan
 from scheduling.batch import Produced
 from scheduling.sequence import Sequence
 
@@ -30,17 +30,29 @@ class Job:
     answered: bool = False
     unwanted: bool = False
     is_hopeless: bool = False
+    code: str = ""
     is_resumable: bool = False
     error: str = ""
     scheduled_us: int = 0
     num_ready: int = 0
     chunks: list[ChunkSpan] = field(default_factory=list)
+    waits: list[GapSpan] = field(default_factory=list)
+    last_step: int = 0
     writes: list[WriteSpan] = field(default_factory=list)
 
     @property
     def key(self) -> HandoffKey:
         """The handoff's key."""
         return HandoffKey(*self.sequence.key)
+
+    def note_chunk(self, span: ChunkSpan, step: int) -> None:
+        """A chunk was computed, in the worker's step of this number."""
+        if self.chunks and span.start_us - self.chunks[-1].end_us > GAP_US:
+            others = step - self.last_step - 1
+            reason = f"{others} steps of other prompts" if others else "the worker ran no step"
+            self.waits.append(GapSpan(self.chunks[-1].end_us, span.start_us, reason))
+        self.chunks.append(span)
+        self.last_step = step
 
     def first_token(self, token: HandoffToken, trace: PrefillTrace) -> FirstToken:
         """The message that carries the same token to the router."""
@@ -78,6 +90,7 @@ class Job:
             scheduled_us=self.scheduled_us,
             cached_tokens=self.sequence.num_cached,
             chunks=tuple(self.chunks),
+            waits=tuple(self.waits),
             writes=tuple(sorted(self.writes, key=lambda write: write.post_us)),
             transport=transport,
             blocks_moved=blocks_moved,

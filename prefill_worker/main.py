@@ -25,7 +25,10 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> PrefillWorker:
-        return PrefillWorker(host, HandoffSender(margin_s=settings.grant_margin_ms / 1e3))
+        sender = HandoffSender(
+            margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
+        )
+        return PrefillWorker(host, sender)
 
     return run_worker(settings, Role.PREFILL, build)
 

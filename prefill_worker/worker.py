@@ -1,10 +1,11 @@
 """The prefill worker's loop: receive, schedule, compute a chunk, stream the blocks it completed.
 
-Computing never waits for a grant: blocks that are ready before their grant are sent when it
-arrives. The blocks of a chunk are sent while the next chunk computes, because the transfer service
-has its own thread. On a card that thread also waits until the blocks are computed, while this
-thread launches the next chunk. Owns the jobs, and their sequences' blocks until the handoff
-releases them.
+A decode worker asks for a prompt, and learns that it has begun when this worker holds blocks for
+all of it; then the decode worker grants. Computing never waits for that: blocks that are ready
+before their grant are sent when it arrives. The blocks of a chunk are sent while the next chunk
+computes, because the transfer service has its own thread. On a card that thread also waits until
+the blocks are computed, while this thread launches the next chunk. Owns the jobs, and their
+sequences' blocks until the handoff releases them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from kv_transfer.handoff.sender import HandoffSender
 from prefill_worker.job import Job
 from process.sockets.control import Peer
 from protocol.errors import RequestError
+from protocol.flight import FlightKind
 from protocol.messages import (
     Abort,
     ControlMessage,
+    KvAsk,
     KvGrant,
     KvRenew,
     PeerDescriptor,
@@ -56,12 +59,14 @@ class PrefillWorker:
         while not self._host.is_finished(num_jobs=len(self._jobs)):
             self.turn()
         for job in [job for job in self._jobs.values() if not job.unwanted]:
-            failed = self._host.failure(job.key, "the worker stopped", retryable=True)
+            reason, trace_id = "the worker stopped", job.sequence.trace_id
+            failed = self._host.failure(job.key, reason, retryable=True, trace_id=trace_id)
             self._host.send(job.router, failed)
 
     def turn(self) -> None:
         """One turn of the loop."""
         self._receive()
+        self._scheduler.shares.num_targets = self._outbound.num_decode_workers
         batch = self._engine.plan()
         self._begin(batch)
         outcome = self._host.run_step(batch)
@@ -69,6 +74,7 @@ class PrefillWorker:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
         self._host.publish(self._outbound.num_open, self._outbound.ignored)
+        self._host.watch_progress(self._holders, lambda: self._outbound.waits_for_grant)
 
     # -- receive ----------------------------------------------------------------------------
 
@@ -77,6 +83,7 @@ class PrefillWorker:
         if self._host.has_lapsed:
             for key in list(self._jobs):
                 self._abort(key)
+            self._outbound.abort_all("the prefill worker stood still")
             if self._outbound.num_open == 0:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
@@ -93,7 +100,9 @@ class PrefillWorker:
                 self._start(peer, message)
             case Abort() if peer.role is Role.ROUTER:
                 self._abort(key_of(message))
-            case PeerDescriptor() | KvGrant() | KvRenew() | Abort() if peer.role is Role.DECODE:
+            case PeerDescriptor() | KvAsk() | KvGrant() | KvRenew() | Abort() if (
+                peer.role is Role.DECODE
+            ):
                 self._outbound.handle(peer, message)
             case _:
                 self._host.answer_common(peer, message)
@@ -109,15 +118,22 @@ class PrefillWorker:
             return
         for other in others:
             self._abort(other)
+        self._host.flight.note(FlightKind.RECEIVED, key, tokens=len(message.token_ids))
+        trace_id = message.trace_id
         if self._host.is_draining or self._host.has_lapsed:
-            self._host.send(router, self._host.failure(key, "the worker stops", retryable=True))
+            reason = "the worker stops"
+            failure = self._host.failure(key, reason, retryable=True, trace_id=trace_id)
+            self._host.send(router, failure)
+            self._outbound.abort(key, reason)
             return
         now = self._host.now()
         try:
             sequence = self._host.intake.sequence(message, now)
             self._scheduler.add(sequence)
         except (RequestError, ValueError) as error:
-            self._host.send(router, self._host.failure(message, str(error), retryable=False))
+            reason = str(error)
+            failure = self._host.failure(message, reason, retryable=False, trace_id=trace_id)
+            self._host.send(router, failure)
             return
         now_us, is_resumable = self._host.wall_us(), message.is_resumable
         job = Job(router, sequence, now_us, is_resumable=is_resumable)
@@ -132,6 +148,7 @@ class PrefillWorker:
             self._host.count(Count.STALE_MESSAGES)
             return
         job.unwanted = True
+        self._host.flight.note(FlightKind.ABORTED, key)
         self._stop_computing(job)
         self._outbound.abort(key, "aborted")
 
@@ -139,14 +156,15 @@ class PrefillWorker:
         """A router or decode worker is gone: end its jobs. A resumable job that a decode worker
         waits for goes on: the decode worker decides how long the job is wanted."""
         for job in [job for job in self._jobs.values() if job.router == peer]:
-            if not (job.is_resumable and self._outbound.is_granted(job.key)):
+            if not (job.is_resumable and self._outbound.is_asked_for(job.key)):
                 self._abort(job.key)
         self._outbound.lose(peer)
 
     # -- schedule ---------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> None:
-        """Before a batch runs: abort expired jobs and send the blocks that were already cached."""
+        """Before a batch runs: abort expired jobs, tell decode workers which prompts have begun,
+        and send the blocks that were already cached."""
         for sequence in batch.expired:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
@@ -157,6 +175,8 @@ class PrefillWorker:
             if job is not None and not job.scheduled_us:
                 job.scheduled_us = self._host.wall_us()
                 self._host.count(Count.CACHED_TOKENS, chunk.start)
+                self._host.flight.note(FlightKind.SCHEDULED, job.key, tokens=chunk.start)
+                self._outbound.begin(job.key)
                 self._offer(job, chunk.start // self._engine.layout.block_size, chunk=-1)
 
     # -- deliver ----------------------------------------------------------------------------
@@ -172,7 +192,10 @@ class PrefillWorker:
                 self._host.wall_us(result.ended),
                 chunk.num_tokens,
             )
-            job.chunks.append(span)
+            job.note_chunk(span, self._host.num_steps)
+            self._host.flight.note_span(
+                result.started, result.ended, FlightKind.CHUNK, job.key, tokens=chunk.num_tokens
+            )
             self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
             num_tokens = chunk.start + chunk.num_tokens
             whole = num_tokens // self._engine.layout.block_size
@@ -182,18 +205,21 @@ class PrefillWorker:
             job = self._jobs.get(HandoffKey(*produced.sequence.key))
             if job is not None:
                 job.token = job.handoff_token(produced, logprobs)
+                self._host.flight.note(FlightKind.FIRST_TOKEN, job.key)
                 self._host.send(job.router, job.first_token(job.token, self._trace(job)))
                 self._outbound.finish(job.key, job.token)
         for sequence, failure in result.failed:
-            self._fail([sequence], failure.reason, failure.retryable)
+            self._fail([sequence], failure.reason, code=failure.code)
 
-    def _fail(self, sequences: list[Sequence], reason: str, retryable: bool = True) -> None:
+    def _fail(
+        self, sequences: list[Sequence], reason: str, retryable: bool = True, code: str = ""
+    ) -> None:
         """A step or some of its rows failed: end their attempts; the worker goes on."""
         for sequence in sequences:
             job = self._jobs.get(HandoffKey(*sequence.key))
             if job is not None:
                 job.error = reason
-                job.is_hopeless = not retryable
+                job.is_hopeless, job.code = not retryable, code
                 self._stop_computing(job)
                 self._outbound.abort(job.key, reason)
 
@@ -211,6 +237,14 @@ class PrefillWorker:
         job = self._jobs.get(key)
         if job is not None:
             job.writes.append(span)
+            since = self._host.now() - (span.done_us - span.post_us) / 1e6
+            self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
+
+    def on_granted(self, key: HandoffKey) -> None:
+        """The decode worker takes the blocks: they no longer count as waiting for it."""
+        job = self._jobs.get(key)
+        if job is not None:
+            self._scheduler.shares.release(job.sequence)
 
     def on_unwanted(self, key: HandoffKey) -> None:
         """The decode worker gave up: stop computing; no more writes follow the outstanding ones."""
@@ -218,12 +252,14 @@ class PrefillWorker:
         if job is not None:
             self._stop_computing(job)
 
-    def on_closed(self, key: HandoffKey, error: str) -> None:
-        """The decode worker is told that the handoff ended."""
+    def on_closed(self, key: HandoffKey, error: str) -> str:
+        """The decode worker is told that the handoff ended, and the request's fault, if any."""
         job = self._jobs.get(key)
-        if job is not None:
-            job.answered = True
-            job.error = job.error or error
+        if job is None:
+            return ""
+        job.answered = True
+        job.error = job.error or error
+        return job.code
 
     def on_released(self, key: HandoffKey) -> None:
         """The handoff is over: end the job and tell its router the outcome."""
@@ -239,11 +275,24 @@ class PrefillWorker:
             reason = job.error or self._outbound.error_of(key) or "the decode worker gave up"
             in_time = self._host.now() < job.sequence.deadline
             retryable = in_time and not job.is_hopeless
-            self._host.send(job.router, self._host.failure(key, reason, retryable))
+            code, trace_id = job.code, job.sequence.trace_id
+            failure = self._host.failure(key, reason, retryable, code=code, trace_id=trace_id)
+            self._host.send(job.router, failure)
         else:
+            self._host.flight.note(FlightKind.FINISHED, key)
             request_id, attempt = key
             done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(job))
             self._host.send(job.router, done)
+
+    def _holders(self) -> list[str]:
+        """What holds blocks, for people."""
+        return [
+            f"{len(job.sequence.block_table)} blocks: {job.key}, {job.sequence.state}, "
+            f"for {job.sequence.target or 'an unnamed decode worker'}, "
+            f"{self._outbound.state_of(job.key)}"
+            for job in self._jobs.values()
+            if job.sequence.block_table
+        ]
 
     def _stop_computing(self, job: Job) -> None:
         if job.sequence.state is not SequenceState.FINISHED:

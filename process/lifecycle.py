@@ -1,17 +1,19 @@
 """Tells a process to stop: on a signal, or when its parent process ends.
 
-Only records the request and wakes the owner's loop; the owner performs the orderly shutdown. A
-second signal ends the process at once.
+Records the request and wakes the owner's loop, which performs the orderly shutdown. While a process
+starts it has no loop: then the request is raised as `Stopped`. A second signal ends the process at
+once. SIGHUP, which ends other processes, means nothing unless the owner says otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -22,21 +24,35 @@ PARENT_POLL_S = 0.5
 ORPHAN_GRACE_S = 60.0
 
 
+class Stopped(BaseException):
+    """The process was told to stop before it served. Like KeyboardInterrupt, no error."""
+
+
 class StopSignal:
-    """Handles SIGTERM and SIGINT, and watches the parent if told its pid.
+    """Handles SIGTERM, SIGINT and SIGHUP, and watches the parent if told its pid.
 
     `since` is the monotonic time in seconds of the first stop request, None before. Create it in
     the main thread; `close` restores the former handlers. An orphaned process that has not ended
     after ORPHAN_GRACE_S is ended by force, so that none is left behind.
     """
 
-    def __init__(self, wake: Callable[[], None], parent_pid: int | None = None) -> None:
-        """`wake` is called from signal handlers and another thread: it must only wake a loop."""
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        parent_pid: int | None = None,
+        on_hangup: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wake` and `on_hangup` are called from signal handlers, `wake` also from another thread:
+        they must only wake a loop."""
         self.since: float | None = None
+        self._is_final = False
         self._wake = wake
+        self._on_hangup = on_hangup
+        self._is_starting = False
         self._former: dict[signal.Signals, Any] = {
             number: signal.signal(number, self._on_signal) for number in SIGNALS
         }
+        self._former[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_sighup)
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
         if parent_pid is not None:
@@ -56,6 +72,30 @@ class StopSignal:
             self.since = time.monotonic()
         self._wake()
 
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """A context, for the main thread, in which the request to stop is raised as `Stopped`, in
+        the midst of whatever runs, and at the end at the latest."""
+        self._is_starting = True
+        try:
+            self.check()
+            yield
+            self.check()
+        finally:
+            self._is_starting = False
+
+    def check(self) -> None:
+        """Raise `Stopped` if the process was told to stop: code may have swallowed it."""
+        if self.is_set:
+            raise Stopped
+
+    def withdraw(self) -> bool:
+        """Take back what `request` asked for; False if a signal, or the parent's end, came."""
+        if self._is_final:
+            return False
+        self.since = None
+        return True
+
     def close(self) -> None:
         """Restore the former handlers and end the watch on the parent."""
         self._closed.set()
@@ -66,15 +106,29 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.since is not None:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            _end_by(number)
+        self._is_final = True
         self.request()
+        if self._is_starting:
+            raise Stopped
+
+    def _on_sighup(self, number: int, frame: FrameType | None) -> None:
+        self._on_hangup()
 
     def _watch_parent(self, parent_pid: int) -> None:
         while os.getppid() == parent_pid:
             if self._closed.wait(PARENT_POLL_S):
                 return
         log.warning("process %d, which started this one, is gone: stopping", parent_pid)
-        self.request()
+        self._is_final = True
+        if self.since is None:
+            os.kill(os.getpid(), signal.SIGTERM)  # so that the main thread raises it if it starts
         if not self._closed.wait(ORPHAN_GRACE_S):
             os._exit(1)
+
+
+def _end_by(number: int) -> None:
+    """End as the signal's default action does, which as PID 1 has none."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)

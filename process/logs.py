@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from process.trace_context import CURRENT_TRACE
 
@@ -18,7 +19,9 @@ LEVELS = {
 }
 
 
-def setup_logs(level: str, format: str, who: str, stream: TextIO | None = None) -> None:
+def setup_logs(
+    level: str, format: str, who: str, stream: TextIO | io.TextIOBase | None = None
+) -> None:
     """Send every logger of this process to `stream` (stderr). Called once, by a `main`.
 
     `level` is a key of LEVELS, `format` "text" or "json", `who` the role or worker that each
@@ -30,6 +33,11 @@ def setup_logs(level: str, format: str, who: str, stream: TextIO | None = None) 
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
     logging.captureWarnings(True)
+
+
+def about(request_id: str, trace_id: str = "") -> dict[str, Any]:
+    """The `extra` of a log line about a request, for processes that have no current trace."""
+    return {"request_id": request_id, "trace_id": trace_id}
 
 
 class TextFormatter(logging.Formatter):
@@ -47,16 +55,17 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, with the client's trace at its end if there is one."""
+        """The line, with the request's trace at its end if there is one."""
         line = super().formatMessage(record)
-        trace = CURRENT_TRACE.get()
-        return line if trace is None else f"{line} (trace {trace.trace_id})"
+        trace_id = _trace_fields(record).get("trace_id")
+        return line if trace_id is None else f"{line} (trace {trace_id})"
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time (seconds of the epoch), level, who, logger, message.
 
-    `trace_id` and `span_id` are present if the line is about a request whose client traces.
+    A line about a request has its `request_id`, and `trace_id` if the request is part of a trace;
+    in a router also `span_id`.
     """
 
     def __init__(self, who: str) -> None:
@@ -72,10 +81,15 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        trace = CURRENT_TRACE.get()
-        if trace is not None:
-            line["trace_id"] = trace.trace_id
-            line["span_id"] = trace.span_id
+        line.update(_trace_fields(record))
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _trace_fields(record: logging.LogRecord) -> dict[str, str]:
+    """The ids that the line carries (`about`), and those of the current request."""
+    trace = CURRENT_TRACE.get()
+    fields = {} if trace is None else {"trace_id": trace.trace_id, "span_id": trace.span_id}
+    own = {name: getattr(record, name, "") for name in ("request_id", "trace_id")}
+    return fields | {name: value for name, value in own.items() if value}

@@ -85,6 +85,11 @@ class SettingSpec:
         return self.details.env or ENV_PREFIX + self.name.upper()
 
     @property
+    def file_env_name(self) -> str | None:
+        """The variable that names a file with the value; None for what is no secret text."""
+        return f"{self.env_name}_FILE" if self.details.secret and self.base is str else None
+
+    @property
     def flag_name(self) -> str:
         """The long flag, as `--block-size`."""
         return "--" + self.name.replace("_", "-")
@@ -117,7 +122,8 @@ class SettingSpec:
         if self.choices:
             facts.append(self.accepted())
         facts.append("required" if self.required else f"default: {self.to_text(self.default)}")
-        facts.append(f"env: {self.env_name}")
+        in_file = f", or a file's name in {self.file_env_name}" if self.file_env_name else ""
+        facts.append(f"env: {self.env_name}{in_file}")
         return f"{self.details.help} [{'; '.join(facts)}]"
 
     def parse_text(self, text: str) -> Any:
@@ -149,10 +155,16 @@ class SettingSpec:
             return next(member for member in members if member.value == value)
         if self.base is float and type(value) is int:
             value = float(value)
+        if self.base is tuple and isinstance(value, str):
+            return self.parse_text(value)
         if self.base is tuple and isinstance(value, list):
             value = tuple(value)
+        if self.details.secret and isinstance(value, str):
+            value = value.rstrip("\r\n")  # what `echo` and editors put at the end of a file
         if type(value) is not self.base:
             raise self._wrong(value)
+        if self.details.secret and value == ():
+            raise ValueError(f"is empty; leave it unset, or give {self.accepted()}")
         parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         part_type = str if self.base is tuple else self.base
         if not all(type(part) is part_type and self._allows(part) for part in parts):

@@ -1,8 +1,10 @@
 """Loads a process's settings: one frozen dataclass from defaults, file, environment, flags.
 
 Later sources override earlier ones. The file is TOML: top-level keys are shared by all processes,
-and a table named after the process overrides them. An unknown or malformed key, variable or flag
-raises ConfigError with one line that names it, its source and the accepted values.
+and a table named after the process overrides them. An unknown key or flag, and any malformed value,
+raises ConfigError with one line that names it, its source and the accepted values. So does an
+unknown variable that nearly has a known name; other variables that begin with BATON_ may belong to
+something else, as those of Kubernetes's service links do.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import logging
 import os
 import sys
 import tomllib
@@ -18,7 +21,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from process.service_links import is_service_link
 from process.setting_spec import ENV_PREFIX, SettingSpec, setting, setting_of, specs_of
+from protocol.error_line import one_line
 from protocol.errors import ConfigError
 
 __all__ = [
@@ -31,10 +36,18 @@ __all__ = [
     "settings_or_exit",
     "settings_to_args",
     "settings_to_env",
+    "warn_of_unknown_variables",
 ]
 
+log = logging.getLogger(__name__)
+
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
-SECTIONS = ("up", "router", "prefill", "decode", "status", "drain", "keys", "demo")
+SECTIONS = (
+    "up", "router", "prefill", "decode", "status", "doctor", "trace", "drain", "keys",
+    "build-kernels", "demo", "chat", "check", "fetch", "kube-secret", "preflight", "store",
+)  # fmt: skip
+NEAR = 0.75
+"""Likeness, from 0 to 1, above which an unknown variable counts as a misspelt one."""
 S = TypeVar("S")
 
 _others: ContextVar[tuple[type, ...]] = ContextVar("baton_other_settings", default=())
@@ -77,8 +90,18 @@ def settings_or_exit(cls: type[S], argv: Sequence[str], **names: Any) -> S:
     try:
         return load_settings(cls, argv, **names)
     except ConfigError as error:
-        print(f"{names['prog']}: {error}", file=sys.stderr)
+        print(f"{names['prog']}: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def warn_of_unknown_variables(cls: type, environ: Mapping[str, str] | None = None) -> None:
+    """Log the variables that begin with BATON_ and that no process knows. Call it once logs are
+    set up, after `load_settings`, which refuses those that are misspelt."""
+    environ = os.environ if environ is None else environ
+    known = {name for each in (cls, *_others.get()) for name in _variables_of(specs_of(each))}
+    for name, text in sorted(environ.items()):
+        if _is_unknown(name, known) and not is_service_link(name, text):
+            log.warning("environment %s: no process of Baton knows it; it is ignored", name)
 
 
 @contextlib.contextmanager
@@ -156,7 +179,8 @@ def _parse_flags(
     given = vars(parsed)
     config = given.pop("config", None)
     values: dict[str, Any] = {}
-    for name, text in given.items():
+    for name, given_text in given.items():
+        text = ",".join(given_text) if isinstance(given_text, list) else given_text
         values[name] = _converted(specs[name], text, f"flag {specs[name].flag_name}", parse=True)
     return values, config
 
@@ -170,6 +194,8 @@ def _add_flag(parser: argparse.ArgumentParser, spec: SettingSpec) -> None:
     if spec.base is not bool:
         metavar = spec.details.unit or spec.base.__name__
         options["metavar"] = metavar.upper().replace(" ", "_").replace("%", "%%")
+        if spec.base is tuple:
+            options |= {"nargs": "+", "metavar": "TEXT"}
         parser.add_argument(spec.flag_name, **options)
         return
     parser.add_argument(spec.flag_name, nargs="?", const="true", metavar="BOOL", **options)
@@ -184,15 +210,50 @@ def _from_environment(
     foreign: Sequence[dict[str, SettingSpec]],
 ) -> dict[str, Any]:
     ours = {spec.env_name: spec for spec in specs.values()}
-    theirs = {spec.env_name for other in foreign for spec in other.values()}
+    files = {spec.file_env_name: spec for spec in specs.values() if spec.file_env_name}
+    known = [*ours, *files, *(name for other in foreign for name in _variables_of(other))]
     values: dict[str, Any] = {}
-    for name in sorted(environ):
+    for name, text in sorted(environ.items()):
+        if is_service_link(name, text):
+            continue
+        source = f"environment {name}"
         if name in ours:
             spec = ours[name]
-            values[spec.name] = _converted(spec, environ[name], f"environment {name}", parse=True)
-        elif name.startswith(ENV_PREFIX) and name != CONFIG_ENV and name not in theirs:
-            raise ConfigError(f"environment {name}: unknown{_suggest(name, ours)}")
+            values[spec.name] = _converted(spec, text, source, parse=True)
+        elif name in files:
+            spec = files[name]
+            if spec.env_name in environ:
+                raise ConfigError(f"{source}: give it or {spec.env_name}, not both")
+            values[spec.name] = _converted(spec, _read_secret(text, source), source, parse=True)
+        elif (near := _misspelt(name, known)) is not None:
+            raise ConfigError(f"{source}: unknown; did you mean {near}?")
     return values
+
+
+def _variables_of(specs: Mapping[str, SettingSpec]) -> list[str]:
+    names = [(spec.env_name, spec.file_env_name) for spec in specs.values()]
+    return [name for pair in names for name in pair if name is not None]
+
+
+def _read_secret(path: str, source: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{source}: {path} cannot be read: {reason}") from error
+
+
+def _misspelt(name: str, known: Sequence[str]) -> str | None:
+    """The known variable that an unknown one of ours resembles, if any."""
+    if not _is_unknown(name, known):
+        return None
+    stems = [each.removeprefix(ENV_PREFIX) for each in known if each.startswith(ENV_PREFIX)]
+    close = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), stems, n=1, cutoff=NEAR)
+    return ENV_PREFIX + close[0] if close else None
+
+
+def _is_unknown(name: str, known: Iterable[str]) -> bool:
+    return name.startswith(ENV_PREFIX) and name != CONFIG_ENV and name not in known
 
 
 def _from_file(

@@ -14,16 +14,23 @@ from dataclasses import dataclass
 
 _FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _VERSION, _UNKNOWN_VERSION = "00", "ff"
+_SAMPLED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A client's trace with a span of ours in it; all fields are lower-case hexadecimal."""
+    """A trace with a span of ours in it; all fields are lower-case hexadecimal. `parent_id` is the
+    client's span, "" if the trace begins here."""
 
     trace_id: str
     parent_id: str
     span_id: str
     flags: str
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the process that began the trace records it."""
+        return bool(int(self.flags, 16) & _SAMPLED)
 
     @property
     def traceparent(self) -> str:
@@ -32,6 +39,11 @@ class TraceContext:
 
 
 CURRENT_TRACE: ContextVar[TraceContext | None] = ContextVar("current_trace", default=None)
+
+
+def new_context(is_sampled: bool) -> TraceContext:
+    """The context of a new trace that begins with a span of ours."""
+    return TraceContext(secrets.token_hex(16), "", secrets.token_hex(8), f"{is_sampled:02x}")
 
 
 def read_traceparent(header: str) -> TraceContext | None:

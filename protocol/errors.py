@@ -8,14 +8,19 @@ BatonError
 ├── TransferError          moving KV blocks failed; the attempt fails, never the request
 ├── RequestError           the caller's fault: becomes a 4xx in OpenAI's format
 │   ├── InvalidRequest     400, names the field
+│   ├── UnusableConstraint 400, the request's grammar or masks end its output; `code` says why
 │   ├── ModelNotFound      404
-│   └── PromptTooLong      413 with both numbers (`context_length_exceeded`)
+│   ├── TooManyRequests    429, the key has as many requests in flight as it may
+│   └── PromptTooLong      400 with the numbers (`context_length_exceeded`)
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
     └── GenerationFailed   500, the attempts are used up
+        └── DeadlineExceeded 504, the request's time is over
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class BatonError(Exception):
@@ -65,6 +70,23 @@ class InvalidRequest(RequestError):
     """A field has a value that cannot be honoured; `param` names the field."""
 
 
+GRAMMAR_FAILED = "grammar_failed"
+"""The grammar exceeds a limit, or cannot be compiled by a worker."""
+GRAMMAR_TOO_SLOW = "grammar_too_slow"
+"""The grammar's masks take too long to compute."""
+NO_TOKEN_ALLOWED = "no_token_allowed"
+"""The grammar and the other masks together leave no token."""
+
+
+class UnusableConstraint(RequestError):
+    """What the request demands of its output lets no worker finish it; `code` is one of those
+    above. Some of the output may have been sent."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ModelNotFound(RequestError):
     """The model named in the request is not served here."""
 
@@ -73,10 +95,52 @@ class ModelNotFound(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """Prompt plus output exceed the context; the message carries both numbers."""
+    """Prompt plus output exceed the context. The message has OpenAI's words, by which clients know
+    that they have to shorten the conversation; LangChain looks for the code in the message.
 
-    status = 413
+    `prompt` and `output` are lengths in `unit`; with `is_least` the prompt may be longer. `reason`
+    is a sentence about what sets the limit, if that is not the model.
+    """
+
     code = "context_length_exceeded"
+
+    def __init__(  # noqa: PLR0913 - all but three are keywords
+        self,
+        limit: int,
+        prompt: int,
+        output: int = 0,
+        param: str | None = None,
+        *,
+        unit: Literal["tokens", "bytes"] = "tokens",
+        is_least: bool = False,
+        reason: str = "",
+    ) -> None:
+        what, least = param or "prompt", "at least " if is_least else ""
+        parts = f" in the {what}"
+        if output:
+            parts = f" ({least}{prompt} in the {what}, {output} in the completion)"
+        super().__init__(
+            f"This model's maximum context length is {limit} {unit}. However, you requested "
+            f"{least}{prompt + output} {unit}{parts}. Please reduce the length of the {what}"
+            f"{' or completion' if output else ''}.{reason and ' '}{reason} ({self.code})",
+            param,
+        )
+        self.limit = limit
+        self.prompt = prompt
+        self.output = output
+        self.unit = unit
+
+
+class TooManyRequests(RequestError):
+    """The key's own limit is reached; `retry_after_s` goes into Retry-After."""
+
+    status = 429
+    kind = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ServiceError(BatonError):
@@ -107,3 +171,10 @@ class GenerationFailed(ServiceError):
     """Every attempt at a request failed; `message` names the request and the last cause."""
 
     code = "generation_failed"
+
+
+class DeadlineExceeded(GenerationFailed):
+    """The request was not finished within the time that its client, or the service, allows."""
+
+    status = 504
+    code = "deadline_exceeded"

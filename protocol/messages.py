@@ -12,11 +12,12 @@ from enum import StrEnum
 
 import msgspec
 
+from protocol.flight import FlightEvent
 from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 9
 
 
 class Role(StrEnum):
@@ -42,13 +43,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The connecting side's first message; an empty fingerprint (a router's) is not compared."""
+    """The connecting side's first message; an empty fingerprint (a router's) is not compared.
+
+    A router names a new `session` for each connection: load reports count its requests by it.
+    """
 
     sender: str
     role: Role
     protocol_version: int
     model_fingerprint: str
     layout_fingerprint: str
+    session: str = ""
 
 
 class HelloAccepted(Message, frozen=True, kw_only=True):
@@ -77,10 +82,19 @@ class Ping(Message, frozen=True, kw_only=True):
     nonce: int
 
 
+class SetLimits(Message, frozen=True, kw_only=True):
+    """New limits of a worker's steps, from its next step on; None leaves one as it is. The worker
+    keeps within what its memory was planned for, and registers the limits that it took."""
+
+    chunk_max_tokens: int | None = None
+    itl_target_ms: float | None = None
+
+
 class Pong(Message, frozen=True, kw_only=True):
-    """Answer to Ping."""
+    """Answer to Ping; `wall_us` is the answering process's wall clock, 0 if it does not tell."""
 
     nonce: int
+    wall_us: int = 0
 
 
 # -- router to workers ----------------------------------------------------------------------
@@ -101,7 +115,9 @@ class Generate(Message, frozen=True, kw_only=True):
     `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
     the first token of this attempt has index `num_output`. If `prefill` is set, KV blocks and
     the first token come from that peer; otherwise the worker prefills locally. A resumable attempt
-    outlives its router for a while, see Resume.
+    outlives its router for a while, see Resume. Log lines about the attempt name `trace_id`, the
+    trace that the request is part of; "" if there is none. Workers give the requests of each
+    `share`, one for each owner of a key, equal turns.
     """
 
     request_id: str
@@ -112,12 +128,18 @@ class Generate(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    share: str = ""
     is_resumable: bool = False
+    trace_id: str = ""
     prefill: PrefillPeer | None = None
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Router to prefill worker: compute this prompt, stream its blocks, sample one token."""
+    """Router to prefill worker: compute this prompt, stream its blocks, sample one token.
+
+    `target` is the id of the decode worker that continues; "" if it does not matter. `trace_id` is
+    as in Generate.
+    """
 
     request_id: str
     attempt: int
@@ -127,7 +149,10 @@ class Prefill(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    share: str = ""
     is_resumable: bool = False
+    trace_id: str = ""
+    target: str = ""
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -169,6 +194,28 @@ class CacheDump(Message, frozen=True, kw_only=True):
     incarnation: str
     seq: int
     hashes: list[bytes]
+
+
+class FlightRequest(Message, frozen=True, kw_only=True):
+    """Router to worker: send a page of your flight recorder, from the place `after` on.
+
+    Only events between `since_us` and `until_us` (0: now) by the worker's clock are wanted, and
+    with a `request_id` none of other requests. `nonce` comes back in the answer, FlightPage.
+    """
+
+    nonce: int
+    after: int = 0
+    request_id: str = ""
+    since_us: int = 0
+    until_us: int = 0
+
+
+class FlightPage(Message, frozen=True, kw_only=True):
+    """Answer to FlightRequest; the next page begins `after`, which is 0 if this is the last."""
+
+    nonce: int
+    after: int
+    events: list[FlightEvent]
 
 
 # -- workers to router ----------------------------------------------------------------------
@@ -259,13 +306,17 @@ class HandedOver(Message, frozen=True, kw_only=True):
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True):
-    """Worker to router: this attempt failed here. `retryable`: another attempt may succeed."""
+    """Worker to router: this attempt failed here. `retryable`: another attempt may succeed.
+    `lacks_room`: it failed only because this worker has no room for it now. `code`: the request
+    itself is at fault, as `protocol.errors.UnusableConstraint` says; "" if it is not."""
 
     request_id: str
     attempt: int
     worker_id: str
     reason: str
     retryable: bool
+    lacks_room: bool = False
+    code: str = ""
 
 
 # -- handoff: decode worker to prefill worker and back ----------------------------------------
@@ -276,6 +327,7 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
 
     `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
     `layout` is the layout of one rank of a sharded pool and says which heads to write there.
+    `wants_digests`: notifications of writes there carry one digest per block.
     """
 
     transport: str
@@ -284,6 +336,28 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
     digest: bytes
     num_blocks: int
     layout: KvLayout | None = None
+    wants_digests: bool = False
+
+
+class KvAsk(Message, frozen=True, kw_only=True):
+    """Decode to prefill worker: tell me when you hold every block of this attempt's prompt.
+
+    The ask is valid for `ttl_ms` from receipt; a repeated one renews it. The answer is KvBegun, as
+    soon as it is true. Nothing is granted yet.
+    """
+
+    request_id: str
+    attempt: int
+    agent: str
+    ttl_ms: int
+
+
+class KvBegun(Message, frozen=True, kw_only=True):
+    """Prefill to decode worker: I hold a block for every block of this attempt's prompt, and keep
+    them until the handoff closes. Only now may the decode worker reserve blocks for it."""
+
+    request_id: str
+    attempt: int
 
 
 class KvGrant(Message, frozen=True, kw_only=True):
@@ -326,20 +400,22 @@ class HandoffToken(Message, frozen=True, kw_only=True):
 class KvClosed(Message, frozen=True, kw_only=True):
     """Prefill to decode worker: nothing more will be written for this handoff.
 
-    `error` is empty after completion or a requested abort.
+    `error` is empty after completion or a requested abort. `code` is that of AttemptFailed.
     """
 
     request_id: str
     attempt: int
     error: str = ""
+    code: str = ""
 
 
 class KvWritten(Message, frozen=True, kw_only=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 
     `first_block` is the index in the prompt of the first of `num_blocks` blocks. `digests` is
-    empty unless `kv_checksum` is on: then it holds one digest per block. For a sharded pool, the
-    notification covers the heads that rank `tp_rank` of the writer shares with the reader.
+    empty unless the reader's descriptor wants digests: then it holds one digest per block. For a
+    sharded pool, the notification covers the heads that rank `tp_rank` of the writer shares with
+    the reader.
     """
 
     request_id: str
@@ -363,6 +439,9 @@ ControlMessage = (
     | HandOver
     | CacheDumpRequest
     | CacheDump
+    | SetLimits
+    | FlightRequest
+    | FlightPage
     | StepTokens
     | FirstToken
     | Resumed
@@ -371,6 +450,8 @@ ControlMessage = (
     | HandedOver
     | AttemptFailed
     | PeerDescriptor
+    | KvAsk
+    | KvBegun
     | KvGrant
     | KvRenew
     | HandoffToken

@@ -112,18 +112,29 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
         lengths = (len(self.logprobs), len(self.ranks), len(self.top_ids), len(self.top_logprobs))
         return self.num_top >= 0 and lengths == (narrow, narrow, wide, wide)
 
-    def entries(self) -> list[PromptLogprob]:
-        """One entry for each token except the first, in order."""
-        count, width = len(self.logprobs) // 4, self.num_top
-        ids = unpack_from(f"<{count * width}i", self.top_ids)
-        values = unpack_from(f"<{count * width}f", self.top_logprobs)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all lists."""
+        return 2 * len(self.logprobs) + 2 * len(self.top_ids)
+
+    @property
+    def num_entries(self) -> int:
+        """How many tokens have an entry."""
+        return len(self.logprobs) // 4
+
+    def entries(self, start: int = 0, stop: int | None = None) -> list[PromptLogprob]:
+        """One entry for each token except the first, in order; `start` and `stop` select some."""
+        start, stop, _ = slice(start, stop).indices(self.num_entries)
+        count, width = max(0, stop - start), self.num_top
+        ids = unpack_from(f"<{count * width}i", self.top_ids, 4 * start * width)
+        values = unpack_from(f"<{count * width}f", self.top_logprobs, 4 * start * width)
         alternatives = tuple(zip(ids, values, strict=True))
         return [
             PromptLogprob(logprob, rank, alternatives[place * width : (place + 1) * width])
             for place, (logprob, rank) in enumerate(
                 zip(
-                    unpack_from(f"<{count}f", self.logprobs),
-                    unpack_from(f"<{count}i", self.ranks),
+                    unpack_from(f"<{count}f", self.logprobs, 4 * start),
+                    unpack_from(f"<{count}i", self.ranks, 4 * start),
                     strict=True,
                 )
             )

@@ -5,7 +5,19 @@ Times are microseconds since the Unix epoch, by the worker's clock.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
+
 import msgspec
+
+GAP_US = 5_000
+"""Longer gaps in an attempt's work are reported with their reason."""
+MAX_STEP_SPANS = 4_096
+"""Decode steps that a trace keeps apart; of more, neighbours are merged."""
+
+_STEP = struct.Struct("<IIHHI")
+_DURATION = slice(4, 8)  # of a packed step
+_MAX_U16, _MAX_U32 = 2**16 - 1, 2**32 - 1
 
 
 class ChunkSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -28,14 +40,34 @@ class WriteSpan(msgspec.Struct, frozen=True, array_like=True):
     chunk: int
 
 
+class StepSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One decode step, or `num_steps` neighbours: how many sequences decoded in it (at most), and
+    how many prompt tokens were computed beside them."""
+
+    start_us: int
+    end_us: int
+    batch: int
+    num_steps: int = 1
+    chunk_tokens: int = 0
+
+
+class GapSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A time of more than `GAP_US` in which an attempt's work stood still, and why."""
+
+    start_us: int
+    end_us: int
+    reason: str
+
+
 class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prefill worker spent its time on an attempt."""
+    """Where a prefill worker spent its time on an attempt. `waits` are gaps between chunks."""
 
     worker_id: str
     received_us: int
     scheduled_us: int
     cached_tokens: int
     chunks: tuple[ChunkSpan, ...]
+    waits: tuple[GapSpan, ...] = ()
     writes: tuple[WriteSpan, ...] = ()
     transport: str = ""
     blocks_moved: int = 0
@@ -43,7 +75,11 @@ class PrefillTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a decode worker spent its time on an attempt; 0 for events that did not happen."""
+    """Where a decode worker spent its time on an attempt; 0 for events that did not happen.
+
+    `steps` are packed by `pack_steps`; the first one begins at or after `steps_since_us`. `stalls`
+    are gaps between them.
+    """
 
     worker_id: str
     received_us: int
@@ -57,3 +93,73 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     finished_us: int = 0
     num_decode_steps: int = 0
     num_preemptions: int = 0
+    steps_since_us: int = 0
+    steps: bytes = b""
+    stalls: tuple[GapSpan, ...] = ()
+
+    @property
+    def first_step_ms(self) -> float | None:
+        """How long the first step took; None without one."""
+        if len(self.steps) < _STEP.size:
+            return None
+        return int.from_bytes(self.steps[_DURATION], "little") / 1000
+
+    @property
+    def step_spans(self) -> list[StepSpan]:
+        """The steps, in order. Raises ValueError if they are malformed."""
+        return unpack_steps(self.steps_since_us, self.steps)
+
+
+def pack_steps(since_us: int, steps: Iterable[StepSpan]) -> bytes:
+    """Steps in order, 16 bytes each: the time since the former one's end (the first one: since
+    `since_us`), the duration, the batch, the number of steps, the prompt tokens. Steps that would
+    overlap are moved behind each other."""
+    parts = []
+    end = since_us
+    for each in thinned(list(steps)):
+        gap = min(max(0, each.start_us - end), _MAX_U32)
+        start = end + gap
+        duration = min(max(0, each.end_us - start), _MAX_U32)
+        end = start + duration
+        batch, number = min(each.batch, _MAX_U16), min(each.num_steps, _MAX_U16)
+        parts.append(_STEP.pack(gap, duration, batch, number, min(each.chunk_tokens, _MAX_U32)))
+    return b"".join(parts)
+
+
+def unpack_steps(since_us: int, packed: bytes) -> list[StepSpan]:
+    """The steps of `pack_steps`. Raises ValueError for bytes that it did not make."""
+    if len(packed) % _STEP.size:
+        raise ValueError(f"{len(packed)} bytes are not a whole number of steps")
+    spans, end = [], since_us
+    for gap, duration, batch, number, tokens in _STEP.iter_unpack(packed):
+        start = end + gap
+        end = start + duration
+        spans.append(StepSpan(start, end, batch, number, tokens))
+    return spans
+
+
+def thinned(steps: Sequence[StepSpan], limit: int = MAX_STEP_SPANS) -> Sequence[StepSpan]:
+    """About `limit` steps at most: neighbours are merged, but never over a gap of `GAP_US`."""
+    if len(steps) <= limit:
+        return steps
+    most = -(-len(steps) // limit)
+    merged: list[StepSpan] = []
+    in_last = 0
+    for each in steps:
+        if merged and in_last < most and each.start_us - merged[-1].end_us <= GAP_US:
+            merged[-1] = _merge(merged[-1], each)
+            in_last += 1
+        else:
+            merged.append(each)
+            in_last = 1
+    return merged
+
+
+def _merge(first: StepSpan, second: StepSpan) -> StepSpan:
+    return StepSpan(
+        first.start_us,
+        second.end_us,
+        max(first.batch, second.batch),
+        first.num_steps + second.num_steps,
+        first.chunk_tokens + second.chunk_tokens,
+    )

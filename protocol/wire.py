@@ -1,10 +1,13 @@
 """Encoding and decoding of messages; the only place where remote bytes become objects.
 
-Bytes that cannot be decoded raise ProtocolError with a reason, and no other error.
+Bytes that cannot be decoded raise ProtocolError with a reason, and no other error. A long message
+travels as several frames, because the limit of a frame also holds for strangers' frames, for which
+ZeroMQ sets memory aside before they have proved anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +17,9 @@ from protocol.events import EventMessage
 from protocol.messages import ControlMessage, KvWritten, Message
 from protocol.registration import WorkerInfo
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024
+_PART_BYTES = 32 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
 _control = msgspec.msgpack.Decoder(ControlMessage)
@@ -26,6 +31,27 @@ _worker_info = msgspec.json.Decoder(WorkerInfo)
 def encode(message: Message) -> bytes:
     """MessagePack of any message."""
     return _encoder.encode(message)
+
+
+def parts(encoded: bytes) -> list[bytes]:
+    """The frames that an encoded message travels in: one, unless it is long."""
+    if len(encoded) <= _PART_BYTES:
+        return [encoded]
+    return [encoded[i : i + _PART_BYTES] for i in range(0, len(encoded), _PART_BYTES)]
+
+
+def joined(frames: Sequence[bytes]) -> bytes:
+    """The encoded message that came in these frames. Raises ProtocolError if they are no parts of
+    one, or if it is too long."""
+    if len(frames) == 1:
+        return frames[0]
+    *whole, last = frames
+    if not last or any(len(each) != _PART_BYTES for each in whole):
+        raise ProtocolError(f"{len(frames)} frames are not the parts of one message")
+    size = sum(map(len, frames))
+    if size > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")
+    return b"".join(frames)
 
 
 def decode_control(frame: bytes) -> ControlMessage:
@@ -58,8 +84,8 @@ def decode_worker_info(value: bytes) -> WorkerInfo:
 
 
 def _decode(decoder: Any, frame: bytes, what: str) -> Any:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"{what} of {len(frame)} bytes exceeds {MAX_FRAME_BYTES}")
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"{what} of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

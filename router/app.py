@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from router.admission.gate import Gate
 from router.api.anthropic.messages import messages_router
 from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
@@ -24,10 +25,11 @@ from router.api.timing import TraceLookup
 from router.api.tokenize import tokenize_router
 from router.chat.markup import find_markup
 from router.http.anthropic_errors import error_response
+from router.http.byte_budget import ByteBudget
 from router.http.errors import describe
 from router.http.fast_path import Application
 from router.http.metrics import ApiMetrics
-from router.http.request_scope import RequestScope, record_of
+from router.http.request_scope import RequestScope, RequestTracer, record_of
 from router.parser_names import AUTO
 from router.requests.interface import Generator, ReadinessCheck, ServedModel
 from router.text.grammar import GrammarChecker
@@ -36,15 +38,19 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """Optional parts: extra routes, limits on requests, traces, names of parsers, and the key of
-    event ids. Routers share that key so that a client can resume a stream at another one."""
+    """Optional parts: extra routes, limits on requests, traces, names of parsers, whether text of
+    messages may become control tokens, the gate, and the key of event ids. Routers share that key
+    so that a client can resume a stream at another one."""
 
     extra_routers: Iterable[APIRouter] = ()
     trace_of: TraceLookup = no_traces
     limits: ApiLimits = field(default_factory=ApiLimits)
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    allow_control_tokens: bool = False
     ids_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    tracer: RequestTracer | None = None
+    gate: Gate | None = None
 
 
 def create_app(
@@ -62,8 +68,13 @@ def create_app(
     """
     options = options or AppOptions()
     metrics = ApiMetrics(registry)
+    budget = ByteBudget(options.limits.max_inflight_bytes, registry)
+    if options.gate is not None:
+        budget.retry_after_s = options.gate.retry_after_s
     defaults = load_sampling_defaults(model.path, tokenizer.eos_id)
-    markup = find_markup(tokenizer, options.tool_parser, options.reasoning_parser)
+    markup = find_markup(
+        tokenizer, options.tool_parser, options.reasoning_parser, options.allow_control_tokens
+    )
     context = ApiContext(
         generator,
         tokenizer,
@@ -77,7 +88,9 @@ def create_app(
         options.trace_of,
     )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestScope, metrics=metrics)
+    app.add_middleware(
+        RequestScope, metrics=metrics, budget=budget, tracer=options.tracer, gate=options.gate
+    )
     app.add_exception_handler(HTTPException, _http_error)
     own = (
         completions_router(context),
@@ -91,7 +104,9 @@ def create_app(
     )
     for router in (*own, *options.extra_routers):
         app.include_router(router)
-    app.cut_short(own, lambda inner: RequestScope(inner, metrics))
+    app.cut_short(
+        own, lambda inner: RequestScope(inner, metrics, budget, options.tracer, options.gate)
+    )
     return app
 
 

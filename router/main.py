@@ -19,42 +19,73 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
-from process.allocator import give_back_large_blocks
+from checkpoint.model_source import TEXT_PATTERNS, model_name, resolve_model
+from checkpoint.texts_fingerprint import texts_fingerprint
+from checkpoint.trial import start_trial
 from process.clock import wall_us
-from process.garbage_collector import spare_the_collector
+from process.flight_recorder import FlightRecorder
 from process.lifecycle import StopSignal
 from process.logs import setup_logs
+from process.memory import give_back_large_blocks, spare_the_collector
 from process.metrics import process_registry
-from process.model_source import resolve_model
-from process.settings import settings_or_exit
+from process.settings import settings_or_exit, warn_of_unknown_variables
 from process.sockets.network import Network
 from process.store.membership import FleetWatcher
+from process.store.router_board import RouterBoard
+from process.store.router_leases import RouterLease
+from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
+from protocol.flight import FlightKind
 from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo
-from router.api.admin import admin_router
+from router.admission.gate import Gate
+from router.admission.key_files import KeyFiles
+from router.api.admin import admin_router, doctor_router, flight_router
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
+from router.dashboard.dashboard import Dashboard, DashboardParts
 from router.fleet.cache_index import CacheIndex
+from router.fleet.election import WantedModel
 from router.fleet.fleet import Fleet
+from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks, LinkTimes, WorkerLink
 from router.fleet.metrics import FleetMetrics
 from router.http.access import KeyCheck, access_rules, warn_of_open_doors
-from router.http.connection import BoundedProtocols, ConnectionLimits
-from router.http.server import Doorway, HttpServer, TlsFiles, listen, url_of, write_port_file
+from router.http.browsers import BrowserCheck, browser_rules
+from router.http.certificates import TlsFiles
+from router.http.connection import BoundedProtocols
+from router.http.connection_limits import ConnectionLimits
+from router.http.lame_duck import LameDuck
+from router.http.server import Doorway, HttpServer, listen, url_of, write_port_file
+from router.parser_names import ALLOW
 from router.requests.dispatcher import Dispatcher
 from router.requests.event_ids import ids_key
-from router.requests.interface import ServedModel
+from router.requests.interface import ReadinessCheck, ServedModel
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings
 from router.startup_app import LateApp, waiting_app
+from router.telemetry.caches.cache_report import CacheReport
+from router.telemetry.collectors import FleetCollector
+from router.telemetry.examination.diagnosis import Diagnosis
+from router.telemetry.examination.observer import FleetObserver
+from router.telemetry.flight import FlightReport
+from router.telemetry.otlp import OtlpExporter
+from router.telemetry.report import FleetReport
+from router.telemetry.requests import RequestLog
+from router.telemetry.targets import Targets
+from router.telemetry.vllm_names import VllmNames
 from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+SAMPLE_S = 1.0
+LAG_S = 0.1
+RECORDED_LAG_S = 0.05
 SWEEPS = 4
 """Sweeps of the fleet per `silence_s`."""
 
@@ -73,28 +104,43 @@ def main(argv: Sequence[str]) -> int:
         section="router",
     )
     setup_logs(settings.log_level, settings.log_format, "router")
+    warn_of_unknown_variables(RouterSettings)
     give_back_large_blocks()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
     except (ConfigError, ModelLoadError) as error:
-        print(f"baton router: {error}", file=sys.stderr)
+        print(f"baton router: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 async def _run(settings: RouterSettings) -> None:
     """Serve until a signal comes. Raises ConfigError and ModelLoadError."""
-    path = resolve_model(settings.model)
+    path = resolve_model(settings.model, settings.revision, patterns=TEXT_PATTERNS)
+    start_trial("router.checkpoint_trial", path).finish()
     async with AsyncExitStack() as stack:
-        stop = _stop_event(settings, stack)
         tokenizer = Tokenizer(path)
         stack.callback(tokenizer.close)
+        hangup = asyncio.Event()
+        stop = _stop_event(settings, stack, hangup)
         parts = _assemble(settings, stack)
-        admin = admin_router(parts.fleet, parts.traces)
-        app = LateApp(waiting_app(parts.registry, parts.fleet.not_ready_reason, [admin]))
-        guarded = KeyCheck(app, access_rules(settings), parts.registry)
+        parts.fleet.want(_wanted_model(settings, path))
+        duck = LameDuck(settings.lame_duck_s)
+        ready = _readiness(duck, parts.fleet)
+        dashboard = _dashboard(settings, parts, tokenizer)
+        operators = [*_operators(parts), *dashboard.routers()]
+        key_files = KeyFiles(parts.registry)
+        rules = access_rules(settings, key_files)
+        gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
+        waiting = LateApp(waiting_app(parts.registry, ready, operators))
+        front = _Front(waiting, ready, operators, gate)
+        keyed = KeyCheck(front.app, rules, parts.registry)
+        guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
         watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
+        parts.fleet.watch_store(lambda: watcher.trouble)
+        board = _board(settings, parts)
+        parts.metrics.store_connected.set_function(lambda: watcher.is_connected)
         listener = listen(settings.host, settings.port)
         stack.callback(listener.close)
         warn_of_open_doors(settings)
@@ -105,31 +151,80 @@ async def _run(settings: RouterSettings) -> None:
             on_started=_announce(settings, listener),
             on_grace_over=parts.dispatcher.stop,
         )
+        leave = asyncio.Event()
         await _serve_beside(
-            server.serve_until(stop, listener),
-            stop,
+            server.serve_until(leave, listener),
+            leave,
+            duck.wait(stop, leave, server.close_after_answers),
+            _reload_certificate(server),
+            key_files.run(hangup),
             watcher.run(),
+            board.run(),
+            RouterLease(settings.redis_url, settings.cluster, parts.name).run(),
+            *([] if parts.exporter is None else [parts.exporter.run()]),
             _sweep(parts.fleet, min(settings.ping_interval_s, settings.silence_s / SWEEPS)),
-            _open_api(settings, path, tokenizer, parts, app),
+            _sample(parts.report, parts.cache),
+            parts.diagnosis.run(),
+            _watch_lag(parts.metrics, parts.recorder),
+            dashboard.run(stop),
+            _open_api(settings, path, tokenizer, parts, front),
         )
     log.info("stopped")
+
+
+def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
+    """The board on which routers tell each other of their load, and answer questions about what
+    operators changed."""
+    board = RouterBoard(
+        settings.redis_url,
+        settings.cluster,
+        lambda: msgspec.json.encode(parts.report.summary(parts.log.told_rows())),
+        parts.report.peers.take,
+        parts.log.answer,
+    )
+    parts.log.ask = board.ask
+    return board
+
+
+@dataclass(frozen=True)
+class _Front:
+    """What answers HTTP: an application that waits for the fleet, and what goes into the next.
+    `gate` counts the requests of clients."""
+
+    app: LateApp
+    ready: ReadinessCheck
+    operators: list[APIRouter]
+    gate: Gate
 
 
 @dataclass(frozen=True)
 class _Parts:
     """The objects that the API and the operator's routes use."""
 
+    name: str
     registry: CollectorRegistry
+    metrics: FleetMetrics
     fleet: Fleet
     traces: TraceStore
     dispatcher: Dispatcher
+    report: FleetReport
+    log: RequestLog
+    exporter: OtlpExporter | None
+    diagnosis: Diagnosis
+    cache: CacheReport
+    recorder: FlightRecorder
 
 
-def _stop_event(settings: RouterSettings, stack: AsyncExitStack) -> asyncio.Event:
-    """An event that is set when a signal arrives or the parent process ends."""
+def _stop_event(
+    settings: RouterSettings, stack: AsyncExitStack, hangup: asyncio.Event
+) -> asyncio.Event:
+    """An event that is set when a signal arrives or the parent process ends; SIGHUP sets `hangup`
+    instead."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    signals = StopSignal(lambda: _wake(loop, stop), settings.parent_pid)
+    signals = StopSignal(
+        lambda: _wake(loop, stop), settings.parent_pid, lambda: _wake(loop, hangup)
+    )
     stack.callback(signals.close)
     return stop
 
@@ -157,12 +252,48 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
         )
         return WorkerLink(network, info, hello, callbacks, times, metrics)
 
-    fleet = Fleet(connect, CacheIndex(settings.expected_cache_s), metrics)
+    fleet = Fleet(
+        connect, CacheIndex(settings.expected_cache_s), metrics, history=FleetHistory(wall_us)
+    )
     stack.push_async_callback(fleet.close)
     traces = TraceStore(settings.trace_history, metrics, wall_us)
-    dispatcher = Dispatcher(settings, fleet, traces, metrics, random.Random())
+    cache = CacheReport(fleet, traces)
+    dispatcher = Dispatcher(settings, fleet, traces, metrics, random.Random(), cache.placed)
+    recorder = FlightRecorder(time.monotonic, wall_us)
+    dispatcher.on_refused = lambda name, reason: recorder.note(
+        FlightKind.REFUSED, (name, 0), text=reason
+    )
     fleet.listen(dispatcher)
-    return _Parts(registry, fleet, traces, dispatcher)
+    report = FleetReport(fleet, traces, Targets.of(settings))
+    exporter = None
+    if settings.otlp_endpoint is not None:
+        ratio = settings.otlp_sample_ratio
+        exporter = OtlpExporter(settings.otlp_endpoint, ratio, registry, name)
+        traces.on_end(exporter.take)
+    registry.register(FleetCollector(report))
+    if settings.vllm_metric_names:
+        registry.register(VllmNames(registry, fleet, next(iter(settings.served_model_name), None)))
+    observer = FleetObserver(
+        fleet, traces, report, cache, lambda: _shown_settings(dispatcher), random.Random()
+    )
+    requests = RequestLog(traces, report.peers)
+    return _Parts(
+        name, registry, metrics, fleet, traces, dispatcher, report, requests, exporter,
+        Diagnosis(observer), cache, recorder,
+    )  # fmt: skip
+
+
+def _dashboard(settings: RouterSettings, parts: _Parts, tokenizer: Tokenizer) -> Dashboard:
+    return Dashboard(
+        DashboardParts(
+            settings,
+            parts.fleet,
+            parts.report,
+            parts.dispatcher,
+            tokenizer,
+            sources={"doctor": parts.diagnosis.as_json, "cache": parts.cache.as_json},
+        )
+    )
 
 
 def _doorway(settings: RouterSettings, registry: CollectorRegistry) -> Doorway:
@@ -171,6 +302,7 @@ def _doorway(settings: RouterSettings, registry: CollectorRegistry) -> Doorway:
         settings.max_body_bytes,
         settings.receive_timeout_s,
         settings.client_stall_s,
+        settings.idle_timeout_s,
     )
     return Doorway(BoundedProtocols(limits, registry), _tls_of(settings))
 
@@ -192,42 +324,104 @@ def _announce(settings: RouterSettings, listener: socket.socket) -> Callable[[],
     return on_started
 
 
+def _wanted_model(settings: RouterSettings, path: Path) -> WantedModel:
+    """The model whose workers this router serves: that of its checkpoint."""
+    name = next(iter(settings.served_model_name), None)
+    fingerprint = texts_fingerprint(path)
+    return WantedModel(name or model_name(settings.model), fingerprint, is_named=name is not None)
+
+
+def _readiness(duck: LameDuck, fleet: Fleet) -> ReadinessCheck:
+    """Why requests should go elsewhere: the router leaves, or it has no workers for them."""
+    return lambda: duck.not_ready_reason() or fleet.not_ready_reason()
+
+
+async def _reload_certificate(server: HttpServer) -> None:
+    reloader = server.certificate_reloader()
+    if reloader is not None:
+        await reloader.run()
+
+
 async def _sweep(fleet: Fleet, interval_s: float) -> None:
     while True:
         await asyncio.sleep(interval_s)
         fleet.sweep()
 
 
+async def _sample(report: FleetReport, cache: CacheReport) -> None:
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        report.sample()
+        cache.sample()
+
+
+def _shown_settings(dispatcher: Dispatcher) -> dict[str, str]:
+    """Values that findings name as the old ones."""
+    threshold = dispatcher.local_prefill_threshold_tokens
+    return {"local_prefill_threshold_tokens": str(threshold)}
+
+
+def _operators(parts: _Parts) -> list[APIRouter]:
+    return [
+        admin_router(parts.report, parts.log),
+        doctor_router(parts.diagnosis, parts.cache),
+        flight_router(FlightReport(parts.fleet, parts.traces, parts.recorder)),
+    ]
+
+
+async def _watch_lag(metrics: FleetMetrics, recorder: FlightRecorder) -> None:
+    """Measure how late the event loop runs its timers, and record when one was very late."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_S
+        await asyncio.sleep(LAG_S)
+        lag_s = max(0.0, loop.time() - due)
+        metrics.loop_lag.observe(lag_s)
+        if lag_s >= RECORDED_LAG_S:
+            recorder.note(FlightKind.LAGGED, since=time.monotonic() - lag_s)
+
+
 async def _open_api(
-    settings: RouterSettings, path: Path, tokenizer: Tokenizer, parts: _Parts, app: LateApp
+    settings: RouterSettings,
+    path: Path,
+    tokenizer: Tokenizer,
+    parts: _Parts,
+    front: _Front,
 ) -> None:
     """Wait for the first decode worker, then serve its model's API. Raises ModelLoadError."""
     fleet = parts.fleet
     await fleet.wait_for_decode()
     identity = fleet.identity
     assert identity is not None, "a decode worker is ready"
-    name = settings.served_model_name or identity.model
-    model = ServedModel(name, path, _context_of(fleet), created=int(time.time()))
+    name, *others = settings.served_model_name or (identity.model,)
+    model = ServedModel(name, path, _context_of(fleet), int(time.time()), tuple(others))
     options = AppOptions(
-        extra_routers=[admin_router(fleet, parts.traces)],
+        extra_routers=front.operators,
         trace_of=parts.traces.get,
-        limits=ApiLimits(settings.request_timeout_s, settings.max_body_bytes, settings.keepalive_s),
+        limits=ApiLimits(
+            settings.request_timeout_s,
+            settings.max_body_bytes,
+            settings.keepalive_s,
+            settings.max_inflight_bytes,
+            refuse_unknown=settings.unknown_fields == "refuse",
+        ),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        allow_control_tokens=settings.control_tokens_in_text == ALLOW,
         ids_key=ids_key(settings.cluster_secret),
+        tracer=parts.exporter,
+        gate=front.gate,
     )
-    app.serve(
-        create_app(
-            parts.dispatcher, tokenizer, model, parts.registry, fleet.not_ready_reason, options
-        )
+    front.app.serve(
+        create_app(parts.dispatcher, tokenizer, model, parts.registry, front.ready, options)
     )
     spare_the_collector()
     log.info("serving %s, context %d tokens", name, model.max_context)
 
 
 def _context_of(fleet: Fleet) -> Callable[[], int]:
-    """Returns the context that every ready decode worker accepts; while there is none, the last
-    known value."""
+    """Returns the largest context of a ready decode worker; while there is none, the last known
+    value."""
     known = fleet.max_context
 
     def context() -> int:

@@ -1,8 +1,23 @@
-"""The names of the parsers for tool calls and reasoning in settings; cheap to import."""
+"""Names that settings use for parsers of tool calls and reasoning, and for the treatment of control
+tokens; cheap to import."""
 
 from __future__ import annotations
 
 AUTO = "auto"
 NONE = "none"
-TOOL_PARSERS = (AUTO, NONE, "hermes", "llama3", "mistral", "pythonic")
+TOOL_PARSERS = (
+    AUTO,
+    NONE,
+    "functionary",
+    "function_tag",
+    "hermes",
+    "llama3",
+    "mistral",
+    "nemotron",
+    "pythonic",
+    "qwen3_coder",
+    "xlam",
+)
 REASONING_PARSERS = (AUTO, NONE, "think", "mistral")
+ESCAPE, ALLOW = "escape", "allow"
+CONTROL_TOKENS = (ESCAPE, ALLOW)

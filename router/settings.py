@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from process.settings import setting, setting_of
 from protocol.errors import ConfigError
-from router.http.api_keys import KEY_PATTERN
-from router.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
+from router.admission.api_keys import KEY_PATTERN
+from router.parser_names import AUTO, CONTROL_TOKENS, ESCAPE, REASONING_PARSERS, TOOL_PARSERS
 from worker.settings import WorkerSettings
 
 DOORS = ("open", "api", "admin")
+UNKNOWN_FIELDS = ("ignore", "refuse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,12 @@ class RouterSettings:
     model: str = setting(
         help="checkpoint whose tokenizer and chat template serve: a folder, or a hub id"
     )
-    served_model_name: str | None = setting(
-        None, help="name under which the model is served; none: the folder's name"
+    revision: str | None = setting_of(WorkerSettings, "revision")
+    served_model_name: tuple[str, ...] = setting_of(
+        WorkerSettings,
+        "served_model_name",
+        help="names under which the model is served, the first of which answers carry; without "
+        "any: the name that the workers give",
     )
 
     tool_parser: str = setting(
@@ -37,6 +42,19 @@ class RouterSettings:
         AUTO,
         help="how the model marks its reasoning; auto: as its checkpoint says",
         choices=REASONING_PARSERS,
+    )
+    control_tokens_in_text: str = setting(
+        ESCAPE,
+        help="what becomes of control tokens, as <|im_end|>, in the text of messages; escape: they "
+        "are read as text; allow: they control the model, also in a text that a user wrote",
+        choices=CONTROL_TOKENS,
+    )
+
+    unknown_fields: str = setting(
+        "ignore",
+        help="fields of requests that are unknown or not honoured: ignore them and name them in "
+        "the answer's x-baton-ignored, or refuse the request",
+        choices=UNKNOWN_FIELDS,
     )
 
     host: str = setting("127.0.0.1", help="address to serve HTTP on", pattern=r"\S+")
@@ -50,7 +68,6 @@ class RouterSettings:
     redis_url: str = setting_of(WorkerSettings, "redis_url")
     cluster: str = setting_of(WorkerSettings, "cluster")
     cluster_secret: str = setting_of(WorkerSettings, "cluster_secret")
-    hash_seed: str = setting_of(WorkerSettings, "hash_seed")
 
     api_keys: tuple[str, ...] = setting(
         (),
@@ -70,6 +87,9 @@ class RouterSettings:
         flag=False,
     )
     admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+    viewer_key_file: str | None = setting(
+        None, help="file with hashes of keys that open what operators read, and no control"
+    )
     supervisor_key: str | None = setting(
         None,
         help="one more key for operators' paths, held by the process that started this router",
@@ -84,6 +104,19 @@ class RouterSettings:
         "admin", help="whose keys /metrics needs, if there are any", choices=DOORS
     )
 
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        help="names under which clients reach the router, besides those of loopback, without port; "
+        "requests for another host are refused; none: only checked on a loopback address without "
+        "API keys; *: any",
+        pattern=r"\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        help="origins of web pages that may use the router, as https://chat.example; *: any",
+        pattern=r"\*|[a-z][a-z0-9+.\-]*://[^\s/,]+",
+    )
+
     tls_cert_file: str | None = setting(
         None, help="PEM file with the certificate and its chain; none: plain HTTP"
     )
@@ -96,12 +129,26 @@ class RouterSettings:
     max_body_bytes: int = setting(
         32 * 1024 * 1024, help="longest body of a request", unit="bytes", minimum=1024
     )
+    max_inflight_bytes: int = setting(
+        512 * 1024 * 1024,
+        help="memory that all requests together may hold: bodies, their fields, whole answers; "
+        "requests beyond it are answered 503",
+        unit="bytes",
+        minimum=1024,
+    )
     receive_timeout_s: float = setting(
         60.0, help="how long a client may take to send a request", unit="s", minimum=0.01
     )
     client_stall_s: float = setting(
         30.0,
         help="how long a client may leave a full buffer of its answer unread",
+        unit="s",
+        minimum=0.01,
+    )
+    idle_timeout_s: float = setting(
+        75.0,
+        help="how long a connection may stay open between two requests; longer than load balancers "
+        "in front keep theirs",
         unit="s",
         minimum=0.01,
     )
@@ -126,7 +173,12 @@ class RouterSettings:
         minimum=0,
     )
     max_inflight: int = setting(
-        1024, help="generations at once; more are answered 503", unit="generations", minimum=1
+        1024,
+        help="sequences at once; requests for more are answered 503, before their body is read. "
+        "Where there are several API keys, one has at most half of them, unless its line in the "
+        "key file says otherwise",
+        unit="sequences",
+        minimum=1,
     )
     request_timeout_s: float = setting(
         600.0, help="longest that a generation may take", unit="s", minimum=0.1
@@ -175,10 +227,48 @@ class RouterSettings:
         unit="s",
         minimum=0.1,
     )
+    lame_duck_s: float = setting(
+        0.0,
+        help="how long a router that is told to stop still takes connections and requests, while "
+        "/ready is 503, so that load balancers leave it first; on Kubernetes 10 or more",
+        unit="s",
+        minimum=0,
+    )
     shutdown_grace_s: float = setting(
         10.0, help="how long a stopping router lets its streams finish", unit="s", minimum=0
     )
 
+    ttft_target_ms: float = setting(
+        1000.0, help="target of the time to the first token", unit="ms", minimum=0.1
+    )
+    tpot_target_ms: float | None = setting(
+        None,
+        help="target of the time per output token; none: the workers' itl_target_ms",
+        unit="ms",
+        minimum=0.1,
+    )
+    goodput_target: float = setting(
+        0.95,
+        help="share of requests that are to meet both targets",
+        minimum=0.0,
+        maximum=1.0,
+    )
+
+    otlp_endpoint: str | None = setting(
+        None,
+        help="where to send traces over OTLP, as http://collector:4318/v1/traces; none: nowhere "
+        "(needs the extra otlp)",
+        pattern=r"https?://.+",
+    )
+    otlp_sample_ratio: float = setting(
+        1.0,
+        help="share of requests to trace of those whose clients send no traceparent",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    vllm_metric_names: bool = setting(
+        False, help="show the router's metrics under vLLM's names, too, for dashboards made for it"
+    )
     trace_history: int = setting(
         1000, help="finished generations whose traces are kept", unit="generations", minimum=1
     )
@@ -189,3 +279,5 @@ class RouterSettings:
     def __post_init__(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ConfigError("tls_key_file is of no use without tls_cert_file")
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise ConfigError("max_inflight_bytes must be at least max_body_bytes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +17,7 @@ from protocol.errors import Overloaded
 from router.api.documents import documents_router
 from router.api.probes import probe_router
 from router.http.errors import describe
+from router.http.fast_path import Application
 from router.requests.interface import ReadinessCheck
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
@@ -38,10 +39,10 @@ class LateApp:
 
 def waiting_app(
     registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
-) -> FastAPI:
+) -> Application:
     """An application that serves `routers` and the probes, and answers everything else with a 503
     that gives the reason."""
-    app = FastAPI(title="Baton", openapi_url=None, redirect_slashes=False)
+    app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
 
     def reason() -> str:
         return ready() or "the service is starting"

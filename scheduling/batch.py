@@ -27,18 +27,25 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Sequences in `received` get their blocks from a peer; no compute is needed."""
+    """One step. Sequences in `received` get their blocks from a peer; no compute is needed. Those
+    in `held` are running, and left out of steps from this one on until they have a mask."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     received: list[Sequence] = field(default_factory=list)
     expired: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    held: list[Sequence] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Whether the step has nothing to compute."""
         return not self.decodes and not self.chunks
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        """Prompt tokens to compute."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -75,7 +82,7 @@ class Batch:
     @property
     def cost(self) -> StepCost:
         """The step's cost, as input for the step model."""
-        num_tokens = len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+        num_tokens = len(self.decodes) + self.num_chunk_tokens
         attended = sum(attended_pairs(1, sequence.num_launched) for sequence in self.decodes)
         attended += sum(attended_pairs(chunk.num_tokens, chunk.start) for chunk in self.chunks)
         return StepCost(num_tokens, attended)

@@ -38,6 +38,8 @@ class BlockManager:
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self._num_cached_free = 0
+        self.num_moves = 0
+        """Calls so far that pinned or unpinned blocks."""
 
     @property
     def num_free(self) -> int:
@@ -75,6 +77,7 @@ class BlockManager:
 
     def pin(self, blocks: Iterable[int]) -> None:
         """Pin blocks found by `match` (once more, if they are pinned already)."""
+        self.num_moves += 1
         for block in blocks:
             if self._pins[block] == 0:
                 del self._free[block]
@@ -86,6 +89,7 @@ class BlockManager:
         takes no block, if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
+        self.num_moves += 1
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._forget(block)
@@ -95,6 +99,7 @@ class BlockManager:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Unpin blocks, given in chain order; the tail of the chain is evicted first."""
+        self.num_moves += 1
         for block in reversed(blocks):
             assert self._pins[block] > 0, f"block {block} released twice"
             self._pins[block] -= 1

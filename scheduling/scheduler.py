@@ -4,9 +4,11 @@ Both roles, the simulator and the tests use this one class. The scheduler gets t
 returns the next batch; it reads no clock, does no IO and imports no torch. Only the scheduler
 changes sequences' states and block tables.
 
-Invariants: every batch holds the decodes of all running sequences; a sequence is admitted only
-with blocks for all its tokens; a preempted sequence waits ahead of younger ones, and after
-`max_preemptions` it is preempted only if no other sequence can be.
+Invariants: every batch holds the decodes of all running sequences but those whose grammar awaits a
+mask, which keep their blocks and hold up no other sequence; a sequence is admitted only
+with blocks for all its tokens; a sequence with remote KV is admitted only when its source holds all
+of it, so that blocks here never wait for blocks there; a preempted sequence waits ahead of younger
+ones, and after `max_preemptions` it is preempted only if no other sequence can be.
 
 A batch may be planned while the previous one is under way, between `launched` and `landed`. The
 plan counts the tokens of the step under way but does not know its outcome. Blocks that this step
@@ -21,13 +23,19 @@ from dataclasses import dataclass, field
 
 from scheduling.batch import Batch, Chunk, Produced
 from scheduling.block_manager import BlockManager
+from scheduling.overtaking import Overtaking
 from scheduling.sequence import Key, Sequence, SequenceState
 from scheduling.step_model import StepCost, StepModel
+from scheduling.target_shares import TargetShares
+from scheduling.turns import Turns
+from scheduling.waiting_work import WaitingWork
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step. Prefill must keep the inter-token latency within `itl_target_s`."""
+    """Limits of a step. Prefill must keep the inter-token latency within `itl_target_s`;
+    `target_share` is the part of the pool that `TargetShares` allows for one target; `aging_s` how
+    long a sequence waits to make up for one step of priority."""
 
     block_size: int
     max_batch_size: int = 64
@@ -36,7 +44,8 @@ class SchedulerConfig:
     itl_target_s: float = 0.05
     headroom_per_sequence: int = 1
     max_preemptions: int = 3
-    starvation_s: float = 30.0
+    target_share: float = 0.5
+    aging_s: float = 3.0
 
     def __post_init__(self) -> None:
         for name in ("chunk_min_tokens", "chunk_max_tokens"):
@@ -69,7 +78,10 @@ class Scheduler:
         self.config = config
         self.blocks = blocks
         self.model = model
+        self.shares = TargetShares(config.target_share * blocks.num_blocks)
+        self.turns = Turns(config.aging_s)
         self._waiting: dict[Key, Sequence] = {}
+        self._work = WaitingWork(config.block_size)
         self._receiving: dict[Key, Sequence] = {}
         self._prefilling: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
@@ -90,7 +102,7 @@ class Scheduler:
             )
         self._order += 1
         sequence.order = self._order
-        self._waiting[sequence.key] = sequence
+        self._wait(sequence)
 
     def schedule(self, now: float) -> Batch:
         """The next batch. Finishes sequences past their deadline and releases their blocks.
@@ -99,13 +111,14 @@ class Scheduler:
         the step under way has landed.
         """
         expired = self._expire(now)
-        decodes, preempted = self._grow_running()
+        ready, held = self._split_running(now)
+        decodes, preempted = self._grow(ready)
         if decodes is None:
-            return Batch(expired=expired, preempted=preempted)
+            return Batch(expired=expired, preempted=preempted, held=held)
         step = _Step(Batch(decodes=decodes).cost, self._slack(decodes, now))
         self._continue_prefills(step)
-        self._admit(step, now)
-        return Batch(decodes, step.chunks, step.received, expired, preempted)
+        self._admit(step)
+        return Batch(decodes, step.chunks, step.received, expired, preempted, held)
 
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
         """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""
@@ -143,6 +156,11 @@ class Scheduler:
         self._move(sequence, SequenceState.RUNNING)
         return self._append(sequence, token_id, now)
 
+    def completed(self, sequence: Sequence, token_id: int, now: float) -> Produced:
+        """A peer delivered the token that ends the output: a waiting sequence needs no blocks."""
+        assert sequence.state is SequenceState.WAITING
+        return self._append(sequence, token_id, now)
+
     def finish(self, sequence: Sequence, release: bool = True) -> None:
         """End a sequence in any state. With `release` False its blocks stay pinned until
         `release_blocks`, because a peer still reads or writes them."""
@@ -156,8 +174,17 @@ class Scheduler:
         if sequence.num_ahead:
             self._leaving.add(sequence)
             return
+        self.shares.release(sequence)
         self.blocks.release(sequence.block_table)
         sequence.block_table = []
+
+    def fits_beside(self, sequence: Sequence, stuck: set[int]) -> bool:
+        """Whether a waiting sequence can be admitted even if the blocks `stuck` never return."""
+        room = self.blocks.num_blocks - len(stuck)
+        needed = sequence.blocks_for(sequence.num_tokens)
+        if needed <= room:
+            return True
+        return needed - sum(block in stuck for block in self._usable_prefix(sequence)) <= room
 
     def publish_arrived(self, sequence: Sequence, indices: Seq[int]) -> None:
         """Cache the individual blocks that a peer delivered before its attempt failed."""
@@ -188,10 +215,28 @@ class Scheduler:
         return len(self._receiving) + len(self._prefilling) + len(self._running)
 
     @property
+    def num_held_up(self) -> int:
+        """Waiting sequences that lack nothing but room or time here."""
+        return sum(
+            each.source_has_begun if each.remote else each.is_ready
+            for each in self._waiting.values()
+        )
+
+    @property
+    def blocks_granted(self) -> int:
+        """Blocks of sequences whose KV a peer is writing."""
+        return sum(len(each.block_table) for each in self._receiving.values())
+
+    @property
+    def blocks_waiting(self) -> int:
+        """Blocks that the waiting sequences will need, cached ones included."""
+        return self._work.num_blocks
+
+    @property
     def queued_tokens(self) -> int:
         """Tokens that this worker still has to prefill."""
-        local = [s for s in self._waiting.values() if not s.remote]
-        return sum(s.num_remaining for s in (*local, *self._prefilling.values()))
+        begun = sum(sequence.num_remaining for sequence in self._prefilling.values())
+        return self._work.num_tokens + begun
 
     @property
     def has_work(self) -> bool:
@@ -209,7 +254,22 @@ class Scheduler:
             self.finish(sequence, release=not held)
         return expired
 
-    def _grow_running(self) -> tuple[list[Sequence] | None, list[Sequence]]:
+    def _split_running(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+        """The running sequences that can decode, oldest first, and those that are held from now on
+        because their grammar awaits a mask. Held ones count as served: no step hurries for them."""
+        ready, held = [], []
+        for sequence in sorted(self._running.values(), key=self.turns.seniority):
+            if not sequence.awaits_mask:
+                sequence.is_held = False
+                ready.append(sequence)
+                continue
+            if not sequence.is_held:
+                held.append(sequence)
+            sequence.is_held = True
+            sequence.last_token_at = now
+        return ready, held
+
+    def _grow(self, running: list[Sequence]) -> tuple[list[Sequence] | None, list[Sequence]]:
         """Allocate a block where a running sequence's next token needs one, oldest first; if none
         is free, preempt the youngest.
 
@@ -217,7 +277,6 @@ class Scheduler:
         victim is in the step under way, or if blocks become free when that step has landed.
         """
         preempted: list[Sequence] = []
-        running = sorted(self._running.values(), key=_seniority)
         for sequence in running:
             while sequence.state is SequenceState.RUNNING and _lacks_room(sequence):
                 if self.blocks.num_free > 0:
@@ -232,30 +291,41 @@ class Scheduler:
         return [sequence for sequence in left if not _is_ending(sequence)], preempted
 
     def _continue_prefills(self, step: _Step) -> None:
-        for sequence in sorted(self._prefilling.values(), key=_seniority):
-            if sequence.num_launched == sequence.num_tokens:
-                continue  # the step under way completes it
+        for sequence in sorted(self._prefilling.values(), key=self.turns.seniority):
+            if sequence.num_launched == sequence.num_tokens or sequence.awaits_mask:
+                continue  # the step under way completes it, or it could not be sampled
             size = self._chunk_tokens(step, sequence, sequence.num_launched)
             if size == 0:
                 break
             step.add(sequence, size)
 
-    def _admit(self, step: _Step, now: float) -> None:
-        """Admit sequences by urgency, each with all its blocks, until one does not fit.
+    def _admit(self, step: _Step) -> None:
+        """Admit sequences in turn, each with all its blocks. One that does not fit lets only
+        small ones pass, see `Overtaking`.
 
         A local sequence that finds no budget left does not hold up remote ones, which need no
-        budget. No other local sequence overtakes it: workers that admit in the same order cannot
-        wait for each other. A sequence whose grammar is still being compiled holds up no other.
+        budget, but no other local sequence overtakes it. These hold up no other: a sequence whose
+        grammar is still being compiled, a remote one whose source has not begun, and one whose
+        target has its share of the pool already (younger ones for that target wait behind it).
         """
         if self.num_running >= self.config.max_batch_size:
             return
         budget_left = True
-        for sequence in sorted(self._waiting.values(), key=lambda s: self._urgency(s, now)):
-            if self.num_running >= self.config.max_batch_size:
+        full_targets: set[str] = set()
+        overtaking = Overtaking()
+        for sequence in self.turns.in_turn(self._waiting.values()):
+            if self.num_running >= self.config.max_batch_size or overtaking.is_over:
                 break
+            if sequence.remote and not sequence.source_has_begun:
+                continue
             if not sequence.remote and not (budget_left and sequence.is_ready):
                 continue
+            if sequence.target in full_targets or not overtaking.may_pass(sequence):
+                continue
             cached = self._usable_prefix(sequence)
+            if self.shares.exceeds(sequence, cached):
+                full_targets.add(sequence.target)
+                continue
             size = 0
             if not sequence.remote:
                 size = self._chunk_tokens(step, sequence, len(cached) * self.config.block_size)
@@ -263,13 +333,17 @@ class Scheduler:
                     budget_left = False
                     continue
             if not self._try_take_blocks(sequence, cached):
-                break
+                overtaking.block(sequence)
+                continue
+            overtaking.passed(sequence)
             if sequence.remote:
                 self._move(sequence, SequenceState.RECEIVING)
                 step.received.append(sequence)
             else:
                 self._move(sequence, SequenceState.PREFILLING)
                 step.add(sequence, size)
+            self.shares.admit(sequence)
+            self.turns.admit(sequence, max(sequence.num_remaining, self.config.block_size))
 
     # -- helpers --------------------------------------------------------------------------
 
@@ -323,22 +397,27 @@ class Scheduler:
         return True
 
     def _victim(self) -> Sequence:
-        """The sequence to preempt: lowest priority, then youngest; those that have not reached
-        `max_preemptions` first.
+        """The sequence to preempt: the least senior of those that have not reached
+        `max_preemptions`, if there are any.
 
-        The most senior sequence is chosen last, so at least one always makes progress.
+        The most senior sequence is chosen last, so at least one always makes progress. A peer reads
+        the blocks of prompts that end here: these are never chosen.
         """
-        candidates = [*self._prefilling.values(), *self._running.values()]
+        started = (*self._prefilling.values(), *self._running.values())
+        candidates = [sequence for sequence in started if not sequence.prefill_only]
+        assert candidates, "the sequence that lacks a block can be preempted itself"
         immune = self.config.max_preemptions
-        return max(candidates, key=lambda s: (s.num_preemptions < immune, _seniority(s)))
+        return max(candidates, key=lambda s: (s.num_preemptions < immune, self.turns.seniority(s)))
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert not sequence.prefill_only, f"{sequence.key}: a peer reads its blocks"
         self._move(sequence, SequenceState.WAITING)
         self.release_blocks(sequence)
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.num_preemptions += 1
         sequence.remote = False
+        self._wait(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         """Cache the sequence's blocks that are full and computed."""
@@ -351,21 +430,23 @@ class Scheduler:
         """Add a token. Ends a finished sequence; releases its blocks unless a peer reads them."""
         index = sequence.num_output
         finish = sequence.append(token_id)
+        self.turns.charge(sequence, 1)
         sequence.last_token_at = now
         if finish is not None or sequence.prefill_only:
             self.finish(sequence, release=not sequence.prefill_only)
         return Produced(sequence, index, token_id, finish)
 
-    def _urgency(self, sequence: Sequence, now: float) -> tuple[bool, int, int]:
-        starving = now - sequence.arrival >= self.config.starvation_s
-        return (not starving, 0 if starving else -sequence.priority, sequence.order)
+    def _wait(self, sequence: Sequence) -> None:
+        self._waiting[sequence.key] = sequence
+        self._work.add(sequence, len(self._usable_prefix(sequence)))
 
     def _move(self, sequence: Sequence, state: SequenceState) -> None:
+        if sequence.state is SequenceState.WAITING:
+            self._work.remove(sequence)
         for group in self._groups():
             group.pop(sequence.key, None)
         sequence.transition(state)
         target = {
-            SequenceState.WAITING: self._waiting,
             SequenceState.RECEIVING: self._receiving,
             SequenceState.PREFILLING: self._prefilling,
             SequenceState.RUNNING: self._running,
@@ -375,11 +456,6 @@ class Scheduler:
 
     def _groups(self) -> tuple[dict[Key, Sequence], ...]:
         return (self._running, self._prefilling, self._receiving, self._waiting)
-
-
-def _seniority(sequence: Sequence) -> tuple[int, int]:
-    """Smaller is more senior: higher priority, then earlier."""
-    return (-sequence.priority, sequence.order)
 
 
 def _lacks_room(sequence: Sequence) -> bool:

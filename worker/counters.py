@@ -9,47 +9,98 @@ from enum import StrEnum
 
 
 class Count(StrEnum):
-    """A counter's name on the wire."""
+    """A counter's name on the wire; `MEANINGS` says what it counts."""
 
     STEPS = "steps"
-    """Steps that computed something."""
+    STEP_US = "step_us"
+    PREDICTED_STEP_US = "predicted_step_us"
+    STEP_ERROR_US = "step_error_us"
+    DECODE_ROWS = "decode_rows"
+    CHUNK_BUDGET_TOKENS = "chunk_budget_tokens"
     FAILED_STEPS = "failed_steps"
-    """Steps that raised; the worker then retries their sequences one by one."""
     FAILED_ROWS = "failed_rows"
-    """Sequences that failed without their batch because the model gave them no finite logits."""
+    MASK_WAITS = "mask_waits"
+    SLOW_GRAMMARS = "slow_grammars"
     PREFILL_TOKENS = "prefill_tokens"
-    """Prompt tokens computed here, including those recomputed after preemption."""
     CACHED_TOKENS = "cached_tokens"
-    """Prompt tokens that were neither computed nor moved, because their blocks were cached here."""
     DECODE_TOKENS = "decode_tokens"
-    """Tokens that a decode worker sent to routers."""
     PREEMPTIONS = "preemptions"
-    """Times that a sequence lost its blocks to a more senior one."""
     HANDOFFS = "handoffs"
-    """Sequences that a decode worker took over from a prefill worker."""
     HANDOVERS = "handovers"
-    """Sequences that left a decode worker for another one with their KV blocks."""
     BLOCKS_SENT = "blocks_sent"
-    """KV blocks written into decode workers' pools."""
     BLOCKS_RECEIVED = "blocks_received"
-    """KV blocks that arrived for this worker's handoffs, each counted once."""
     STALE_MESSAGES = "stale_messages"
-    """Messages about attempts or handoffs that are over, superseded or unknown."""
     UNEXPECTED_MESSAGES = "unexpected_messages"
-    """Well-formed messages of a type that their sender must not send here."""
     UNDELIVERABLE_MESSAGES = "undeliverable_messages"
-    """Messages to peers that were gone."""
     FRAMES_REFUSED = "frames_refused"
-    """Frames and notifications that are foreign, corrupt or from unknown senders."""
     PEERS_TURNED_AWAY = "peers_turned_away"
-    """Connections refused before any frame: the peer could not prove the cluster's secret."""
     STREAMS_RESUMED = "streams_resumed"
-    """Streams that a router resumed from another router or from its own earlier connection."""
     STREAMS_ABANDONED = "streams_abandoned"
-    """Streams that ended because their router was lost and either no router resumed them in time
-    or the same router reconnected without them."""
     LAPSES = "lapses"
-    """Times that the lease ended while the process stood still, so that the worker registered as
-    a new incarnation."""
+    STALLS = "stalls"
     DESCRIPTORS_REFUSED = "descriptors_refused"
-    """Descriptors of decode workers' pools refused: not authentic, or for another transport."""
+
+
+MEANINGS: dict[Count, str] = {
+    Count.STEPS: "Steps that computed something",
+    Count.STEP_US: "Time in measured steps",
+    Count.PREDICTED_STEP_US: "Time that the step model had predicted for these steps",
+    Count.STEP_ERROR_US: "Time by which these predictions were off, either way",
+    Count.DECODE_ROWS: (
+        "Sequences that decoded, added up over all steps: divided by `steps`, the mean batch"
+    ),
+    Count.CHUNK_BUDGET_TOKENS: (
+        "Most prompt tokens that the steps with chunks could have computed (`chunk_max_tokens`)"
+    ),
+    Count.FAILED_STEPS: "Steps that raised; the worker then retries their sequences one by one",
+    Count.FAILED_ROWS: (
+        "Sequences that failed without their batch because the model gave them no finite logits"
+    ),
+    Count.MASK_WAITS: (
+        "Times that a sequence was left out of steps because its grammar's mask was not ready"
+    ),
+    Count.SLOW_GRAMMARS: (
+        "Sequences that ended because the masks of their request's grammar took too long"
+    ),
+    Count.PREFILL_TOKENS: (
+        "Prompt tokens computed here, including those recomputed after preemption"
+    ),
+    Count.CACHED_TOKENS: (
+        "Prompt tokens that were neither computed nor moved, because their blocks were cached here"
+    ),
+    Count.DECODE_TOKENS: "Tokens that a decode worker sent to routers",
+    Count.PREEMPTIONS: "Times that a sequence lost its blocks to a more senior one",
+    Count.HANDOFFS: "Sequences that a decode worker took over from a prefill worker",
+    Count.HANDOVERS: "Sequences that left a decode worker for another one with their KV blocks",
+    Count.BLOCKS_SENT: "KV blocks written into decode workers' pools",
+    Count.BLOCKS_RECEIVED: "KV blocks that arrived for this worker's handoffs, each counted once",
+    Count.STALE_MESSAGES: (
+        "Messages about attempts or handoffs that are over, superseded or unknown"
+    ),
+    Count.UNEXPECTED_MESSAGES: (
+        "Well-formed messages of a type that their sender must not send here"
+    ),
+    Count.UNDELIVERABLE_MESSAGES: "Messages to peers that were gone",
+    Count.FRAMES_REFUSED: (
+        "Frames and notifications that are foreign, corrupt or from unknown senders"
+    ),
+    Count.PEERS_TURNED_AWAY: (
+        "Connections refused before any frame: the peer could not prove the cluster's secret"
+    ),
+    Count.STREAMS_RESUMED: (
+        "Streams that a router resumed from another router or from its own earlier connection"
+    ),
+    Count.STREAMS_ABANDONED: (
+        "Streams that ended because their router was lost and either no router resumed them "
+        "in time or the same router reconnected without them"
+    ),
+    Count.LAPSES: (
+        "Times that the lease ended while the process stood still, so that the worker "
+        "registered as a new incarnation"
+    ),
+    Count.STALLS: "Times that requests waited and nothing happened for longer than `stall_alarm_s`",
+    Count.DESCRIPTORS_REFUSED: (
+        "Descriptors of decode workers' pools refused: not authentic, or for another transport"
+    ),
+}
+"""What each counter counts."""

@@ -13,37 +13,48 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import zmq
 
 from engine.engine import Engine
 from engine.kv_pool import KvPool, block_digest
+from engine.runner import TOO_SLOW
 from engine.step_result import StepResult
 from kv_transfer.authentication import verify_descriptor
 from kv_transfer.handoff.key import Named
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import ServiceFailed, TransferEvent
 from process.clock import wall_us
+from process.flight_recorder import FlightRecorder
 from process.lifecycle import StopSignal
+from process.logs import about
 from process.sockets.control import ControlServer, Peer
 from process.wakeup import Wakeup
 from protocol.errors import ProtocolError, TransferError
+from protocol.events import WorkerStats
+from protocol.flight import FlightKind
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
     ControlMessage,
+    FlightPage,
+    FlightRequest,
     Message,
     PeerDescriptor,
+    Role,
+    SetLimits,
 )
 from protocol.registration import WorkerState
 from scheduling.batch import Batch
 from scheduling.sequence import Sequence
+from worker.admissions import Admissions
 from worker.counters import Count
 from worker.intake import Intake
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings
+from worker.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +65,14 @@ class Membership(Protocol):
     """Our place in the fleet, as `process.store.membership.WorkerLease` keeps it."""
 
     has_lapsed: bool
-    is_replaced: bool
+    refusal: str | None
     is_asked_to_drain: bool
 
-    def register_anew(self, incarnation: str) -> None:
+    def register_again(self, incarnation: str) -> None:
         """Come back after a lapse."""
+
+    def amend(self, chunk_max_tokens: int, itl_target_ms: float) -> None:
+        """Announce new limits of our steps."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,7 @@ class WorkerParts:
     server: ControlServer
     reporter: Reporter
     intake: Intake
+    admissions: Admissions
     wakeup: Wakeup
     stop: StopSignal
     announce: Callable[[WorkerState], None]
@@ -100,7 +115,10 @@ class WorkerHost:
         self.transfers = parts.transfers
         self.server = parts.server
         self.intake = parts.intake
+        self.planned_chunk = parts.engine.scheduler.config.chunk_max_tokens
+        self.admissions = parts.admissions
         self.poller = zmq.Poller()
+        self.flight = FlightRecorder(lambda: self.now(), lambda: self.wall_us())
         self._pool = parts.pool
         self._reporter = parts.reporter
         self._wakeup = parts.wakeup
@@ -111,7 +129,9 @@ class WorkerHost:
         self._totals: Counter[str] = Counter()
         self._is_busy = False
         self._membership: Membership | None = None
-        self._is_draining = False
+        self._is_draining = self._drains_as_asked = False
+        self._turned_at = time.monotonic()
+        self._stall_watch = StallWatch(settings.stall_alarm_s)
         self.poller.register(self.server.socket, zmq.POLLIN)
         self.poller.register(self._wakeup.fileno(), zmq.POLLIN)
 
@@ -127,9 +147,15 @@ class WorkerHost:
         The first call after the stop signal announces the drain, so that routers send no new
         requests.
         """
+        self._turned_at = self.now()
         member = self._membership
-        if member is not None and (member.is_asked_to_drain or member.is_replaced):
+        if member is not None and (member.is_asked_to_drain or member.refusal):
             self._stop.request()
+            self._drains_as_asked = member.is_asked_to_drain
+        elif self._drains_as_asked and self._stop.withdraw():
+            self._drains_as_asked = self._is_draining = False
+            self._announce(WorkerState.READY)
+            log.info("%s was asked to drain, and now to go on", self.worker_id)
         if self._stop.since is None:
             return False
         if not self._is_draining:
@@ -145,6 +171,20 @@ class WorkerHost:
         return self._is_draining
 
     @property
+    def turned_at(self) -> float:
+        """When the loop turned last, by `now`. Any thread may ask, as for the next two."""
+        return self._turned_at
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether requests wait and nothing happens, see `watch_progress`."""
+        return self._stall_watch.is_stalled
+
+    def latest_stats(self) -> WorkerStats:
+        """The last reported load."""
+        return self._reporter.latest()
+
+    @property
     def has_lapsed(self) -> bool:
         """Whether others may take us for dead: drop their requests, then `reincarnate`."""
         return self._membership is not None and self._membership.has_lapsed
@@ -155,8 +195,10 @@ class WorkerHost:
         incarnation = uuid.uuid4().hex
         self.server.reincarnate(incarnation)
         self._reporter.reincarnate(incarnation)
-        self._membership.register_anew(incarnation)
+        self.admissions.start_over()
+        self._membership.register_again(incarnation)
         self.count(Count.LAPSES)
+        self.flight.note(FlightKind.FLEET, text="its lease lapsed")
         log.warning("registered again as incarnation %s", incarnation)
 
     def wait(self) -> None:
@@ -174,6 +216,9 @@ class WorkerHost:
         """
         self._is_busy = not batch.is_empty or self.engine.is_ahead
         self.count(Count.PREEMPTIONS, len(batch.preempted))
+        for sequence in batch.preempted:
+            self.flight.note(FlightKind.PREEMPTED, sequence.key)
+        self.count(Count.MASK_WAITS, len(batch.held))
         result, reason = self._try_run(batch, self.engine.run)
         if result is not None:
             return StepOutcome([result])
@@ -200,16 +245,59 @@ class WorkerHost:
             return None, f"its step failed on the worker: {type(error).__name__}"
         if not result.batch.is_empty or result.failed:
             self.count(Count.STEPS)
-            self.count(Count.FAILED_ROWS, len(result.failed))
+            rows, tokens = len(result.batch.decodes), result.batch.num_chunk_tokens
+            self.count(Count.DECODE_ROWS, rows)
+            span = (result.started, result.ended)
+            self.flight.note_span(*span, FlightKind.STEP, number=rows, tokens=tokens)
+            if result.batch.chunks:
+                budget = self.engine.scheduler.config.chunk_max_tokens
+                self.count(Count.CHUNK_BUDGET_TOKENS, budget)
+            failures = [failure for _, failure in result.failed]
+            self.count(Count.FAILED_ROWS, sum(not each.code for each in failures))
+            self.count(Count.SLOW_GRAMMARS, failures.count(TOO_SLOW))
         return result, ""
 
-    def publish(self, num_handoffs: int, num_ignored: int) -> None:
+    def publish(
+        self, num_handoffs: int, num_ignored: int, blocks_stuck: int = 0, blocks_fenced: int = 0
+    ) -> None:
         """Report load and cache if due; `num_ignored` is the number of messages so far about
-        unknown handoffs."""
+        unknown handoffs, `blocks_stuck` and `blocks_fenced` as in `WorkerStats`."""
         self.count_up_to(Count.FRAMES_REFUSED, "server", sum(self.server.refused.values()))
         self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
         self.count_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
-        self._reporter.publish(self.now(), num_handoffs)
+        self._reporter.publish(self.now(), num_handoffs, blocks_stuck, blocks_fenced)
+
+    def watch_progress(
+        self, holders: Callable[[], list[str]], waits_for_others: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Called every turn: raise or end the alarm that this worker stands still. `holders` says
+        what holds its blocks, one line each. While it `waits_for_others` that live and are busy,
+        it does not stand still."""
+        scheduler = self.engine.scheduler
+        steps = self._reporter.counters[Count.STEPS]
+        progress = (steps, scheduler.blocks.num_moves)
+
+        def waits() -> bool:
+            return scheduler.num_held_up > 0 and not waits_for_others()
+
+        if not self._stall_watch.look(self.now(), progress, waits):
+            return
+        state = WorkerState.STALLED if self._stall_watch.is_stalled else WorkerState.READY
+        if self._stall_watch.is_stalled:
+            self.count(Count.STALLS)
+            log.error(
+                "%d requests wait, and for %g s nothing was computed, granted or released; %d of "
+                "%d blocks are free; held are:%s",
+                scheduler.num_held_up,
+                self.settings.stall_alarm_s,
+                scheduler.blocks.num_free,
+                scheduler.blocks.num_blocks,
+                "".join(f"\n  {line}" for line in holders()) or " none",
+            )
+        else:
+            log.warning("%s goes on", self.worker_id)
+        if not self._is_draining:
+            self._announce(state)
 
     # -- for the role's handlers ------------------------------------------------------------
 
@@ -221,6 +309,15 @@ class WorkerHost:
         """Microseconds of the Unix epoch now, or at a reading of `now`."""
         ago_s = 0.0 if monotonic_s is None else self.now() - monotonic_s
         return wall_us() - round(ago_s * 1e6)
+
+    def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
+        """Report from now on whether no prefill worker can be reached."""
+        self._reporter.watch_prefill(is_lost)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far that computed something."""
+        return self._reporter.counters[Count.STEPS]
 
     def count(self, name: Count, number: int = 1) -> None:
         """Add to one of the counters that load reports carry."""
@@ -236,23 +333,69 @@ class WorkerHost:
         if not self.server.send(peer, message):
             self.count(Count.UNDELIVERABLE_MESSAGES)
 
-    def failure(self, attempt: Named, reason: str, retryable: bool) -> AttemptFailed:
-        """The message that ends an attempt."""
+    def failure(
+        self,
+        attempt: Named,
+        reason: str,
+        retryable: bool,
+        lacks_room: bool = False,
+        code: str = "",
+        trace_id: str = "",
+    ) -> AttemptFailed:
+        """The message that ends an attempt, which is also logged and recorded; with a `code` it is
+        not retryable."""
+        name, number = attempt.request_id, attempt.attempt
+        self.flight.note(FlightKind.FAILED, (name, number), text=reason)
+        line = "attempt %d of request %s failed: %s"
+        log.info(line, number, name, reason, extra=about(name, trace_id))
         return AttemptFailed(
             request_id=attempt.request_id,
             attempt=attempt.attempt,
             worker_id=self.worker_id,
             reason=reason,
-            retryable=retryable,
+            retryable=retryable and not code,
+            lacks_room=lacks_room,
+            code=code,
         )
 
     def answer_common(self, peer: Peer, message: ControlMessage) -> None:
         """Answer a message that any worker may get; count and drop any other message."""
         if isinstance(message, CacheDumpRequest):
+            if peer.role is Role.ROUTER:
+                self.admissions.note(peer.name)
             self.send(peer, self._reporter.dump())
+            return
+        if isinstance(message, SetLimits) and peer.role is Role.ROUTER:
+            self._set_limits(message)
+            return
+        if isinstance(message, FlightRequest) and peer.role is Role.ROUTER:
+            self.send(peer, self._flight_page(message))
             return
         self.count(Count.UNEXPECTED_MESSAGES)
         log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)
+
+    def _flight_page(self, asked: FlightRequest) -> FlightPage:
+        events, after = self.flight.page(
+            asked.after, asked.request_id, asked.since_us, asked.until_us
+        )
+        return FlightPage(nonce=asked.nonce, after=after, events=events)
+
+    def _set_limits(self, message: SetLimits) -> None:
+        """Take new limits, as far as our memory allows: a card's was planned for the chunks of the
+        start, so there they can only shrink."""
+        scheduler, settings = self.engine.scheduler, self.settings
+        config = scheduler.config
+        chunk = message.chunk_max_tokens or config.chunk_max_tokens
+        if settings.device != "cpu":
+            chunk = min(chunk, self.planned_chunk)
+        chunk = max(chunk, config.chunk_min_tokens, config.block_size)
+        itl_target_s = config.itl_target_s
+        if message.itl_target_ms is not None and message.itl_target_ms > 0:
+            itl_target_s = message.itl_target_ms / 1e3
+        scheduler.config = replace(config, chunk_max_tokens=chunk, itl_target_s=itl_target_s)
+        if self._membership is not None:
+            self._membership.amend(chunk, itl_target_s * 1e3)
+        log.info("steps have chunks of %d tokens, target %g ms", chunk, itl_target_s * 1e3)
 
     def follow_common(self, event: TransferEvent) -> None:
         """Handle a transfer event that any worker may get. Raises TransferError if the transfer
@@ -290,6 +433,11 @@ class WorkerHost:
             self._transfer_peers.add(agent)
             self.transfers.add_peer(agent, message.descriptor, message.num_blocks)
 
+    def wants_digests(self, agent: str) -> bool:
+        """Whether a verified peer compares digests of the blocks that it gets."""
+        message = self._descriptors.get(agent)
+        return message is not None and message.wants_digests
+
     def note_dropped_transfer_peer(self, agent: str) -> None:
         """The transport dropped this peer after a failure; `restore_transfer_peer` may follow."""
         self._transfer_peers.discard(agent)
@@ -302,7 +450,5 @@ class WorkerHost:
         self.transfers.remove_peer(agent)
 
     def block_digests(self, blocks: Seq[int]) -> list[bytes]:
-        """One digest per pool block if `kv_checksum` is on, else an empty list."""
-        if not self.settings.kv_checksum:
-            return []
+        """One digest per pool block."""
         return [block_digest(self._pool.tensor[block]) for block in blocks]

@@ -6,12 +6,15 @@ request that could make the engine fail.
 
 from __future__ import annotations
 
+import re
+
 from engine.engine import EngineLimits
 from engine.sampling.grammar import Grammars
 from protocol.errors import InvalidRequest
 from protocol.hashing import chain_root
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill
+from protocol.request_ids import request_of
 from protocol.sampling import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
@@ -20,6 +23,8 @@ from protocol.sampling import (
     SamplingParams,
 )
 from scheduling.sequence import Sequence
+
+_TRACE_ID = re.compile("[0-9a-f]{32}")
 
 
 class Intake:
@@ -47,7 +52,8 @@ class Intake:
         grammar = None
         if message.sampling.grammar is not None:
             output = message.token_ids[num_prompt:]
-            grammar = self._grammars.matcher(message.sampling.grammar, output)
+            request = request_of(message.request_id)
+            grammar = self._grammars.matcher(message.sampling.grammar, output, request)
         root = chain_root(self._layout.model_fingerprint, message.cache_salt, self._hash_seed)
         return Sequence(
             request_id=message.request_id,
@@ -60,9 +66,12 @@ class Intake:
             arrival=now,
             deadline=now + min(message.deadline_ms / 1e3, self._max_deadline_s),
             priority=message.priority,
+            share=message.share,
             remote=isinstance(message, Generate) and message.prefill is not None,
             prefill_only=isinstance(message, Prefill),
+            target=message.target if isinstance(message, Prefill) else "",
             grammar=grammar,
+            trace_id=message.trace_id,
         )
 
     def _check(self, message: Generate | Prefill) -> None:
@@ -77,7 +86,9 @@ class Intake:
                 f"token ids must lie in [0, {vocab_size}), got {min(tokens)} to {max(tokens)}",
                 "token_ids",
             )
-        longest = num_prompt + message.sampling.max_tokens
+        longest = len(tokens)  # a prefill worker computes these only
+        if isinstance(message, Generate):
+            longest = num_prompt + message.sampling.max_tokens
         if longest > self._limits.max_context:
             raise InvalidRequest(
                 f"prompt and output of {longest} tokens exceed the context of "
@@ -88,6 +99,8 @@ class Intake:
             raise InvalidRequest("nothing is left to generate", "max_tokens")
         if message.attempt < 0:
             raise InvalidRequest(f"attempt {message.attempt} is negative", "attempt")
+        if message.trace_id and not _TRACE_ID.fullmatch(message.trace_id):
+            raise InvalidRequest("a trace id has 32 hexadecimal digits", "trace_id")
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:

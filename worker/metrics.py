@@ -1,6 +1,7 @@
 """A worker's load and counters for Prometheus, read from its latest load report.
 
-Each report replaces the last as a whole, so the metrics thread never reads half a report.
+Each report replaces the last as a whole, so the metrics thread never reads half a report. Times
+are reported in microseconds and shown in seconds.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from prometheus_client.registry import Collector
 
 from protocol.events import WorkerStats
 from protocol.messages import Role
+from worker.counters import MEANINGS, Count
 
+_US = "_us"
 _GAUGES = {
     "num_waiting": "Sequences without KV blocks",
     "num_running": "Sequences with KV blocks: receiving, prefilling, decoding",
     "queued_tokens": "Tokens still to be prefilled here",
     "blocks_total": "KV blocks in the pool",
-    "blocks_used": "KV blocks in use: running, granted, being read",
+    "blocks_used": "KV blocks in use (pinned): running, granted, being read",
     "blocks_cached": "KV blocks that hold a prefix others can use",
+    "blocks_waiting": "KV blocks that waiting sequences will need",
+    "blocks_granted": "Used KV blocks that peers are writing for requests that will run",
+    "blocks_fenced": "Used KV blocks of ended requests that peers may still write to",
+    "blocks_stuck": "Fenced KV blocks whose peer has fallen silent",
     "num_handoffs": "Handoffs that have not closed",
-    "step_fixed_us": "Fitted step time: microseconds per step",
-    "step_per_token_us": "Fitted step time: microseconds per token",
-    "step_per_attended_us": "Fitted step time: microseconds per attended (query, key) pair",
+    "prefill_unreachable": "1: this decode worker reaches no prefill worker and computes prompts",
+    "step_fixed_us": "Fitted step time: seconds per step",
+    "step_per_token_us": "Fitted step time: seconds per token",
+    "step_per_attended_us": "Fitted step time: seconds per attended (query, key) pair",
 }
 
 
@@ -37,12 +45,26 @@ class WorkerMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The families, each with one sample."""
         stats = self._latest()
+        free = stats.blocks_total - stats.blocks_used - stats.blocks_cached
+        yield self._gauge("blocks_free", "KV blocks that hold nothing", free)
         for name, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"baton_worker_{name}", text, labels=list(self._labels))
-            gauge.add_metric(list(self._labels.values()), float(getattr(stats, name)))
-            yield gauge
+            yield self._gauge(name, text, getattr(stats, name))
         for name, value in sorted(stats.counters.items()):
-            text = f"{name.replace('_', ' ').capitalize()} since the worker started"
-            counter = CounterMetricFamily(f"baton_worker_{name}", text, labels=list(self._labels))
-            counter.add_metric(list(self._labels.values()), value)
+            shown, scaled = _in_seconds(name, value)
+            text = MEANINGS[Count(name)]
+            counter = CounterMetricFamily(f"baton_worker_{shown}", text, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), scaled)
             yield counter
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        shown, scaled = _in_seconds(name, value)
+        gauge = GaugeMetricFamily(f"baton_worker_{shown}", text, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), scaled)
+        return gauge
+
+
+def _in_seconds(name: str, value: float) -> tuple[str, float]:
+    """The name and the value by Prometheus's conventions."""
+    if name.endswith(_US):
+        return f"{name.removesuffix(_US)}_seconds", value / 1e6
+    return name, float(value)

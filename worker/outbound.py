@@ -1,7 +1,7 @@
 """The sending side of handoffs in a worker: connects the state machine to transfers and sockets.
 
 `kv_transfer.handoff.sender` decides which blocks to write; the transfer thread writes them. Decode
-workers grant, renew and abort over the control socket, and get first tokens and answers there.
+workers ask, grant, renew and abort over the control socket, and get first tokens and answers there.
 Every worker that sends blocks has one of these. It owns no blocks: its `HandoffOwner` does, reports
 which are ready and keeps them pinned until `on_released`.
 """
@@ -12,8 +12,9 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
 from kv_transfer.handoff.key import HandoffKey, key_of
-from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release, SenderAction
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import (
     NotificationArrived,
     PeerFailed,
@@ -23,7 +24,16 @@ from kv_transfer.transfer_loop import (
 )
 from process.sockets.control import Peer
 from protocol import wire
-from protocol.messages import Abort, HandoffToken, KvClosed, KvGrant, KvRenew, PeerDescriptor
+from protocol.messages import (
+    Abort,
+    HandoffToken,
+    KvAsk,
+    KvBegun,
+    KvClosed,
+    KvGrant,
+    KvRenew,
+    PeerDescriptor,
+)
 from protocol.traces import WriteSpan
 from worker.counters import Count
 from worker.host import WorkerHost
@@ -32,7 +42,8 @@ log = logging.getLogger(__name__)
 
 _COMPLETE_WAIT_S = 5.0
 
-FromDecodeWorker = PeerDescriptor | KvGrant | KvRenew | Abort
+AboutHandoff = KvAsk | KvGrant | KvRenew | Abort
+FromDecodeWorker = PeerDescriptor | AboutHandoff
 
 
 class HandoffOwner(Protocol):
@@ -42,12 +53,17 @@ class HandoffOwner(Protocol):
         """Blocks of the handoff are in place."""
         ...
 
+    def on_granted(self, key: HandoffKey) -> None:
+        """The decode worker has granted its blocks: ours now wait only for their writes."""
+        ...
+
     def on_unwanted(self, key: HandoffKey) -> None:
         """The decode worker gave up the handoff; writes may still be outstanding."""
         ...
 
-    def on_closed(self, key: HandoffKey, error: str) -> None:
-        """The decode worker is being told that the handoff ended; `error` is "" for success."""
+    def on_closed(self, key: HandoffKey, error: str) -> str:
+        """The decode worker is being told that the handoff ended; `error` is "" for success.
+        Returns the `code` of the request's own fault, or ""."""
         ...
 
     def on_released(self, key: HandoffKey) -> None:
@@ -77,19 +93,38 @@ class OutboundHandoffs:
         """Number of events about unknown handoffs."""
         return self._sender.ignored
 
+    @property
+    def num_decode_workers(self) -> int:
+        """Decode workers that are connected to us and whose pools we can write to."""
+        return len(set(self._agents.values()))
+
     def error_of(self, key: HandoffKey) -> str:
         """Why a closed handoff failed; empty if it succeeded or is not remembered."""
         return self._sender.error_of(key)
 
-    def is_granted(self, key: HandoffKey) -> bool:
+    @property
+    def waits_for_grant(self) -> bool:
+        """Whether a decode worker that still asks has not granted what has begun."""
+        return self._sender.waits_for_grant
+
+    def state_of(self, key: HandoffKey) -> str:
+        """The state of a handoff, for people."""
+        return self._sender.state_of(key)
+
+    def is_asked_for(self, key: HandoffKey) -> bool:
         """Whether a decode worker waits for this handoff."""
         return self._sender.agent_of(key) is not None
 
     # -- calls by the owner -----------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
-        """A handoff of `num_blocks` blocks begins; its grant must arrive before `deadline`."""
+        """A handoff of `num_blocks` blocks is to come; its grant must arrive before `deadline`."""
         self._carry_out(self._sender.open(key, num_blocks, self._host.now(), deadline))
+
+    def begin(self, key: HandoffKey) -> None:
+        """The owner holds a block for every block of the handoff and keeps it until
+        `on_released`."""
+        self._carry_out(self._sender.begin(key, self._host.now()))
 
     def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int) -> None:
         """These blocks of the pool are ready; `chunk` completed them (-1: they were cached)."""
@@ -98,7 +133,7 @@ class OutboundHandoffs:
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
         """Every block was offered, and this token follows them: the decode worker gets the token
-        as soon as it has granted.
+        as soon as it has asked.
 
         If this is the output's last token, the router has the whole output and will not report a
         lost decode worker, so the grant must arrive within `_COMPLETE_WAIT_S`.
@@ -109,6 +144,11 @@ class OutboundHandoffs:
         now = self._host.now()
         wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
         self._carry_out(self._sender.finish(key, now, now + wait_s))
+
+    def abort_all(self, error: str) -> None:
+        """Abort every handoff, also what was only asked for."""
+        for key in self._sender.keys:
+            self.abort(key, error)
 
     def abort(self, key: HandoffKey, error: str) -> None:
         """Post no more writes; the decode worker gets the reason."""
@@ -144,7 +184,7 @@ class OutboundHandoffs:
             case PeerFailed():
                 log.warning("decode worker's agent %s: %s", event.agent, event.reason)
                 self._host.note_dropped_transfer_peer(event.agent)
-                self._carry_out(self._sender.peer_lost(event.agent))
+                self._carry_out(self._sender.pool_lost(event.agent))
             case NotificationArrived():
                 self._host.count(Count.STALE_MESSAGES)
             case _:
@@ -156,16 +196,20 @@ class OutboundHandoffs:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _handle_handoff(self, peer: Peer, agent: str, message: KvGrant | KvRenew | Abort) -> None:
+    def _handle_handoff(self, peer: Peer, agent: str, message: AboutHandoff) -> None:
         """Handle a decode worker's message about a handoff; `agent` is its transfer agent."""
-        if isinstance(message, KvGrant) and message.agent != agent:
+        if isinstance(message, (KvAsk, KvGrant)) and message.agent != agent:
             self._host.answer_common(peer, message)
             return
         now, key = self._host.now(), key_of(message)
         self._speakers[key] = peer
         match message:
+            case KvAsk():
+                self._carry_out(self._sender.ask(message, now))
+                self._try_send_token(key)
             case KvGrant():
                 self._host.restore_transfer_peer(agent)
+                self._owner.on_granted(key)
                 self._try_send_token(key)  # before KvClosed, which may be the answer
                 self._carry_out(self._sender.grant(message, now))
             case KvRenew():
@@ -176,7 +220,7 @@ class OutboundHandoffs:
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
         """Answer a decode worker whose pool we cannot write to, so that it neither waits for us
-        nor keeps its blocks fenced. A handoff that it granted over another connection is aborted
+        nor keeps its blocks fenced. A handoff that it asked for over another connection is aborted
         and closes normally."""
         self._host.count(Count.STALE_MESSAGES)
         reason = "the pool of the decode worker is not known here"
@@ -209,6 +253,8 @@ class OutboundHandoffs:
             match action:
                 case PostWrite():
                     self._post(action)
+                case SendBegun():
+                    self._send_begun(action)
                 case Close():
                     self._close(action)
                 case Release():
@@ -219,7 +265,8 @@ class OutboundHandoffs:
         """Queue a write. A card may still be computing the blocks: the transfer thread waits for
         them, this thread does not."""
         self._writes[write.write_id] = write
-        digests = self._host.block_digests(write.source_blocks)
+        wants = self._host.wants_digests(write.agent)
+        digests = self._host.block_digests(write.source_blocks) if wants else []
         notification = wire.encode(write.notification(digests))
         command = WriteCommand(
             write.write_id,
@@ -232,17 +279,23 @@ class OutboundHandoffs:
         )
         self._host.transfers.write(command)
 
+    def _send_begun(self, action: SendBegun) -> None:
+        peer = self._listener(action.key, action.agent)
+        if peer is not None:
+            request_id, attempt = action.key
+            self._host.send(peer, KvBegun(request_id=request_id, attempt=attempt))
+
     def _close(self, action: Close) -> None:
-        self._owner.on_closed(action.key, action.error)
+        code = self._owner.on_closed(action.key, action.error)
         peer = self._listener(action.key, action.agent)
         self._speakers.pop(action.key, None)
         if peer is not None:
             request_id, attempt = action.key
-            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error)
+            closed = KvClosed(request_id=request_id, attempt=attempt, error=action.error, code=code)
             self._host.send(peer, closed)
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
-        """The connection for answers about a handoff that `agent` granted: the last one on which
+        """The connection for answers about a handoff that `agent` asked for: the last one on which
         the decode worker mentioned the handoff, if still open, else its newest."""
         speaker = self._speakers.get(key)
         return self._connection_of(agent) if speaker is None and agent is not None else speaker

@@ -7,6 +7,7 @@ carries the number of the last event that it includes, so that a router can appl
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -40,29 +41,52 @@ class Reporter:
         self._incarnation = incarnation
         self._interval_s = interval_s
         self._idle_s = idle_s
+        self._links: Callable[[], dict[str, int]] = dict
+        self._received: Callable[[], dict[str, int]] = dict
+        self._is_prefill_lost: Callable[[], bool] = lambda: False
         self._seq = 0
         self._last = self.stats(num_handoffs=0)
         self._last_at = float("-inf")
+
+    def watch_links(self, links: Callable[[], dict[str, int]]) -> None:
+        """Report the bytes sent by link, as `links` returns them, from now on."""
+        self._links = links
+
+    def watch_received(self, received: Callable[[], dict[str, int]]) -> None:
+        """Report how many requests each router's session has brought, as `received` returns it."""
+        self._received = received
+
+    def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
+        """Report whether no prefill worker can be reached, as `is_lost` says, from now on."""
+        self._is_prefill_lost = is_lost
 
     def reincarnate(self, incarnation: str) -> None:
         """Report as a new incarnation from now on."""
         self._incarnation = incarnation
 
-    def publish(self, now: float, num_handoffs: int) -> None:
+    def publish(
+        self, now: float, num_handoffs: int, blocks_stuck: int = 0, blocks_fenced: int = 0
+    ) -> None:
         """Publish cache events, and the load if due."""
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
-        stats = self.stats(num_handoffs)
+        stats = self.stats(num_handoffs, blocks_stuck, blocks_fenced)
         if stats == self._last and now - self._last_at < self._idle_s:
             return
         self._last, self._last_at = stats, now
         self._publisher.publish(msgspec.structs.replace(stats, reported_us=wall_us()))
 
-    def stats(self, num_handoffs: int) -> WorkerStats:
+    def stats(
+        self, num_handoffs: int, blocks_stuck: int = 0, blocks_fenced: int = 0
+    ) -> WorkerStats:
         """The load right now."""
         scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
         fixed, per_token, per_attended = scheduler.model.coefficients
+        totals = scheduler.model.totals
+        self.counters[Count.STEP_US] = round(totals.seconds * 1e6)
+        self.counters[Count.PREDICTED_STEP_US] = round(totals.predicted_s * 1e6)
+        self.counters[Count.STEP_ERROR_US] = round(totals.error_s * 1e6)
         return WorkerStats(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -72,10 +96,18 @@ class Reporter:
             blocks_total=blocks.num_blocks,
             blocks_used=blocks.num_pinned,
             blocks_cached=blocks.num_cached_free,
+            blocks_waiting=scheduler.blocks_waiting,
+            blocks_stuck=blocks_stuck,
+            blocks_granted=scheduler.blocks_granted,
+            blocks_fenced=blocks_fenced,
             num_handoffs=num_handoffs,
+            cache_seq=self._seq,
+            prefill_unreachable=int(self._is_prefill_lost()),
             step_fixed_us=fixed * 1e6,
             step_per_token_us=per_token * 1e6,
             step_per_attended_us=per_attended * 1e6,
+            received=self._received(),
+            links=self._links(),
             counters={name.value: number for name, number in self.counters.items()},
         )
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kv_transfer.transports.registry import AUTO, TRANSPORTS
 from process.cores import CORES_PATTERN
 from process.settings import setting
+from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
-from protocol.hashing import DEFAULT_SEED
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
@@ -22,9 +23,20 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 class WorkerSettings:
     """Settings of a prefill or decode worker."""
 
+    card_chunk_tokens: ClassVar[int] = 2048
+    """`chunk_max_tokens` on a large card by default: decodes wait for a chunk beside them."""
+
     model: str = setting(help="folder of a Hugging Face checkpoint, or a hub id")
-    served_model_name: str | None = setting(
-        None, help="name under which the model is served; none: the folder's name or the hub id"
+    revision: str | None = setting(
+        None,
+        help="commit, tag or branch of a model from the hub; none: its main branch",
+        pattern=r"[\w.][\w./-]*",
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        help="names under which the model is served, the first of which answers carry; without "
+        "any: the folder's name or the hub id",
+        pattern=r"\S+",
     )
     dtype: str = setting(
         "auto",
@@ -71,6 +83,11 @@ class WorkerSettings:
         "torch; auto: kernel where it can be",
         choices=("auto", "torch", "kernel"),
     )
+    kernels_dir: str | None = setting(
+        None,
+        help="folder in which `baton build-kernels` has built C++ kernels; none, or if it lacks "
+        "those for this CPU: they are built at first use, into the user's cache",
+    )
     cuda_graphs: bool = setting(
         True, help="capture decode steps as CUDA graphs at start, where FlashInfer runs them"
     )
@@ -103,12 +120,12 @@ class WorkerSettings:
         unit="tokens",
         minimum=2,
     )
-    hash_seed: str = setting(
-        DEFAULT_SEED, help="seed of the block hashes; one value for the whole fleet"
-    )
 
-    max_batch_size: int = setting(
-        64, help="sequences that run at once", unit="sequences", minimum=1
+    max_batch_size: int | None = setting(
+        None,
+        help="sequences that run at once; none: 64 on cpu, 256 on cuda",
+        unit="sequences",
+        minimum=1,
     )
     chunk_min_tokens: int = setting(
         16,
@@ -116,13 +133,31 @@ class WorkerSettings:
         unit="tokens",
         minimum=1,
     )
-    chunk_max_tokens: int = setting(
-        512, help="most prompt tokens that a step computes", unit="tokens", minimum=1
+    chunk_max_tokens: int | None = setting(
+        None,
+        help="most prompt tokens that a step computes; none: 512 on cpu; on cuda 8192 for prefill "
+        "workers (less on cards below 32 GiB) and 2048 for decode workers",
+        unit="tokens",
+        minimum=1,
     )
     itl_target_ms: float = setting(
         50.0,
         help="inter-token latency that chunks beside running decodes keep to",
         unit="ms",
+        minimum=0.1,
+    )
+    mask_wait_ms: float = setting(
+        50.0,
+        help="how long a step waits for the masks of grammars; a request whose masks take longer "
+        "is left out of steps until they are ready",
+        unit="ms",
+        minimum=1.0,
+    )
+    mask_limit_s: float = setting(
+        10.0,
+        help="how long this worker may compute masks for one request, all its choices together; "
+        "the first millisecond of each token does not count; a request that takes longer fails",
+        unit="s",
         minimum=0.1,
     )
     request_deadline_s: float = setting(
@@ -134,7 +169,8 @@ class WorkerSettings:
 
     transport: str = setting(
         "auto",
-        help="how KV blocks move; auto: nixl where it can be imported, else shm (one host)",
+        help="how KV blocks move; auto: shm (shared memory) on a CPU where host is a loopback "
+        "address and kv_interface names nothing, else nixl where it can be imported",
         choices=(AUTO, *TRANSPORTS),
     )
     grant_ttl_ms: int = setting(
@@ -155,10 +191,41 @@ class WorkerSettings:
         unit="ms",
         minimum=10,
     )
-    kv_checksum: bool = setting(False, help="send and compare a digest of every KV block")
+    kv_checksum: bool = setting(
+        False,
+        help="a decode worker wants a digest of every KV block and compares it; prefill workers "
+        "send what is wanted",
+    )
+
+    kv_interface: tuple[str, ...] = setting(
+        (),
+        help="network interfaces or RDMA ports on which NIXL may listen for KV blocks of other "
+        "hosts (eth0, mlx5_0:1); needed where --host is not a loopback address",
+        pattern=r"[\w.:-]+",
+    )
+    allow_kv_over_tcp: bool = setting(
+        False,
+        help="let KV blocks of other hosts move over TCP on --kv-interface: anyone who reaches "
+        "UCX's port there owns this process, so only trusted machines may",
+    )
+
+    kv_ports: str | None = setting(
+        None,
+        help="TCP ports that UCX may listen on for KV blocks, as 41000-41099, for network policies "
+        "(UCX_TCP_PORT_RANGE); none: any free one",
+        pattern=r"[0-9]{1,5}-[0-9]{1,5}",
+    )
 
     host: str = setting(
-        "127.0.0.1", help="address to bind, and that others reach this worker by", pattern=r"\S+"
+        "127.0.0.1",
+        help="address to listen on; 0.0.0.0 or [::]: all addresses of this host or pod",
+        pattern=r"\S+",
+    )
+    advertise_address: str | None = setting(
+        None,
+        help="address that routers and other workers reach this worker by; none: that of host, or "
+        "where host is 0.0.0.0 or [::], this host's (or pod's) own address on the way to the store",
+        pattern=r"\S+",
     )
     control_port: int = setting(
         0, help="port of the control socket; 0: any free one", minimum=0, maximum=65535
@@ -167,11 +234,20 @@ class WorkerSettings:
         0, help="port of the event socket; 0: any free one", minimum=0, maximum=65535
     )
     metrics_port: int | None = setting(
-        None, help="port of Prometheus metrics; none: off, 0: any free", minimum=0, maximum=65535
+        None,
+        help="port of Prometheus /metrics and of the probes /live (the step loop turns), /ready "
+        "(registered), /startup (loaded); open from the start; none: off, 0: any free",
+        minimum=0,
+        maximum=65535,
+    )
+    metrics_host: str | None = setting(
+        None,
+        help="address to serve metrics and probes on, to all who can reach it; none: that of host",
+        pattern=r"\S+",
     )
     worker_id: str | None = setting(
         None,
-        help="name of this worker in the fleet; none: the role and six random hex digits",
+        help="name of this worker, unique in the fleet; none: the role and six random hex digits",
         pattern=NAME_PATTERN,
     )
 
@@ -200,6 +276,13 @@ class WorkerSettings:
         unit="s",
         minimum=2.0,
     )
+    stall_alarm_s: float = setting(
+        60.0,
+        help="requests wait and nothing is computed, granted or released for this long: the worker "
+        "logs what holds its blocks and gets no new requests until something happens",
+        unit="s",
+        minimum=1,
+    )
     stats_interval_ms: int = setting(
         100, help="least time between two published load reports", unit="ms", minimum=1
     )
@@ -222,7 +305,15 @@ class WorkerSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.chunk_min_tokens > self.chunk_max_tokens:
+        if self.kv_ports is not None:
+            first, last = map(int, self.kv_ports.split("-"))
+            if not 0 < first <= last < 65536:
+                raise ConfigError(f"kv_ports {self.kv_ports}: give two ports, the lower one first")
+        if self.advertise_address is not None and is_wildcard(self.advertise_address):
+            raise ConfigError(
+                f"advertise_address {self.advertise_address} is no address that others can reach"
+            )
+        if self.chunk_max_tokens is not None and self.chunk_min_tokens > self.chunk_max_tokens:
             raise ConfigError(
                 f"chunk_min_tokens ({self.chunk_min_tokens}) must not exceed "
                 f"chunk_max_tokens ({self.chunk_max_tokens})"

@@ -1,14 +1,16 @@
 """Tokens per second of Baton's engine and of its peers, on the same checkpoint in one run.
 
-    python -m bench.engine --model M1|M2|FOLDER [--peers llama.cpp,vllm,transformers,openvino]
-        [--peer-python vllm=PYTHON] [--threads 2] [--repeat 3] [--only "decode 8"]
+    python -m bench.engine --model M1|M2|FOLDER|FILE.gguf
+        [--peers llama.cpp,vllm,transformers,openvino] [--peer-python vllm=PYTHON]
+        [--threads 2] [--repeat 3] [--only "decode 8"]
         [--sweep | --served]
 
 Prefill of 512 and 2,048 tokens, decode at batch 1, 8 and 32 with 512 tokens of context; with
 `--sweep`, decode at batch 8 as the context grows to 8,192. Each figure is the median of the
 repeats, with their spread. Contestants take turns (ours, theirs, the machine's limits, ours, ...),
 so that drift of the machine's speed affects all alike; a ratio is the median of the turns' ratios.
-M1 and M2 are made on first use (see bench.tools.checkpoints). The program installs no packages: it
+M1 and M2 are made on first use (see bench.tools.checkpoints). Of a GGUF file, llama.cpp reads the
+very file. The program installs no packages: it
 names a missing peer and how to get it. Each peer runs in its own process (see
 bench.engine.peer_process). `--attention kernel,torch` compares our own backends. `--served`
 compares servers as their users run them, over HTTP: `baton up` with one decode worker, and
@@ -34,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine.in_process import BatonRun, Bookkeeping, EngineKind, PeerRun, load_ours
-from bench.engine.limits import MachineLimits, StepNeeds, step_needs
+from bench.engine.limits import MachineLimits, StepNeeds, bits_per_weight, step_needs
 from bench.engine.peer_process import PEERS, PeerProcess, interpreters, is_installed
 from bench.engine.plot import plot_side_by_side, plot_sweep
 from bench.engine.served import STREAM_TOKENS, ServedRun
@@ -52,6 +54,7 @@ from bench.engine.workloads import (
 )
 from bench.tools.checkpoints import SHAPES, add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
+from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import ModelConfig, load_model_config
 from protocol.errors import BatonError
 
@@ -142,7 +145,9 @@ def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], lis
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     default = str(DEMO_MODEL)
-    parser.add_argument("--model", default=default, help="M1, M2 or a checkpoint's folder")
+    parser.add_argument(
+        "--model", default=default, help="M1, M2, a checkpoint's folder, or a GGUF file"
+    )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (ours only)")
     parser.add_argument("--attention", default="auto", help="auto, kernel, torch, or several")
@@ -252,7 +257,8 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
     peers = {name: pythons[name] for name in names}
     for line in missing:
         console.print(line, soft_wrap=True, markup=False)
-    folder = benchmark_checkpoint(options.model) if options.model in SHAPES else Path(options.model)
+    is_made = options.model in SHAPES
+    folder = benchmark_checkpoint(options.model) if is_made else resolve_model(options.model)
     config = load_model_config(folder)
     dtype = config.dtype if options.dtype == "auto" else options.dtype
     works = chosen(SWEEP if options.sweep else WORKS, options.only)
@@ -268,13 +274,14 @@ def _compare(options: argparse.Namespace, console: Console) -> None:
         f"{'; '.join(contest.versions)}",
         soft_wrap=True,
     )
-    needs = step_needs(config)
+    needs = step_needs(config, bits_per_weight(folder))
     console.print(report(figures, needs, limits, contest.bookkeeping))
     if limits is not None:
         console.print(
             f"limits in this run: {limits.bytes_per_s / 1e9:.1f} GB/s by a prepacked "
-            f"matrix-vector product, {limits.flops_per_s / 1e12:.2f} TFLOP/s by a large product; "
-            "shares count weights in the checkpoint's bits"
+            f"matrix-vector product ({limits.fastest_stream}), {limits.flops_per_s / 1e12:.2f} "
+            f"TFLOP/s by a large product ({limits.fastest_product}); shares count weights in the "
+            f"checkpoint's bits ({bits_per_weight(folder):.2f} each)"
         )
     if options.plot is not None:
         _plot(options, figures, needs, limits)

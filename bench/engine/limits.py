@@ -1,21 +1,28 @@
 """The machine's limits, and the memory traffic and arithmetic that a model's step needs.
 
 The limits are measured, not looked up: the rate at which a prepacked bf16 matrix-vector product
-streams weights that fit in no cache, and the arithmetic rate of a large bf16 product. If the
+streams weights that fit in no cache, and the arithmetic rate of a large bf16 product, each by the
+fastest product that this machine has. If the
 machine's speed drifts, they are valid only for the run in which they were measured. CPU only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from engine.checkpoint.config import ModelConfig
-from engine.layers.linear import TorchLinear
+from engine.checkpoint.files import read_tensor_entries, weight_files
+from engine.cpu.native_linear import NativeLinear
+from engine.layers.linear import LinearLayer, TorchLinear, has_bf16_products
+from engine.native.library import KernelsUnavailable, load_library
 
 _WIDTH = 2048
 _NUM_WEIGHTS = 48  # 400 MB in bf16
@@ -24,16 +31,18 @@ _GEMM_ROWS = 2048
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """The bytes that decode reads and the operations that prefill computes, for a bf16 model."""
+    """The bytes that decode reads and the operations that prefill computes, for a model with KV in
+    bf16."""
 
     layer_weights: int
     head_weights: int
     kv_bytes_per_token: int
     attention_flops_per_pair: int  # per query and key, over all layers and heads
+    weight_bits: float = 16.0
 
     def decode_bytes(self, batch: int, context: int) -> int:
         """Bytes read by one step: every weight once, and the batch's KV."""
-        weights = 2 * (self.layer_weights + self.head_weights)
+        weights = int((self.layer_weights + self.head_weights) * self.weight_bits / 8)
         return weights + batch * context * self.kv_bytes_per_token
 
     def prefill_flops(self, num_tokens: int) -> int:
@@ -43,8 +52,19 @@ class StepNeeds:
         return linear + self.attention_flops_per_pair * pairs
 
 
-def step_needs(config: ModelConfig) -> StepNeeds:
-    """The needs of a model with the shapes of `config`, for weights and KV of 2 bytes."""
+def bits_per_weight(folder: Path) -> float:
+    """Bits of a number in the matrices of a checkpoint's files, on average."""
+    entries = [
+        entry
+        for file in weight_files(folder)
+        for entry in read_tensor_entries(file).values()
+        if len(entry.shape) > 1
+    ]
+    return 8 * sum(e.num_bytes for e in entries) / sum(math.prod(e.shape) for e in entries)
+
+
+def step_needs(config: ModelConfig, weight_bits: float = 16.0) -> StepNeeds:
+    """The needs of a model with the shapes of `config`, for KV of 2 bytes."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     per_layer = config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
     return StepNeeds(
@@ -52,47 +72,73 @@ def step_needs(config: ModelConfig) -> StepNeeds:
         head_weights=config.vocab_size * config.hidden_size,
         kv_bytes_per_token=2 * 2 * config.num_layers * kv,
         attention_flops_per_pair=4 * config.num_layers * q,
+        weight_bits=weight_bits,
     )
 
 
 class MachineLimits:
-    """Measures the two limits, once per turn of a benchmark."""
+    """Measures the two limits, once per turn of a benchmark: of each kind of product that this
+    machine has, the fastest counts. A product that nobody would use is no limit."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._layers = [
-            TorchLinear(torch.randn((_WIDTH, _WIDTH), generator=generator).bfloat16())
+        weights = [
+            torch.randn((_WIDTH, _WIDTH), generator=generator).bfloat16()
             for _ in range(_NUM_WEIGHTS)
         ]
+        self._products = {
+            name: [make(weight) for weight in weights] for name, make in _products().items()
+        }
         self._row = torch.randn((1, _WIDTH), generator=generator).bfloat16()
         self._rows = torch.randn((_GEMM_ROWS, _WIDTH), generator=generator).bfloat16()
-        self._bandwidths: list[float] = []
-        self._flops: list[float] = []
+        self._bandwidths: dict[str, list[float]] = {name: [] for name in self._products}
+        self._flops: dict[str, list[float]] = {name: [] for name in self._products}
 
     @torch.inference_mode()
     def measure(self) -> None:
-        """Take one more sample of each limit."""
-        streamed = 2 * _WIDTH * _WIDTH * _NUM_WEIGHTS
-        self._bandwidths.append(
-            streamed / _seconds(lambda: [layer(self._row) for layer in self._layers])
-        )
-        computed = 2 * _GEMM_ROWS * _WIDTH * _WIDTH * 4
-        self._flops.append(
-            computed / _seconds(lambda: [layer(self._rows) for layer in self._layers[:4]])
-        )
+        """Take one more sample of each limit and product."""
+        for name, layers in self._products.items():
+            self._bandwidths[name].append(
+                2 * _WIDTH * _WIDTH * _NUM_WEIGHTS / _seconds(layers, self._row)
+            )
+            computed = 2 * _GEMM_ROWS * _WIDTH * _WIDTH * 4
+            self._flops[name].append(computed / _seconds(layers[:4], self._rows))
+
+    @property
+    def fastest_stream(self) -> str:
+        """The product that reads weights fastest."""
+        return max(self._bandwidths, key=lambda name: statistics.median(self._bandwidths[name]))
+
+    @property
+    def fastest_product(self) -> str:
+        """The product that computes fastest."""
+        return max(self._flops, key=lambda name: statistics.median(self._flops[name]))
 
     @property
     def bytes_per_s(self) -> float:
         """Median over the samples."""
-        return statistics.median(self._bandwidths)
+        return statistics.median(self._bandwidths[self.fastest_stream])
 
     @property
     def flops_per_s(self) -> float:
         """Median over the samples."""
-        return statistics.median(self._flops)
+        return statistics.median(self._flops[self.fastest_product])
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _products() -> dict[str, Callable[[torch.Tensor], LinearLayer]]:
+    """The ways in which this machine may multiply a bf16 weight, by name."""
+    found: dict[str, Callable[[torch.Tensor], LinearLayer]] = {}
+    with contextlib.suppress(KernelsUnavailable):
+        kernels = load_library()
+        if kernels.baton_has_linear():
+            found["our kernels"] = lambda weight: NativeLinear(weight, None, kernels)
+    if has_bf16_products() or not found:
+        found["oneDNN" if has_bf16_products() else "torch"] = TorchLinear
+    return found
+
+
+def _seconds(layers: Sequence[LinearLayer], x: torch.Tensor) -> float:
     started = time.perf_counter()
-    work()
+    for layer in layers:
+        layer(x)
     return time.perf_counter() - started

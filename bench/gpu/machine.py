@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,6 +14,7 @@ import torch
 from torch.utils.cpp_extension import CUDA_HOME
 
 from bench.gpu.checks import Row
+from engine.gpu.toolchain import HEADERS, HOME, LIBRARIES, compile_sample, prepare_builds
 
 _PACKAGES = ("flashinfer-python", "apache-tvm-ffi", "triton", "transformers", "nixl-cu13")
 _QUERY_S = 20.0
@@ -35,6 +38,19 @@ def describe_machine(device: torch.device) -> Iterator[Row]:
     note = ", ".join(f"{name} {found}" for name, found in tools.items())
     absent = sum(found == "missing" for found in tools.values())
     yield Row("limits", "tools that are missing", absent, "", "= 0", note)
+    yield check_builds(os.environ | {})
+
+
+def check_builds(environment: dict[str, str]) -> Row:
+    """Whether FlashInfer's kernels can be built: compiles and links a small file with the compiler,
+    headers and libraries that a build will use."""
+    major = int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
+    started = time.monotonic()
+    reason = prepare_builds(environment, major) or compile_sample(environment)
+    found = ", ".join(f"{name} {environment.get(name, '-')}" for name in (HOME, HEADERS, LIBRARIES))
+    note = f"{reason}; {found}" if reason else f"{time.monotonic() - started:.1f} s; {found}"
+    name = "builds that fail, of a small kernel"
+    return Row("limits", name, int(bool(reason)), "", "= 0", note)
 
 
 def _version(package: str) -> str:

@@ -28,9 +28,9 @@ from bench.gpu.checks import (
 from bench.gpu.machine import describe_machine
 from bench.tools.checkpoints import add_tokenizer, benchmark_checkpoint
 from bench.tools.paths import DEMO_MODEL
+from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import ModelConfig, load_model_config, parse_model_config
-from engine.checkpoint.json_keys import JsonKeys
-from engine.device import kv_torch_dtype
+from engine.device import available_bytes, kv_torch_dtype
 from engine.gpu.backend import CardBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.kv_pool import KvPool
@@ -55,7 +55,8 @@ DECODE_BATCHES = (1, 8, 32, 128, 256)
 GRAPH_BATCHES = (1, 32)
 CONTEXTS = (1024, 8192)
 CHUNKS = (512, 2048, 8192)
-_POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens
+_POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens, where the card has them
+_ROOM_BYTES = 4 << 30  # for steps and graphs beside the pool
 _MIXED_BLOCKS = 20_000  # more than any of its steps reads
 _BF16 = "bfloat16"
 
@@ -163,7 +164,7 @@ def overlap(device: torch.device) -> Iterator[Row]:
 
 def fp8(device: torch.device) -> Iterator[Row]:
     """Cost and gain of weights and KV in fp8."""
-    from bench.gpu.precision import check_accuracy, check_error, check_gain
+    from bench.gpu.precision import check_accuracy, check_error, check_fast_accum, check_gain
 
     yield from check_accuracy(DEMO_MODEL)
     card = Card(device, 1.0, 1.0)
@@ -174,6 +175,7 @@ def fp8(device: torch.device) -> Iterator[Row]:
         for bits, kv_dtype in ((16, _BF16), (8, FP8))
     )
     yield from check_gain(card, plain, narrow)
+    yield from check_fast_accum(card)
 
 
 def memory(device: torch.device) -> Iterator[Row]:
@@ -265,12 +267,20 @@ def _passes(
     """The shape with FlashInfer and graphs. Raises FlashInferUnavailable."""
     backend = CardBackend(config, device, torch.bfloat16, kv_torch_dtype(kv_dtype), max(sizes))
     model = random_model(config, device, backend.ops(), bits)
-    pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, kv_dtype), num_blocks, device)
+    layout = config.kv_layout("bench", BLOCK_SIZE, kv_dtype)
+    room = available_bytes(device) - (_ROOM_BYTES if device.type == "cuda" else 0)
+    pool = KvPool(layout, fitting_blocks(num_blocks, layout.block_bytes, room), device)
     _fill(pool)
     most_blocks = max(sizes) * max(CONTEXTS) // BLOCK_SIZE
     make_attention = backend.fixed_decodes(pool, max(sizes), most_blocks)
     graphs = DecodeGraphs(model, make_attention, sizes, CudaCapture())
     return Passes(model, pool, backend.attention(pool), graphs.logits, graphs)
+
+
+def fitting_blocks(num_blocks: int, block_bytes: int, room: int) -> int:
+    """As many of `num_blocks` as fit into `room` bytes, but at least one, whose allocation tells
+    what is lacking."""
+    return max(1, min(num_blocks, room // block_bytes))
 
 
 def _fill(pool: KvPool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +13,12 @@ from bench.accuracy import Kind, compare, held_text
 from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row, decodes_of, seconds
 from bench.gpu.models import LogitsError
 from engine.attention.base import Segment
+from engine.gpu.fp8_linear import scaled_rows
 from protocol.layout import FP8
 
 _NUM_TOKENS = 8192
+Scaled = tuple[torch.Tensor, torch.Tensor]
+SHAPES = ((32, 4096, 28_672), (2048, 4096, 28_672), (2048, 14_336, 4096))
 KINDS = (("weights", 8, "bfloat16"), ("KV", 16, FP8), ("weights and KV", 8, FP8))
 """The parts in fp8, bits of weights, and the KV pool's dtype."""
 
@@ -66,6 +70,40 @@ def check_gain(
         yield _gain(f"batch {batch} at {context}", *step_s)
     chunk_s = [_chunk_s(card, passes, chunk) for passes in (plain, narrow)]
     yield _gain(f"chunk of {chunk}", *chunk_s)
+
+
+def check_fast_accum(card: Card, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[Row]:
+    """The fp8 product with `use_fast_accum`, which Baton leaves off: time and error of a product
+    without it, divided by those with it; `shapes` are (rows, inputs, outputs)."""
+    for rows, inputs, outputs in shapes:
+        x, weight = (
+            torch.randn((size, inputs), device=card.device).bfloat16() for size in (rows, outputs)
+        )
+        product, exact = _Product(scaled_rows(x), scaled_rows(weight)), x.float() @ weight.float().T
+        spans = [seconds(partial(product, fast), card.device) for fast in (False, True)]
+        errors = [float((product(fast).float() - exact).norm()) for fast in (False, True)]
+        what = f"{rows} x {inputs} x {outputs}, without fast accumulation over with"
+        note = f"{1e6 * spans[0]:.0f} against {1e6 * spans[1]:.0f} us"
+        yield Row("fp8", f"{what}: time", spans[0] / spans[1], "x", note=note)
+        yield Row("fp8", f"{what}: error", errors[0] / errors[1], "x")
+
+
+class _Product:
+    """Rows times weights in fp8, each as values and scales."""
+
+    def __init__(self, rows: Scaled, weights: Scaled) -> None:
+        self._rows, self._scales = rows
+        self._weights, self._weight_scales = weights[0].t(), weights[1].t().contiguous()
+
+    def __call__(self, use_fast_accum: bool) -> torch.Tensor:
+        return torch._scaled_mm(
+            self._rows,
+            self._weights,
+            scale_a=self._scales,
+            scale_b=self._weight_scales,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=use_fast_accum,
+        )
 
 
 def _gain(what: str, plain_s: float, narrow_s: float) -> Row:

@@ -1,8 +1,9 @@
 """llama.cpp by llama-cpp-python's low-level interface: flash attention, bf16 weights, fp16 KV (its
 default, with as many bytes as bf16).
 
-The checkpoint is converted once to a GGUF file beside it. One context serves single prompts, and
-one serves batches and divides its KV cache among the sequences; a batch has one token of each.
+A checkpoint that is no GGUF file is converted once to one beside it. One context serves single
+prompts, and one serves batches and divides its KV cache among the sequences; a batch has one token
+of each.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ class LlamaCpp:
 
 
 def gguf_file(folder: Path) -> Path:
-    """The checkpoint's GGUF file, beside it; written if it is missing."""
+    """The checkpoint's GGUF file: the one that it was made from, else one beside it, which is
+    written if it is missing."""
+    for link in sorted(folder.glob("model-00001-of-*.gguf")):
+        return link.resolve()
     path = folder / "model.bf16.gguf"
     if path.exists():
         return path
@@ -150,11 +154,17 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(rope_theta(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("no_vocab")
+
+
+def rope_theta(config: dict[str, Any]) -> float:
+    """The base of the rotary embedding, where transformers 5 or 4 writes it."""
+    found = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta")
+    return float(found or 10_000.0)
 
 
 def _tensors(path: Path) -> list[tuple[str, np.ndarray, list[int]]]:

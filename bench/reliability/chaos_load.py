@@ -62,6 +62,7 @@ class Tally:
     mismatches: int = 0
     duplicates: int = 0
     losses: int = 0
+    refused: int = 0
     errors: list[str] = field(default_factory=list)
     pauses_ms: list[float] = field(default_factory=list)
 
@@ -87,6 +88,11 @@ class Load:
         self._rng = random.Random(seed)
         self._known: list[Known] = []
         self._corpus = _corpus(model)
+
+    @property
+    def known(self) -> list[Known]:
+        """The answers learned so far."""
+        return self._known
 
     async def learn(self, lengths: list[int], num_tokens: int) -> None:
         """Record the answers before any fault; raises if an undisturbed request fails."""
@@ -136,6 +142,10 @@ class Load:
                 await asyncio.sleep(0.05)
                 continue
             except _Refused as error:
+                if error.retry_after_s is not None:
+                    self.tally.refused += 1
+                    await asyncio.sleep(error.retry_after_s)
+                    continue
                 if name not in self.doomed:
                     self.tally.errors.append(f"{name}: {error}")
                     return False
@@ -157,7 +167,11 @@ class Load:
         ) as answer:
             if answer.status_code != 200:
                 await answer.aread()
-                raise _Refused(f"{answer.status_code} {answer.text}")
+                retry_after = answer.headers.get("retry-after")
+                raise _Refused(
+                    f"{answer.status_code} {answer.text}",
+                    float(retry_after) if answer.status_code == 503 and retry_after else None,
+                )
             is_done = False
             async for line in answer.aiter_lines():
                 is_done = is_done or line == "data: [DONE]"
@@ -167,7 +181,8 @@ class Load:
                     continue
                 event: dict[str, Any] = json.loads(line.removeprefix("data: "))
                 if "error" in event:
-                    raise _Refused(event["error"]["message"])
+                    is_full = event["error"].get("code") == "overloaded"
+                    raise _Refused(event["error"]["message"], 1.0 if is_full else None)
                 fresh = [token for choice in event["choices"] for token in choice["token_ids"]]
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
                 self.tally.tokens += len(fresh)
@@ -219,7 +234,11 @@ class Load:
 
 
 class _Refused(Exception):
-    """A router answered with an error."""
+    """A router answered with an error; if it is lack of room, the client may ask again."""
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 def _corpus(model: str) -> list[int]:

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from bench.reliability.fuzz_inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
 from bench.reliability.fuzz_seeds import BODIES, HEADS, example, variants
+from bench.tools.recorded_connection import RecordedConnection
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.receiver import HandoffReceiver
@@ -33,7 +34,9 @@ from router.api.openai.completion_request import CompletionRequest
 from router.api.openai_responses.request import ResponsesRequest
 from router.api.request_fields import RequestBody, read_fields
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
-from router.http.connection import BoundedProtocol, BoundedProtocols, ConnectionLimits
+from router.http.byte_budget import ByteBudget
+from router.http.connection import BoundedProtocol, BoundedProtocols
+from router.http.connection_limits import ConnectionLimits
 from router.http.disconnect import ClientConnection, offer_connection
 from router.http.metrics import ApiMetrics
 from router.http.request_scope import RequestScope
@@ -88,18 +91,23 @@ class _BodyConnection:
         return self._body if len(self._body) % 2 else None
 
 
+async def _at_once(work: Callable[[], Any]) -> Any:
+    """Check a large body without a thread."""
+    return work()
+
+
 def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
     """Parse a body inside the router's own request handling, up to the client's answer."""
     raised: list[Exception] = []
 
     async def read(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await read_fields(Request(scope, receive), schema, max_body_bytes=1 << 20)
+            await read_fields(Request(scope, receive), schema, 1 << 20, _at_once)
         except Exception as error:
             raised.append(error)
             raise
 
-    app = RequestScope(read, ApiMetrics(CollectorRegistry()))
+    app = RequestScope(read, ApiMetrics(CollectorRegistry()), ByteBudget(None))
 
     async def answer(message: Message) -> None:
         """Discard the answer."""
@@ -109,7 +117,8 @@ def _body_parser(path: str, schema: type[RequestBody]) -> Parser:
             return {"type": "http.request", "body": body, "more_body": False}
 
         raised.clear()
-        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
         offer_connection(scope, cast(ClientConnection, _BodyConnection(body)))
         try:
             app(scope, receive, answer).send(None)
@@ -139,7 +148,9 @@ def _notifications() -> Parser:
     def parse(payload: bytes) -> None:
         written = wire.decode_notification(payload)
         receiver = HandoffReceiver("agent", ttl_s=3.0, landing_s=2.0)
-        receiver.offer(HandoffKey("r", 1), "peer", 3, (7, 8, 9, 10), now=0.0)
+        receiver.ask(HandoffKey("r", 1), "peer", now=0.0)
+        receiver.begun(messages.KvBegun(request_id="r", attempt=1))
+        receiver.offer(HandoffKey("r", 1), 3, (7, 8, 9, 10), now=0.0)
         receiver.written(written)
 
     return Parser("transfer notifications", seeds, MESSAGE_PACK, parse, (ProtocolError,))
@@ -177,38 +188,6 @@ def _registrations() -> Parser:
     return Parser("Redis registrations", seeds, JSON, parse, (ProtocolError,))
 
 
-class _Connection(asyncio.Transport):
-    """A client's connection that only records answers."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.status = b""
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.status = self.status or bytes(data[9:12])
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 def _heads(loop: asyncio.AbstractEventLoop) -> Parser:
     """Whole requests on a connection of the router's HTTP protocol, with an empty application."""
     failures: list[dict[str, Any]] = []
@@ -219,14 +198,14 @@ def _heads(loop: asyncio.AbstractEventLoop) -> Parser:
     state = ServerState()
 
     async def converse(data: bytes) -> bytes:
-        connection = _Connection()
+        connection = RecordedConnection()
         protocol: BoundedProtocol = factory(config=config, server_state=state, app_state={})
         protocol.connection_made(connection)
         protocol.data_received(data)
         protocol.connection_lost(None)
         if state.tasks:
             await asyncio.wait(list(state.tasks))
-        return connection.status
+        return connection.written[9:12]
 
     def parse(data: bytes) -> None:
         status = loop.run_until_complete(converse(data))

@@ -2,11 +2,14 @@
 
     python -m bench.router [--apart] [--peer dynamo --peer-python PYTHON] [--repeat 3]
     python -m bench.router --soak
+    python -m bench.router --decision
 
 Runs mock workers that speak the fleet's protocol and compute nothing, a real `baton router`, and a
 client that only counts. Contestants take turns, and figures are medians of the repeats, so that
 drift of the machine's speed affects all alike: quote ratios. `--soak` sends 10,000 requests through
 two routers, 1,000 streams at a time; it exits with 1 if a request failed or memory grew.
+`--decision` measures only what one decision costs among 100 workers; the other figures come with it
+otherwise.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from bench.router.decision import decision_costs
 from bench.router.dynamo_peer import HOW_TO_GET, DynamoPeer
 from bench.router.mock_fleet import RouterFleet, RouterFleetConfig, Usage
 from bench.tools.http_load import LoadResult, post, run_load
@@ -256,8 +260,11 @@ def main(argv: list[str]) -> int:
     if arguments.peer and not arguments.peer_python:
         print(f"--peer {arguments.peer} needs --peer-python; how to get it:\n{HOW_TO_GET}")
         return 2
-    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(_OUTPUT_TEXT).ids
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    if arguments.decision:
+        console.print(decision_costs())
+        return 0
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(_OUTPUT_TEXT).ids
 
     def fleet(*roles: Role, num_routers: int = 1) -> RouterFleet:
         return RouterFleet(
@@ -278,6 +285,7 @@ def main(argv: list[str]) -> int:
             for contestant in contestants:
                 rounds[contestant.name].append(measure(contestant))
     console.print(report(rounds))
+    console.print(decision_costs())
     return 0
 
 
@@ -290,4 +298,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer", choices=("dynamo",))
     parser.add_argument("--peer-python", help="the peer's own python")
     parser.add_argument("--soak", action="store_true")
+    parser.add_argument("--decision", action="store_true")
     return parser

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from bench.router.late_steps import Span, read_late_steps
 from bench.router.mock_worker import MockSettings
 from bench.tools.fleet import BenchFleet, FleetConfig
 from protocol.messages import Role
@@ -19,7 +20,8 @@ from protocol.messages import Role
 
 @dataclass(frozen=True)
 class RouterFleetConfig:
-    """The fleet to run: `roles` are those of the mock workers, each in its own process."""
+    """The fleet to run: `roles` are those of the mock workers, each in its own process; `burst` is
+    described in `bench.router.mock_worker`."""
 
     model: Path
     roles: tuple[Role, ...]
@@ -27,6 +29,7 @@ class RouterFleetConfig:
     max_context: int
     num_routers: int = 1
     step_ms: float = 0.0
+    burst: int = 1
     router_flags: tuple[str, ...] = ()
 
 
@@ -69,6 +72,13 @@ class RouterFleet(BenchFleet):
         """The total usage of all routers and their children."""
         return usage_of([self.pids[router] for router in self.names("router")])
 
+    def late_steps(self, worker: str) -> list[Span]:
+        """All late steps of a worker so far. Raises OSError before it runs."""
+        return read_late_steps(self._late_steps_file(worker))
+
+    def _late_steps_file(self, worker: str) -> Path:
+        return self._processes.folder / f"{worker}.late"
+
     def _worker_command(self, role: str, name: str) -> list[str]:
         settings = MockSettings(
             worker_id=name,
@@ -78,6 +88,8 @@ class RouterFleet(BenchFleet):
             token_ids=self._mock.token_ids,
             max_context=self._mock.max_context,
             step_ms=self._mock.step_ms,
+            burst=self._mock.burst,
+            late_steps=str(self._late_steps_file(name)),
             parent_pid=os.getpid(),
         )
         return ["bench.router.mock_worker", role, msgspec.json.encode(settings).decode()]

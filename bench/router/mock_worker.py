@@ -5,22 +5,28 @@
 Speaks the fleet's own protocol: lease, hello, load reports, one message per step and router.
 Every step gives each running request one token, at once or after `step_ms`. There is no KV: a
 prefill worker answers with the first token, and its decode worker continues with the next.
+Log-probabilities are made up; requests for them share `burst` tokens per step. `late_steps` names a
+file for the pauses between steps that are longer than `step_ms`, see `bench.router.late_steps`.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 import time
 import uuid
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 import zmq
 
+from bench.router.late_steps import LateSteps
 from process.clock import wall_us
 from process.lifecycle import StopSignal
 from process.sockets.control import ControlServer, HelloPolicy, Peer
@@ -44,7 +50,8 @@ from protocol.messages import (
     StepTokens,
 )
 from protocol.registration import WorkerInfo, WorkerState
-from protocol.traces import DecodeTrace, PrefillTrace
+from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
+from protocol.traces import DecodeTrace, PrefillTrace, StepSpan, pack_steps
 
 _ENDPOINT = "tcp://127.0.0.1:*"
 _IDLE_MS = 100
@@ -64,6 +71,8 @@ class MockSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     max_context: int
     step_ms: float = 0.0
+    burst: int = 1
+    late_steps: str
     parent_pid: int | None = None
 
 
@@ -88,6 +97,7 @@ class MockWorker:
     publisher: EventPublisher
     incarnation: str
     stop: StopSignal
+    late_steps: LateSteps
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -100,6 +110,8 @@ class MockWorker:
             if now >= stats_at:
                 self.publisher.publish(self._stats())
                 stats_at = now + _STATS_S
+            if not self.runs:
+                self.late_steps.idle()
             wait_s = _IDLE_MS / 1e3 if not self.runs else next_step - now
             poller.poll(max(0, round(wait_s * 1e3)))
             for peer, message in self.server.receive():
@@ -108,6 +120,7 @@ class MockWorker:
             if self.runs and time.monotonic() >= next_step:
                 next_step = time.monotonic() + self.settings.step_ms / 1e3
                 self._step()
+                self.late_steps.sent(time.monotonic())
 
     def _take(self, peer: Peer, message: ControlMessage) -> None:
         if isinstance(message, CacheDumpRequest):
@@ -138,6 +151,8 @@ class MockWorker:
                 attempt=message.attempt,
                 index=message.num_output,
                 token_id=self._token(message.num_output),
+                logprobs=_logprobs(message.sampling),
+                prompt_logprobs=_prompt_logprobs(message),
                 finish=FinishReason.LENGTH if is_last else None,
                 trace=trace,
             ),
@@ -156,16 +171,24 @@ class MockWorker:
             self.server.send(router, StepTokens(sequences=sequences))
 
     def _next(self, run: _Run) -> SequenceTokens:
-        index, is_first = run.index, run.is_first
-        run.index, run.is_first = index + 1, False
-        is_last = run.index >= run.message.sampling.max_tokens
+        index, is_first, sampling = run.index, run.is_first, run.message.sampling
+        count = 1
+        if sampling.logprobs is not None:
+            burst = max(1, self.settings.burst // len(self.runs))
+            count = min(burst, sampling.max_tokens - index)
+        run.index, run.is_first = index + count, False
+        is_last = run.index >= sampling.max_tokens
+        logprobs = _logprobs(sampling)
+        is_scored = is_first and run.message.prefill is None
         return SequenceTokens(
             request_id=run.message.request_id,
             attempt=run.message.attempt,
             index=index,
-            token_ids=[self._token(index)],
+            token_ids=[self._token(each) for each in range(index, run.index)],
+            logprobs=None if logprobs is None else [logprobs] * count,
             finish=FinishReason.LENGTH if is_last else None,
             cached_tokens=0 if is_first else None,
+            prompt_logprobs=_prompt_logprobs(run.message) if is_scored else None,
             trace=self._trace(run) if is_last else None,
         )
 
@@ -176,6 +199,8 @@ class MockWorker:
             admitted_us=run.received_us,
             finished_us=wall_us(),
             num_decode_steps=run.index - run.message.num_output,
+            steps_since_us=run.received_us,
+            steps=_steps(run.index - run.message.num_output),
         )
 
     def _token(self, index: int) -> int:
@@ -192,7 +217,35 @@ class MockWorker:
             blocks_used=0,
             blocks_cached=0,
             reported_us=wall_us(),
+            received=self.server.legs_received,
         )
+
+
+@lru_cache(maxsize=1024)
+def _steps(count: int) -> bytes:
+    """So many steps, as a real worker's trace has them."""
+    spans = [StepSpan(each * 1000, each * 1000 + 900, 8) for each in range(count)]
+    return pack_steps(0, spans)
+
+
+def _logprobs(sampling: SamplingParams) -> TokenLogprobs | None:
+    if sampling.logprobs is None:
+        return None
+    return TokenLogprobs(-0.5, tuple((place, -1.5) for place in range(sampling.logprobs)))
+
+
+def _prompt_logprobs(message: Generate | Prefill) -> PromptLogprobs | None:
+    count, rows = message.sampling.prompt_logprobs, len(message.token_ids) - 1
+    if count is None or message.num_output:
+        return None
+    values = struct.pack("<f", -1.5)
+    return PromptLogprobs(
+        count,
+        values * rows,
+        struct.pack("<i", 1) * rows,
+        struct.pack(f"<{count}i", *range(count)) * rows,
+        values * count * rows,
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -206,7 +259,9 @@ def main(argv: list[str]) -> int:
         publisher = EventPublisher(network, _ENDPOINT)
         stop = StopSignal(lambda: None, settings.parent_pid)
         stack.callback(stop.close)
-        worker = MockWorker(settings, role, server, publisher, policy.incarnation, stop)
+        late_steps = LateSteps(Path(settings.late_steps), settings.step_ms / 1e3)
+        stack.callback(late_steps.close)
+        worker = MockWorker(settings, role, server, publisher, policy.incarnation, stop, late_steps)
         info = _info(settings, role, policy, (server.endpoint, publisher.endpoint))
         lease = WorkerLease(settings.redis_url, "default", info, _LEASE_S)
         stack.callback(lease.close)

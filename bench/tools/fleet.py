@@ -31,7 +31,8 @@ _UNDER_WAY = ("num_waiting", "num_running", "blocks_used", "num_handoffs")
 @dataclass(frozen=True)
 class FleetConfig:
     """The fleet's size, its model, and the flags of each kind of process; `role_flags` are for
-    prefill or decode workers alone."""
+    prefill or decode workers alone, and `role_prefix` is a command that runs theirs. The store
+    listens on `store_host`."""
 
     model: str
     num_routers: int = 1
@@ -40,6 +41,8 @@ class FleetConfig:
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    role_prefix: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    store_host: str = "127.0.0.1"
 
 
 def small_fleet(model: str, num_blocks: int) -> FleetConfig:
@@ -53,7 +56,7 @@ class BenchFleet:
     `__enter__` and `wait_ready` if they do not come up."""
 
     def __init__(self, config: FleetConfig) -> None:
-        self.valkey = EmbeddedValkey()
+        self.valkey = EmbeddedValkey(host=config.store_host)
         self.secret = secrets.token_urlsafe(32)
         self._config = config
         self._processes = Processes("bench")
@@ -104,8 +107,8 @@ class BenchFleet:
             command = self._router_command(name)
         else:
             command = self._worker_command(role, name)
-        environment = {"BATON_REDIS_URL": self.valkey.url, "BATON_CLUSTER_SECRET": self.secret}
-        self._processes.start(name, [sys.executable, "-m", *command], environment)
+        prefix = self._config.role_prefix.get(role, ())
+        self._processes.start(name, [*prefix, *self._python(command)], self._shared)
 
     def _router_command(self, name: str) -> list[str]:
         return [
@@ -129,6 +132,31 @@ class BenchFleet:
             *self._config.role_flags.get(role, ()),
         ]
 
+    def forget(self, name: str) -> None:
+        """A process that has ended is no longer part of the fleet."""
+        self._processes.forget(name)
+
+    def run_second(self, name: str, timeout_s: float) -> int:
+        """Start a second worker with the id of one that runs; its exit status. Raises
+        TimeoutExpired if it does not end."""
+        role = name.partition("-")[0]
+        second = f"second {name}"
+        self._processes.start(second, self._python(self._worker_command(role, name)), self._shared)
+        try:
+            return self._processes.wait_end(second, timeout_s)
+        finally:
+            self._processes.end([second])
+            self._processes.forget(second)
+
+    @property
+    def _shared(self) -> dict[str, str]:
+        """What every process of the fleet must know."""
+        return {"BATON_REDIS_URL": self.valkey.url, "BATON_CLUSTER_SECRET": self.secret}
+
+    @staticmethod
+    def _python(command: list[str]) -> list[str]:
+        return [sys.executable, "-m", *command]
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal if the process runs."""
         self._processes.signal(name, number)
@@ -138,10 +166,12 @@ class BenchFleet:
         return self._processes.wait_end(name, timeout_s)
 
     def workers(self, router: str) -> dict[str, dict[str, Any]]:
-        """`GET /fleet` of a router, by worker id; empty if the router does not answer."""
+        """The members in `GET /fleet` of a router, by worker id, without those that were lost;
+        empty if the router does not answer."""
         try:
             with urllib.request.urlopen(f"{self.url(router)}/fleet", timeout=5) as answer:
-                return {each["worker_id"]: each for each in json.load(answer)}
+                shown = json.load(answer)["workers"]
+                return {e["worker_id"]: e for e in shown if e["state"] != "lost"}
         except (OSError, ValueError):
             return {}
 

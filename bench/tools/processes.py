@@ -59,6 +59,10 @@ class Processes:
         """Whether the process has not ended; a stopped process counts as running."""
         return self._lives[name].poll() is None
 
+    def forget(self, name: str) -> None:
+        """Drop a process that has ended."""
+        del self._lives[name]
+
     def end(self, names: Iterable[str]) -> None:
         """See `end_processes`."""
         end_processes([self._lives[name] for name in names])

@@ -6,8 +6,8 @@ or rearranged. A batch takes at most two calls per layer, one for decodes and on
 single call for both where that measured faster. FlashInfer's `plan` copies from its own pinned
 memory asynchronously, so the next plan waits until the previous copies are done.
 
-Calls follow FlashInfer 0.6.13 (https://docs.flashinfer.ai/api/attention.html). Its `window_left`
-counts the tokens that a query sees before itself: our window minus one.
+Calls follow FlashInfer 0.6.13 to 0.7.2 (https://docs.flashinfer.ai/api/attention.html). Its
+`window_left` counts the tokens that a query sees before itself: our window minus one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ HEAD_DIMS = (64, 128, 256)
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that its plain decode supports
 _TENSOR_CORE_GROUP = 4  # groups of at least this size fill enough of a tensor core's tile
 LAYOUT = "HND"
+_DECODE_BACKEND = "fa2"  # the graphs' too; with "auto" 0.7 may take cuDNN, which rounds differently
 _LEAST_WORKSPACE = 128 << 20  # what FlashInfer recommends
 _ALIGNMENT = 1 << 10
 _ANY_CHUNK = 1 << 10  # enough rows to fill the largest tile
@@ -179,7 +180,10 @@ class FlashInferAttention:
         self._chunks: dict[int | None, Any] = {}
         for window in set(layers.windows):
             self._decodes[window] = library.BatchDecodeWithPagedKVCacheWrapper(
-                workspace, LAYOUT, use_tensor_cores=choice.decode_on_tensor_cores
+                workspace,
+                LAYOUT,
+                use_tensor_cores=choice.decode_on_tensor_cores,
+                backend=_DECODE_BACKEND,
             )
             self._chunks[window] = library.BatchPrefillWithPagedKVCacheWrapper(
                 workspace, LAYOUT, backend=choice.prefill

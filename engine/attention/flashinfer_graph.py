@@ -7,11 +7,9 @@ arrays to the buffers that the captured kernels read, and plans for the batch's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine.attention.base import KvTarget, Segment
@@ -24,30 +22,55 @@ from engine.attention.flashinfer_backend import (
 )
 from engine.attention.paging import PagedBatch, pad_decodes, page
 
+_ALIGNMENT = 512  # bytes, as of an allocation of its own
 
-@dataclass(frozen=True)
+
 class DecodeBuffers:
     """The arrays that captured kernels read, for up to M sequences. Graphs that take turns on one
-    stream share them."""
+    stream share them. All lie in one piece of memory, so that a step needs one copy to fill them.
+    """
 
-    block_starts: torch.Tensor  # [M + 1] int32
-    blocks: torch.Tensor  # [the most blocks that M contexts have together] int32
-    last_lens: torch.Tensor  # [M] int32
-    slots: torch.Tensor  # [M] int64
-
-    @classmethod
-    def of(cls, max_sequences: int, max_blocks: int, device: torch.device) -> DecodeBuffers:
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device) -> None:
         """Zeroed buffers for contexts with at most `max_blocks` blocks in total."""
-
-        def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
-
-        return cls(
-            zeros(max_sequences + 1, torch.int32),
-            zeros(max_blocks, torch.int32),
-            zeros(max_sequences, torch.int32),
-            zeros(max_sequences, torch.int64),
+        shapes = (
+            ("slots", max_sequences, torch.int64),
+            ("block_starts", max_sequences + 1, torch.int32),
+            ("last_lens", max_sequences, torch.int32),
+            ("blocks", max_blocks, torch.int32),  # last: a step fills its beginning only
         )
+        spans, num_bytes = {}, 0
+        for name, count, dtype in shapes:
+            spans[name] = (num_bytes, count * dtype.itemsize, dtype)
+            num_bytes += -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        pinned = device.type == "cuda"
+        self._staged = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._copied = CopyFence(device)
+
+        def view(memory: torch.Tensor, name: str) -> torch.Tensor:
+            start, size, dtype = spans[name]
+            return memory[start : start + size].view(dtype)
+
+        self.slots = view(self._packed, "slots")  # [M] int64
+        self.block_starts = view(self._packed, "block_starts")  # [M + 1] int32
+        self.last_lens = view(self._packed, "last_lens")  # [M] int32
+        self.blocks = view(self._packed, "blocks")  # [max_blocks] int32
+        self._host = {name: view(self._staged, name).numpy() for name in spans}
+        self._blocks_start = spans["blocks"][0]
+
+    def fill(self, batch: PagedBatch) -> None:
+        """Copy the arrays of a batch of decodes to the beginning of each buffer."""
+        self._copied.wait()
+        for name, array in (
+            ("slots", batch.slots),
+            ("block_starts", batch.block_starts),
+            ("last_lens", batch.last_lens),
+            ("blocks", batch.blocks),
+        ):
+            self._host[name][: len(array)] = array
+        end = self._blocks_start + batch.blocks.nbytes
+        self._packed[:end].copy_(self._staged[:end], non_blocking=True)
+        self._copied.mark()
 
 
 class FixedDecode:
@@ -67,16 +90,14 @@ class FixedDecode:
         self._plan_again = library.fast_decode_plan
         self._layers = layers
         self._size = size
-        self._block_starts = buffers.block_starts[: size + 1]
-        self._blocks = buffers.blocks
-        self._last_lens = buffers.last_lens[:size]
+        self._buffers = buffers
         self._slots = buffers.slots[:size]
         self._wrappers: dict[int | None, Any] = {
             window: library.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
                 workspace,
-                self._block_starts,
-                self._blocks,
-                self._last_lens,
+                buffers.block_starts[: size + 1],
+                buffers.blocks,
+                buffers.last_lens[:size],
                 LAYOUT,
                 use_tensor_cores=choice.decode_on_tensor_cores,
             )
@@ -92,10 +113,7 @@ class FixedDecode:
         """
         batch = pad_decodes(page(segments, self._layers.block_size), self._size)
         self._copied.wait()
-        self._fill(self._block_starts, batch.block_starts)
-        self._fill(self._blocks[: len(batch.blocks)], batch.blocks)
-        self._fill(self._last_lens, batch.last_lens)
-        self._fill(self._slots, batch.slots)
+        self._buffers.fill(batch)
         for window, wrapper in self._wrappers.items():
             self._plan_window(wrapper, batch, self._layers.plan_arguments(window))
         self._is_planned = True
@@ -124,6 +142,3 @@ class FixedDecode:
             self._plan_again(wrapper, *arrays, head_dim=self._layers.head_dim, **arguments)
         else:
             wrapper.plan(*arrays, head_dim=self._layers.head_dim, **arguments)
-
-    def _fill(self, buffer: torch.Tensor, array: np.ndarray) -> None:
-        buffer.copy_(self._layers.host(array), non_blocking=True)

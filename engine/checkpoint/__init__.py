@@ -1,4 +1,4 @@
 """Reading a checkpoint: its configuration, its files, its weights.
 
-Imports `protocol` and `engine.device`; only `weights` needs torch.
+Imports `protocol`, `checkpoint` and `engine.device`; only `weights` needs torch.
 """

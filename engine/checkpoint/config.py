@@ -1,4 +1,4 @@
-"""Reads and checks a checkpoint's config.json and generation_config.json; imports no torch.
+"""Reads and checks a checkpoint's config.json; imports no torch.
 
 Turns them into a `ModelConfig`, which configures the decoder for every architecture. Knows nothing
 of weights or devices. Unsupported settings are rejected here, by name, before a weight is read.
@@ -9,13 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
+from checkpoint.generation_config import load_generation_config
+from checkpoint.json_keys import REQUIRED, JsonKeys, read_json_object
 from engine.checkpoint.rope_config import RopeConfig, parse_rope
-from engine.models.architectures import ARCHITECTURES, Architecture
+from engine.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import DTYPE_BYTES, KvLayout
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+MAX_LAYERS = 4096
+MAX_WIDTH = 1 << 22
+"""Of a layer or a vocabulary, in numbers; many times that of the largest models."""
+
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -47,6 +52,9 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
+    qk_rows_in_pairs: bool = False
+    """Whether the files hold the rows of a head of q and k in the order of rotated pairs, not of
+    halves; GGUF files of llama do."""
 
     def kv_layout(self, model_fingerprint: str, block_size: int, dtype: str) -> KvLayout:
         """The layout of this model's KV blocks, unsharded; `dtype` as in `KV_DTYPE_BYTES`."""
@@ -84,19 +92,6 @@ class Shard:
     size: int
 
 
-@dataclass(frozen=True)
-class GenerationConfig:
-    """The sampling parameters that a checkpoint recommends; None where it sets none."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
 def load_model_config(folder: Path) -> ModelConfig:
     """The checked configuration of the checkpoint in `folder`.
 
@@ -109,26 +104,6 @@ def load_model_config(folder: Path) -> ModelConfig:
     )
 
 
-def load_generation_config(folder: Path) -> GenerationConfig:
-    """The settings in `folder`'s generation_config.json; all defaults if there is no such file.
-
-    Raises ModelLoadError naming a malformed key.
-    """
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return GenerationConfig()
-    keys = JsonKeys(read_json_object(path), str(path))
-    return GenerationConfig(
-        eos_token_ids=keys.token_ids("eos_token_id"),
-        do_sample=keys.flag("do_sample", False) if "do_sample" in keys else None,
-        temperature=keys.number("temperature", None, above=-1e-9),
-        top_k=keys.integer("top_k", None, minimum=0),
-        top_p=keys.number("top_p", None),
-        min_p=keys.number("min_p", None, above=-1e-9),
-        repetition_penalty=keys.number("repetition_penalty", None),
-    )
-
-
 def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> ModelConfig:
     """The checked configuration from the keys of a config.json. Raises ModelLoadError."""
     name, kind = _architecture(keys)
@@ -137,15 +112,16 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
             f"{keys.where}: quantized weights ('quantization_config') are not supported; "
             f"supported are {', '.join(DTYPE_BYTES)}"
         )
-    num_layers = keys.integer("num_hidden_layers")
+    vocab_size = _width(keys, "vocab_size")
+    num_layers = keys.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads, num_kv_heads, head_dim = _heads(keys, kind)
     max_positions = keys.integer("max_position_embeddings")
-    attention_bias = kind.configurable_biases and keys.flag("attention_bias", False)
+    qkv_bias, o_bias, mlp_bias = _biases(keys, kind)
     return ModelConfig(
         architecture=name,
-        vocab_size=keys.integer("vocab_size"),
-        hidden_size=keys.integer("hidden_size"),
-        intermediate_size=keys.integer("intermediate_size"),
+        vocab_size=vocab_size,
+        hidden_size=_width(keys, "hidden_size"),
+        intermediate_size=_width(keys, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -153,20 +129,50 @@ def parse_model_config(keys: JsonKeys, generation_eos: tuple[int, ...] = ()) -> 
         max_position_embeddings=max_positions,
         rms_norm_eps=keys.number("rms_norm_eps"),
         hidden_act=_hidden_act(keys),
-        rope=parse_rope(keys, max_positions),
+        rope=_rope(keys, kind, max_positions, head_dim),
         dtype=_dtype(keys),
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
-        qkv_bias=kind.qkv_bias or attention_bias,
-        o_bias=attention_bias,
-        mlp_bias=kind.configurable_mlp_bias and keys.flag("mlp_bias", False),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
         qk_norm=kind.qk_norm,
         sliding_windows=_sliding_windows(keys, kind, num_layers),
-        eos_token_ids=generation_eos or keys.token_ids("eos_token_id"),
+        eos_token_ids=_end_ids(keys, generation_eos, vocab_size),
+        qk_rows_in_pairs=keys.flag("qk_rows_in_pairs", False),
     )
 
 
+def _rope(keys: JsonKeys, kind: Architecture, max_positions: int, head_dim: int) -> RopeConfig:
+    rope = parse_rope(keys, max_positions)
+    if not kind.scales_queries:
+        rope = replace(rope, query_scaling_beta=None)
+    if rope.kind == "divided" and len(rope.divisors) != head_dim // 2:
+        raise ModelLoadError(
+            f"{keys.where}: the rope has {len(rope.divisors)} divisors; heads of {head_dim} need "
+            f"{head_dim // 2}"
+        )
+    return rope
+
+
+def _width(keys: JsonKeys, key: str) -> int:
+    width: int = keys.integer(key, maximum=MAX_WIDTH)
+    return width
+
+
+def _end_ids(keys: JsonKeys, generation_eos: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    ids = generation_eos or keys.token_ids("eos_token_id")
+    if any(each >= vocab_size for each in ids):
+        raise ModelLoadError(
+            f"{keys.where}: 'eos_token_id' (of generation_config.json, if that has one) must be "
+            f"below vocab_size, {vocab_size}, not {max(ids)}"
+        )
+    return ids
+
+
 def _architecture(keys: JsonKeys) -> tuple[str, Architecture]:
-    names = keys.raw("architectures")
+    names = keys.raw("architectures", None)
+    if names is None:
+        names = [_named_by_model_type(keys)]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise keys.wrong("architectures", "a list of one architecture")
     kind = ARCHITECTURES.get(names[0])
@@ -175,25 +181,52 @@ def _architecture(keys: JsonKeys) -> tuple[str, Architecture]:
             f"{keys.where}: the architecture {names[0]!r} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
+    if keys.raw("clip_qkv", None) is not None:
+        raise keys.wrong("clip_qkv", "absent or null")
     return names[0], kind
+
+
+def _named_by_model_type(keys: JsonKeys) -> str:
+    name: str | None = keys.text("model_type", None)
+    if name not in MODEL_TYPES:
+        raise ModelLoadError(
+            f"{keys.where}: 'architectures' is missing, and 'model_type' is {name!r}; "
+            f"supported are {', '.join(MODEL_TYPES)}"
+        )
+    return MODEL_TYPES[name]
+
+
+def _biases(keys: JsonKeys, kind: Architecture) -> tuple[bool, bool, bool]:
+    """Whether q, k and v, o, and the feed-forward layers have biases."""
+    if not kind.configurable_biases:
+        return kind.qkv_bias, False, False
+    is_one_key = kind.o_bias_key == kind.qkv_bias_key
+    return (
+        keys.flag(kind.qkv_bias_key, kind.bias_default),
+        keys.flag(kind.o_bias_key, kind.bias_default if is_one_key else False),
+        kind.mlp_bias_key is not None and keys.flag(kind.mlp_bias_key, False),
+    )
 
 
 def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:
     """`(num_heads, num_kv_heads, head_dim)`."""
-    num_heads = keys.integer("num_attention_heads")
+    num_heads = _width(keys, "num_attention_heads")
     num_kv_heads = keys.integer(
         "num_key_value_heads", num_heads if kind.multi_head_default else REQUIRED
     )
     if num_heads % num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    hidden_size = keys.integer("hidden_size")
+    hidden_size = _width(keys, "hidden_size")
     if "head_dim" not in keys and not kind.head_dim_required and hidden_size % num_heads:
         raise keys.wrong("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
     head_dim = keys.integer(
         "head_dim",
         REQUIRED if kind.head_dim_required else hidden_size // num_heads,
         minimum=2,
+        maximum=MAX_WIDTH,
     )
+    if num_heads * head_dim > MAX_WIDTH:
+        raise keys.wrong("head_dim", f"at most {MAX_WIDTH} with num_attention_heads ({num_heads})")
     if head_dim % 2:
         raise keys.wrong("head_dim", "even")
     return num_heads, num_kv_heads, head_dim
@@ -219,7 +252,8 @@ def _dtype(keys: JsonKeys) -> str:
 def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tuple[int | None, ...]:
     if kind.windows == "uniform":
         # In transformers' Mistral an absent key means 4096; null means no window.
-        window = keys.integer("sliding_window", None if "sliding_window" in keys.values else 4096)
+        default = None if "sliding_window" in keys.values else kind.default_window
+        window = keys.integer("sliding_window", default)
         return (window,) * num_layers
     if kind.windows == "none":
         return (None,) * num_layers

@@ -1,31 +1,56 @@
 """A checkpoint's files and the fingerprint that identifies the checkpoint; imports no torch.
 
-Owns the list of the safetensors files and their headers, and the fingerprint that two workers
-compare. Does not know what the tensors mean. The fingerprint depends only on the content: it is
-the same on every host and for every path.
+Owns the list of the weights' files (safetensors or GGUF) and their headers, and the fingerprint
+that two workers compare. Does not know what the tensors mean. The fingerprint depends only on the
+content: it is the same on every host and for every path.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from engine.checkpoint.json_keys import JsonKeys, read_json_object
+import msgspec
+
+from checkpoint.gguf.folder import LINK_NAME, SUFFIX
+from checkpoint.gguf.header import read_header
+from checkpoint.json_keys import JsonKeys, read_json_object
+from checkpoint.regular_file import is_there, open_regular, read_small
+from engine.checkpoint.gguf_names import hugging_face_name
 from protocol.errors import ModelLoadError
 
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = (
+    25_000_000  # 100,000 tensors and more; the format's own limit is four times that
+)
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
+_SHARD_NAME = re.compile(r"[^/\0]+\.safetensors")
 _SAMPLE_BYTES = 256
+_MAX_KEPT_HEADERS = 32
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+
+
+class _Tensor(msgspec.Struct):
+    """A tensor in the header of a file; offsets from the header's end."""
+
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=16)]
+    data_offsets: tuple[_Size, _Size]
+
+
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in a safetensors file; `begin` and `end` are byte offsets into the file."""
+    """One tensor in a file of weights; `begin` and `end` are byte offsets into the file."""
 
     file: Path
-    dtype: str  # as the format spells it: F32, BF16, ...
+    dtype: str  # as the format spells it: F32, BF16, Q4_1, ...
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -37,59 +62,93 @@ class TensorEntry:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sharded or single, sorted; ModelLoadError if none."""
+    """The checkpoint's files of weights, sharded or single, sorted: safetensors, or the links to
+    GGUF files that `checkpoint.gguf` made; ModelLoadError if there are none."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
-    if not index.exists():
-        if single.exists():
+    if not is_there(index):
+        if is_there(single):
             return [single]
+        if links := sorted(folder.glob(LINK_NAME.replace("{:05}", "[0-9]" * 5))):
+            return links
         raise ModelLoadError(
             f"{folder} holds no weights: expected model.safetensors, or "
             f"{index.name} and its shards (other formats are not supported)"
         )
-    keys = JsonKeys(read_json_object(index), str(index))
+    keys = JsonKeys(read_json_object(index, _MAX_INDEX_BYTES), str(index))
     weight_map = keys.table("weight_map")
-    names = set(weight_map.values.values()) if weight_map else set()
+    names = list(weight_map.values.values()) if weight_map else []
     if not names or not all(isinstance(name, str) for name in names):
         raise keys.wrong("weight_map", "an object that maps tensor names to file names")
-    files = [folder / name for name in sorted(names)]
-    for file in files:
-        if file.parent != folder or not file.exists():
-            raise ModelLoadError(f"{index} names {file.name!r}, which is not in {folder}")
-    return files
+    for name in sorted(set(names)):
+        if _SHARD_NAME.fullmatch(name) is None:
+            raise ModelLoadError(f"{index} names {name!r}, which is no safetensors file beside it")
+        if not is_there(folder / name):
+            raise ModelLoadError(f"{index} names {name!r}, which is not in {folder}")
+    return [folder / name for name in sorted(set(names))]
 
 
 def read_tensor_entries(file: Path) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file by name, from its header; ModelLoadError if malformed.
+    """The tensors of a file by Hugging Face's names, from its header; ModelLoadError if malformed.
 
-    Format: 8 bytes of little-endian header length, the header (JSON), then the tensors' bytes
-    (https://github.com/huggingface/safetensors).
+    Format of safetensors: 8 bytes of little-endian header length, the header (JSON), then the
+    tensors' bytes (https://github.com/huggingface/safetensors).
     """
-    header = _read_header(file)
+    if file.suffix == SUFFIX:
+        return dict(_gguf_header(file)[1])
+    header, file_size = _read_header(file)
     data_start = 8 + len(header)
-    file_size = file.stat().st_size
-    try:
-        table: dict[str, dict[str, Any]] = json.loads(header)
-        table.pop("__metadata__", None)
-        entries = {
-            name: TensorEntry(
-                file=file,
-                dtype=str(entry["dtype"]),
-                shape=tuple(int(size) for size in entry["shape"]),
-                begin=data_start + int(entry["data_offsets"][0]),
-                end=data_start + int(entry["data_offsets"][1]),
-            )
-            for name, entry in table.items()
-        }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ModelLoadError(f"{file}: the safetensors header is malformed ({error})") from error
-    for name, tensor in entries.items():
-        if not data_start <= tensor.begin <= tensor.end <= file_size:
+    entries = {
+        name: TensorEntry(
+            file=file,
+            dtype=tensor.dtype,
+            shape=tuple(tensor.shape),
+            begin=data_start + tensor.data_offsets[0],
+            end=data_start + tensor.data_offsets[1],
+        )
+        for name, tensor in _parse_header(file, header).items()
+    }
+    end, previous = data_start, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if not data_start <= entry.begin <= entry.end <= file_size:
             raise ModelLoadError(
                 f"{file}: tensor {name!r} lies outside the file ({file_size} bytes); "
                 "the file is truncated or corrupt"
             )
+        if entry.begin < end and entry.num_bytes:
+            raise ModelLoadError(
+                f"{file}: tensors {previous!r} and {name!r} share bytes; the file is corrupt"
+            )
+        end, previous = entry.end, name
     return entries
+
+
+def _gguf_header(file: Path) -> tuple[int, dict[str, TensorEntry]]:
+    """The header's size in bytes, and the tensors."""
+    status = file.stat() if file.exists() else None
+    return _read_gguf(file, None if status is None else (status.st_ino, status.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=_MAX_KEPT_HEADERS)
+def _read_gguf(file: Path, version: tuple[int, int] | None) -> tuple[int, dict[str, TensorEntry]]:
+    """A start reads the same header several times, and its vocabulary takes a while."""
+    header = read_header(file)
+    entries = {
+        hugging_face_name(tensor.name): TensorEntry(
+            file, tensor.type.name, tensor.shape, tensor.begin, tensor.end
+        )
+        for tensor in header.tensors
+    }
+    return header.size, entries
+
+
+def _parse_header(file: Path, header: bytes) -> dict[str, _Tensor]:
+    try:
+        table = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        table.pop("__metadata__", None)
+        return {name: _decode_tensor(raw) for name, raw in table.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelLoadError(f"{file}: the safetensors header is malformed ({error})") from error
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -100,15 +159,13 @@ def model_fingerprint(folder: Path) -> str:
     minutes. The fingerprint detects wrong checkpoints and versions; it does not detect forgery.
     """
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        _update(digest, (folder / "config.json").read_bytes())
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {folder / 'config.json'}: {error.strerror}") from error
+    _update(digest, read_small(folder / "config.json"))
     for file in weight_files(folder):
+        header, file_size = _read_header(file)
         _update(digest, file.name.encode())
-        _update(digest, str(file.stat().st_size).encode())
-        _update(digest, _read_header(file))
-        with file.open("rb") as stream:
+        _update(digest, str(file_size).encode())
+        _update(digest, header)
+        with open_regular(file) as stream:
             for name, tensor in sorted(read_tensor_entries(file).items()):
                 _update(digest, name.encode())
                 middle = (tensor.begin + tensor.end - _SAMPLE_BYTES) // 2
@@ -125,13 +182,20 @@ def _update(digest: hashlib.blake2b, part: bytes) -> None:
     digest.update(part)
 
 
-def _read_header(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
+def _read_header(file: Path) -> tuple[bytes, int]:
+    """The header and the file's size in bytes."""
+    gguf_size = _gguf_header(file)[0] if file.suffix == SUFFIX else None
+    with open_regular(file) as stream:
+        try:
+            file_size = os.fstat(stream.fileno()).st_size
+            if gguf_size is not None:
+                return stream.read(gguf_size), file_size
             size = int.from_bytes(stream.read(8), "little")
-            header = stream.read(size) if size <= _MAX_HEADER_BYTES else b""
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {file}: {error.strerror}") from error
+            if size > _MAX_HEADER_BYTES:
+                raise ModelLoadError(f"{file} is not a safetensors file, or has too large a header")
+            header = stream.read(size)
+        except OSError as error:
+            raise ModelLoadError(f"cannot read {file}: {error.strerror}") from error
     if not header or len(header) != size:
         raise ModelLoadError(f"{file} is not a safetensors file, or is truncated")
-    return header
+    return header, file_size

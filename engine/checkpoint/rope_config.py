@@ -1,19 +1,22 @@
 """Reads the rotary embedding's parameters from a checkpoint's config.json; imports no torch.
 
 Accepts both formats in use: transformers 5 (`rope_parameters`, theta inside) and transformers 4
-(`rope_theta` beside `rope_scaling`, whose kind is `rope_type` or `type`). The arithmetic is in
-`engine.layers.rope`.
+(`rope_theta` beside `rope_scaling`, whose kind is `rope_type` or `type`), and the kind `divided`
+of GGUF files, which hold a divisor for each frequency. The arithmetic is in `engine.layers.rope`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.checkpoint.json_keys import JsonKeys
+from checkpoint.json_keys import MAX_NUMBER, JsonKeys
 from protocol.errors import ModelLoadError
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "divided")
 DEFAULT_THETA = 10_000.0
+
+_LEAST_BETA = 1e-9
+_JUST_BELOW_ZERO = -1e-9
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    query_scaling_beta: float | None = None  # Ministral 3: queries grow with their positions
+    divisors: tuple[float, ...] = ()  # divided; one for each frequency
 
 
 def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
@@ -52,7 +57,9 @@ def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
             f"supported are {', '.join(ROPE_KINDS)}"
         )
     _refuse_partial_rotation(config, table)
-    theta = table.number("rope_theta", None) or config.number("rope_theta", DEFAULT_THETA)
+    theta = table.number("rope_theta", None, above=1.0) or config.number(
+        "rope_theta", DEFAULT_THETA, above=1.0
+    )
     original = config.integer("original_max_position_embeddings", None) or table.integer(
         "original_max_position_embeddings", max_position_embeddings
     )
@@ -61,11 +68,14 @@ def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
         "theta": theta,
         "max_position_embeddings": max_position_embeddings,
         "original_max_position_embeddings": original,
+        "query_scaling_beta": table.number("llama_4_scaling_beta", None),
     }
     if kind in ("linear", "dynamic", "llama3"):
         rope["factor"] = table.number("factor")
     if kind == "llama3":
         rope |= _llama3_fields(table)
+    if kind == "divided":
+        rope["divisors"] = _divisors(table)
     if kind == "yarn":
         rope |= _yarn_fields(table, max_position_embeddings / original)
     return RopeConfig(**rope)
@@ -97,13 +107,25 @@ def _llama3_fields(table: JsonKeys) -> dict[str, float]:
     return {"low_freq_factor": low, "high_freq_factor": high}
 
 
+def _divisors(table: JsonKeys) -> tuple[float, ...]:
+    found = table.raw("divisors")
+    if not isinstance(found, list) or not all(_is_above_zero(each) for each in found):
+        raise table.wrong("divisors", "a list of numbers greater than 0")
+    return tuple(found)
+
+
+def _is_above_zero(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < MAX_NUMBER  # type: ignore[operator]
+
+
 def _yarn_fields(table: JsonKeys, length_ratio: float) -> dict[str, float | bool | None]:
     return {
         "factor": table.number("factor", length_ratio),
         "attention_factor": table.number("attention_factor", None),
-        "beta_fast": table.number("beta_fast", 32.0),
-        "beta_slow": table.number("beta_slow", 1.0),
-        "mscale": table.number("mscale", None, above=-1.0) or None,
-        "mscale_all_dim": table.number("mscale_all_dim", None, above=-1.0) or None,
+        "beta_fast": table.number("beta_fast", 32.0, above=_LEAST_BETA),
+        "beta_slow": table.number("beta_slow", 1.0, above=_LEAST_BETA),
+        "mscale": table.number("mscale", None, above=_JUST_BELOW_ZERO) or None,
+        "mscale_all_dim": table.number("mscale_all_dim", None, above=_JUST_BELOW_ZERO) or None,
         "truncate": table.flag("truncate", True),
     }

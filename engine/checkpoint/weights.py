@@ -2,10 +2,10 @@
 
 Owns the names and shapes that a configuration implies, and fuses q, k, v and gate, up into single
 weights. Does not know how the model uses them. Names and shapes are checked from the files' headers
-before a weight is read. Files are memory-mapped and copied straight into place, so memory never
-holds a second copy of more than one tensor. On a CPU the embedding stays a mapping of its file
-where the dtype allows, so only the rows that are looked up take memory. Do not overwrite the file
-in place while the model runs; replace it instead.
+before a weight is read. Files are memory-mapped and copied straight into place (to a card through
+two small buffers), so memory never holds a second copy of more than one tensor. On a CPU the
+embedding stays a mapping of its file where the dtype allows, so only the rows that are looked up
+take memory. Do not overwrite the file in place while the model runs; replace it instead.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ from pathlib import Path
 
 import torch
 
+from checkpoint.regular_file import open_regular
+from engine.checkpoint.blocks import (
+    QUANTIZED_TYPES,
+    BlockMatrix,
+    BlockRows,
+    Matrix,
+    copy_dequantized,
+    in_halves,
+    together,
+)
 from engine.checkpoint.config import ModelConfig, Shard
 from engine.checkpoint.files import TensorEntry, read_tensor_entries, weight_files
-from engine.device import torch_dtype
+from engine.checkpoint.staging import copies_to
+from engine.device import available_bytes, torch_dtype
 from protocol.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -36,11 +47,21 @@ _FILE_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_EMBED = "model.embed_tokens.weight"
+_EMBED, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The tensors of each weight of a layer, in the order of its outputs."""
 _SPLIT_OUTPUTS = re.compile(r"\.(q|k|v|gate|up)_proj\.(weight|bias)$")
 _SPLIT_INPUTS = re.compile(r"\.(o|down)_proj\.weight$")
 _ADDED_ONCE = re.compile(r"\.(o|down)_proj\.bias$")
-_IGNORED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$")
+_ROTATED = re.compile(r"\.self_attn\.([qk])_proj\.(weight|bias)$")
+_IGNORED = re.compile(
+    r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.masked_bias$|^rope_freqs\.weight$"
+)
 
 
 @dataclass
@@ -51,27 +72,28 @@ class LayerWeights:
     """
 
     input_norm: torch.Tensor  # [H]
-    qkv: torch.Tensor  # [(Q + 2K) * D, H]
+    qkv: Matrix  # [(Q + 2K) * D, H]
     qkv_bias: torch.Tensor | None  # [(Q + 2K) * D]
     q_norm: torch.Tensor | None  # [D]
     k_norm: torch.Tensor | None  # [D]
-    o: torch.Tensor  # [H, Q * D]
+    o: Matrix  # [H, Q * D]
     o_bias: torch.Tensor | None  # [H]
     post_norm: torch.Tensor  # [H]
-    gate_up: torch.Tensor  # [2I, H]
+    gate_up: Matrix  # [2I, H]
     gate_up_bias: torch.Tensor | None  # [2I]
-    down: torch.Tensor  # [H, I]
+    down: Matrix  # [H, I]
     down_bias: torch.Tensor | None  # [H]
 
 
 @dataclass
 class Weights:
-    """All weights of a model, on one device in one dtype; `lm_head` is `embed` if they are tied."""
+    """All weights of a model, on one device in one dtype; `lm_head` is `embed` if they are tied.
+    Quantized ones may be blocks instead, which are a mapping of their file."""
 
-    embed: torch.Tensor  # [vocab, H]
+    embed: torch.Tensor | BlockMatrix  # [vocab, H]
     layers: list[LayerWeights]
     final_norm: torch.Tensor  # [H]
-    lm_head: torch.Tensor  # [vocab, H]
+    lm_head: torch.Tensor | BlockMatrix  # [vocab, H]
 
 
 def load_weights(
@@ -90,28 +112,104 @@ def load_weights(
     Raises ModelLoadError that names the tensor if it is missing or its shape does not match
     `config`. A tensor that the architecture does not have is logged and ignored.
     """
+    target = _Target(torch.device(device), dtype or torch_dtype(config.dtype), shard)
+    return _load(folder, config, target, progress)
+
+
+def load_block_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, progress: Progress | None = None
+) -> Weights:
+    """Like `load_weights` on a CPU, but quantized weights stay the blocks of their files."""
+    return _load(folder, config, _Target(torch.device("cpu"), dtype, keeps_blocks=True), progress)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where weights go, and as what."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shard: Shard | None = None
+    keeps_blocks: bool = False
+
+
+def _load(folder: Path, config: ModelConfig, target: _Target, progress: Progress | None) -> Weights:
     entries: dict[str, TensorEntry] = {}
     for file in weight_files(folder):
         entries |= read_tensor_entries(file)
-    dtype = dtype or torch_dtype(config.dtype)
-    _check(folder, _places(config, _empty_weights(config, torch.device("meta"), dtype)), entries)
+    device, dtype, shard = target.device, target.dtype, target.shard
+    expected = _places(config, _empty_weights(config, torch.device("meta"), dtype))
+    _check(folder, expected, entries)
     part = config if shard is None else config.sharded(shard.size)
-    weights = _empty_weights(part, torch.device(device), dtype)
+    blocks = _kept_blocks(expected, entries, config) if target.keeps_blocks else {}
+    _check_memory(folder, part, target, blocks)
+    weights = _empty_weights(part, device, dtype)
     places = _places(part, weights)
-    map_embed = weights.embed.device.type == "cpu" and _FILE_DTYPES[entries[_EMBED].dtype] == dtype
+    map_embed = device.type == "cpu" and _FILE_DTYPES.get(entries[_EMBED].dtype) == dtype
+    copies = copies_to(device)
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
-        stored = _map_tensor(name, entries[name])
         if name == _EMBED and map_embed:
-            weights.embed = stored
-        else:
-            places[name].copy_(stored if shard is None else _part(name, stored, shard))
+            weights.embed = _map_tensor(name, entries[name])
+        elif name not in blocks:
+            stored = _stored(name, entries[name], config)
+            copies.copy(places[name], stored if shard is None else _part(name, stored, shard))
         done += entries[name].num_bytes
         if progress is not None:
             progress(done, total)
+    copies.finish()
+    if blocks:
+        _put_blocks(weights, part, blocks)
     if config.tie_word_embeddings:
         weights.lm_head = weights.embed
     return weights
+
+
+def has_blocks(folder: Path) -> bool:
+    """Whether some of the checkpoint's tensors are quantized blocks. Raises ModelLoadError."""
+    return any(
+        entry.dtype in QUANTIZED_TYPES
+        for file in weight_files(folder)
+        for entry in read_tensor_entries(file).values()
+    )
+
+
+def _kept_blocks(
+    places: dict[str, torch.Tensor], entries: dict[str, TensorEntry], config: ModelConfig
+) -> dict[str, BlockRows]:
+    """The model's quantized matrices by name, as mappings of their files. Quantized norms and
+    biases are not among them: they are dequantized like any other vector."""
+    found = {}
+    for name, place in places.items():
+        entry = entries[name]
+        if entry.dtype in QUANTIZED_TYPES and place.dim() == 2:
+            heads = _heads_in_pairs(name, config)
+            found[name] = BlockRows(_map_tensor(name, entry), entry.dtype, heads)
+    return found
+
+
+def _heads_in_pairs(name: str, config: ModelConfig) -> int | None:
+    """How many heads of q or k lie in rotated pairs in the file; None for other tensors."""
+    match = _ROTATED.search(name)
+    if match is None or not config.qk_rows_in_pairs:
+        return None
+    return config.num_heads if match[1] == "q" else config.num_kv_heads
+
+
+def _put_blocks(weights: Weights, config: ModelConfig, blocks: dict[str, BlockRows]) -> None:
+    """Replace what is quantized; the memory that was reserved for it has never been written to."""
+    for index, layer in enumerate(weights.layers):
+        places = _layer_places(config, layer)
+        for field, names in _FUSED.items():
+            found = [
+                blocks.get(f"model.layers.{index}.{name}.weight", places[f"{name}.weight"])
+                for name in names
+            ]
+            if any(isinstance(part, BlockRows) for part in found):
+                setattr(layer, field, together(found))
+    for field, name in (("embed", _EMBED), ("lm_head", _LM_HEAD)):
+        if name in blocks:
+            setattr(weights, field, BlockMatrix([blocks[name]]))
 
 
 def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
@@ -126,17 +224,33 @@ def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
     return stored
 
 
+def _stored(name: str, entry: TensorEntry, config: ModelConfig) -> torch.Tensor:
+    """The whole tensor in the order of Hugging Face's rows, quantized ones as fp32."""
+    stored = _map_tensor(name, entry)
+    if entry.dtype in QUANTIZED_TYPES:
+        values = torch.empty(entry.shape)
+        copy_dequantized(torch.atleast_2d(stored), entry.dtype, torch.atleast_2d(values))
+        stored = values
+    num_heads = _heads_in_pairs(name, config)
+    return stored if num_heads is None else in_halves(stored, num_heads)
+
+
 def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
-    """Map the tensor from its file: pages are read when touched, and unmapped with the tensor."""
+    """Map the tensor from its file: pages are read when touched, and unmapped with the tensor.
+    Quantized ones as bytes, [outputs, bytes of a row]."""
     start = entry.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    dtype, count = _FILE_DTYPES[entry.dtype], math.prod(entry.shape)
+    shape = entry.shape
+    if entry.dtype in QUANTIZED_TYPES:
+        kind = QUANTIZED_TYPES[entry.dtype]
+        shape = (*shape[:-1], shape[-1] // kind.size * kind.num_bytes)
+    dtype, count = _FILE_DTYPES.get(entry.dtype, torch.uint8), math.prod(shape)
     if count * dtype.itemsize != entry.num_bytes:
         raise ModelLoadError(
             f"{entry.file}: tensor {name!r} has {entry.num_bytes} bytes, which do not hold "
             f"{list(entry.shape)} of {entry.dtype}; the file is corrupt"
         )
     try:
-        with entry.file.open("rb") as file:
+        with open_regular(entry.file) as file:
             memory = mmap.mmap(
                 file.fileno(), entry.end - start, access=mmap.ACCESS_COPY, offset=start
             )
@@ -144,7 +258,7 @@ def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
         raise ModelLoadError(f"cannot read {entry.file}: {error}") from error
     # ACCESS_COPY because torch wants a writable buffer; no code writes to it
     flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.begin - start)
-    return flat.view(entry.shape)
+    return flat.view(shape)
 
 
 def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, TensorEntry]) -> None:
@@ -158,14 +272,31 @@ def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, Tenso
                 f"{entry.file}: tensor {name!r} has the shape {list(entry.shape)}; "
                 f"expected is {list(expected)}"
             )
-        if entry.dtype not in _FILE_DTYPES:
+        if entry.dtype not in _FILE_DTYPES and entry.dtype not in QUANTIZED_TYPES:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; "
                 f"supported are {', '.join(_FILE_DTYPES)}"
             )
     for name in sorted(found.keys() - places.keys()):
-        if name != "lm_head.weight" and not _IGNORED.search(name):  # lm_head: tied, so unused
+        if name != _LM_HEAD and not _IGNORED.search(name):  # lm_head: tied, so unused
             logger.warning("%s: tensor %r is not used by this architecture", folder, name)
+
+
+def _check_memory(
+    folder: Path, config: ModelConfig, target: _Target, blocks: dict[str, BlockRows]
+) -> None:
+    """Raises ModelLoadError if the weights cannot fit: the system would kill this process, since a
+    file may claim more than there is (a sparse one takes no space on a disk)."""
+    device, dtype = target.device, target.dtype
+    places = _places(config, _empty_weights(config, torch.device("meta"), dtype))
+    kept = {name: part.rows.nbytes for name, part in blocks.items()}
+    needed = sum(kept.get(name, place.nbytes) for name, place in places.items() if name != _EMBED)
+    available = available_bytes(device)
+    if needed > available:
+        raise ModelLoadError(
+            f"{folder}: the weights take {needed / 1e9:.1f} GB as {str(dtype)[6:]}, and {device} "
+            f"has {available / 1e9:.1f} GB available"
+        )
 
 
 def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Weights:
@@ -204,12 +335,14 @@ def _empty_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
     """The destination of each checkpoint tensor: views into `weights` by Hugging Face's names."""
+    assert isinstance(weights.embed, torch.Tensor)
+    assert isinstance(weights.lm_head, torch.Tensor)
     places: dict[str, torch.Tensor | None] = {
         _EMBED: weights.embed,
         "model.norm.weight": weights.final_norm,
     }
     if not config.tie_word_embeddings:
-        places["lm_head.weight"] = weights.lm_head
+        places[_LM_HEAD] = weights.lm_head
     for index, layer in enumerate(weights.layers):
         for name, place in _layer_places(config, layer).items():
             places[f"model.layers.{index}.{name}"] = place
@@ -219,18 +352,18 @@ def _places(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
 def _layer_places(config: ModelConfig, layer: LayerWeights) -> dict[str, torch.Tensor | None]:
     q_rows = config.num_heads * config.head_dim
     kv_rows = config.num_kv_heads * config.head_dim
-    places = {
+    places: dict[str, torch.Tensor | None] = {
         "input_layernorm.weight": layer.input_norm,
         "self_attn.q_norm.weight": layer.q_norm,
         "self_attn.k_norm.weight": layer.k_norm,
-        "self_attn.o_proj.weight": layer.o,
+        "self_attn.o_proj.weight": _plain(layer.o),
         "self_attn.o_proj.bias": layer.o_bias,
         "post_attention_layernorm.weight": layer.post_norm,
-        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.weight": _plain(layer.down),
         "mlp.down_proj.bias": layer.down_bias,
     }
     for kind, qkv, gate_up in (
-        ("weight", layer.qkv, layer.gate_up),
+        ("weight", _plain(layer.qkv), _plain(layer.gate_up)),
         ("bias", layer.qkv_bias, layer.gate_up_bias),
     ):
         if qkv is not None:
@@ -242,3 +375,8 @@ def _layer_places(config: ModelConfig, layer: LayerWeights) -> dict[str, torch.T
             gate, up = gate_up.chunk(2)
             places |= {f"mlp.gate_proj.{kind}": gate, f"mlp.up_proj.{kind}": up}
     return places
+
+
+def _plain(weight: Matrix) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    return weight

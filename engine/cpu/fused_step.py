@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.cpu_backend import KernelAttention
+from engine.checkpoint.blocks import PANEL_OUTPUTS
+from engine.cpu.block_panels import BlockEmbedding, FileRows
 from engine.cpu.fused_layers import Forward, FusedLayers
-from engine.cpu.native_linear import PANEL_OUTPUTS, NativeLinear, Weight
+from engine.cpu.native_linear import NativeLinear, Weight
 from engine.layers.rope import Rope
 
 
@@ -31,6 +33,7 @@ class _Step(ctypes.Structure):
         ("lm_head", Weight),
         *((name, ctypes.c_void_p) for name in ("embed", "token_ids", "final_norm")),
         *((name, ctypes.c_void_p) for name in ("largest", "values", "places")),
+        ("embed_blocks", FileRows),
     )
 
 
@@ -52,15 +55,17 @@ class Likeliest:
 
 @dataclass(frozen=True)
 class Ends:
-    """The weights before and after the layers; `embed` [vocab, hidden] and `final_norm` [hidden]
-    are bf16."""
+    """The weights before and after the layers; `embed` [vocab, hidden], unless it is blocks, and
+    `final_norm` [hidden] are bf16."""
 
-    embed: torch.Tensor
+    embed: torch.Tensor | BlockEmbedding
     final_norm: torch.Tensor
     lm_head: NativeLinear
 
     def __post_init__(self) -> None:
         for weight in (self.embed, self.final_norm):
+            if isinstance(weight, BlockEmbedding):
+                continue
             assert weight.dtype == torch.bfloat16
             assert weight.is_contiguous()
 
@@ -77,12 +82,14 @@ class FusedStep:
         kernels: ctypes.CDLL,
     ) -> None:
         self._ends = ends  # keeps the tensors alive that calls point to
-        self._addresses = (ends.embed.data_ptr(), ends.final_norm.data_ptr())
+        embed = ends.embed
+        self._blocks = embed.rows if isinstance(embed, BlockEmbedding) else FileRows()
+        self._embed = None if isinstance(embed, BlockEmbedding) else embed.data_ptr()
         self._layers = layers
         self._rope = rope
         self._attention = attention
         self._run = kernels.baton_step
-        self._vocab_size = len(ends.embed)
+        self._vocab_size = embed.num_tokens if isinstance(embed, BlockEmbedding) else len(embed)
         self._num_panels = -(-ends.lm_head.weight.outputs // PANEL_OUTPUTS)
         self._largest = array("q")
 
@@ -96,7 +103,6 @@ class FusedStep:
         """
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             raise IndexError(f"a token is none of the vocabulary's {self._vocab_size}")
-        embed, final_norm = self._addresses
         tokens, at = array("q", token_ids), array("q", positions)
         wanted = None if rows is None else array("q", rows)
         num_wanted = len(tokens) if wanted is None else len(wanted)
@@ -113,12 +119,13 @@ class FusedStep:
         call = _Step(
             forward,
             self._ends.lm_head.weight,
-            embed,
+            self._embed,
             _address(tokens),
-            final_norm,
+            self._ends.final_norm.data_ptr(),
             _address(self._largest),
             _address(values),
             _address(places),
+            self._blocks,
         )
         self._run(ctypes.byref(call))
         return Likeliest(values, places)

@@ -1,9 +1,9 @@
 """A linear layer with our own kernel: weights are packed in panels that a core streams once.
 
-Inputs are bf16. Weights are bf16, the same values in 12 bits (see native/narrow.h), or integers of
-8 or 4 bits. Each output adds its products in a fixed order, so neither the other rows nor the
-number of threads changes a single bit of a row's result. Owns the packed weight; `native/linear.h`
-multiplies.
+Inputs are bf16. Weights are bf16, the same values in 12 bits (see native/narrow.h), integers of 8
+or 4 bits, or a GGUF file's quantized blocks. Each output adds its products in a fixed order, so
+neither the other rows nor the number of threads changes a single bit of a row's result. Owns the
+packed weight; `native/linear.h` multiplies.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import ctypes
 import torch
 from torch.nn.functional import pad
 
+from engine.checkpoint.blocks import PANEL_OUTPUTS, BlockMatrix, fit_panels
+from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.quantization import GROUP_INPUTS, QuantizedWeight, quantize
 
-PANEL_OUTPUTS = 64
 _LANES = 16
 _WORD_BYTES = {16: 256, 12: 192}
 """Bytes of a word (64 outputs by two inputs), by the bits of a weight."""
@@ -32,8 +33,8 @@ class Weight(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "bias")),
-        *((name, ctypes.c_void_p) for name in ("lowest", "begins", "plain")),
-        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits")),
+        *((name, ctypes.c_void_p) for name in ("lowest", "begins", "plain", "parts")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "bits", "num_parts")),
     )
 
 
@@ -49,9 +50,11 @@ class _Call(ctypes.Structure):
     )
 
 
-def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
+def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor | BlockMatrix) -> bool:
     """Whether the kernel supports this `weight` [outputs, inputs]: bf16 on a CPU, with an even
-    number of inputs, and kernels that multiply bf16 pairs."""
+    number of inputs, or blocks; and kernels that multiply bf16 pairs."""
+    if isinstance(weight, BlockMatrix):
+        return kernels is not None and fit_panels(weight.parts)
     return (
         kernels is not None
         and bool(kernels.baton_has_linear())
@@ -64,14 +67,15 @@ def can_pack(kernels: ctypes.CDLL | None, weight: torch.Tensor) -> bool:
 class NativeLinear:
     """`x @ weight.T + bias`; `weight` [outputs, inputs], `bias` [outputs] or None, bf16.
 
-    Keeps a packed copy of `weight` with `bits` (16, 12, 8 or 4) per weight. Uses 16 instead of 8 or
-    4 if the inputs are not whole groups, and instead of 12 if the exponents are too far apart. Drop
-    your reference to free the original. The copy is in `memory`, which a model's layers share.
+    Keeps a packed copy of `weight` with `bits` (16, 12, 8 or 4) per weight; blocks keep their own.
+    Uses 16 instead of 8 or 4 if the inputs are not whole groups, and instead of 12 if the exponents
+    are too far apart. Drop your reference to free the original. The copy is in `memory`, which a
+    model's layers share.
     """
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | BlockMatrix,
         bias: torch.Tensor | None,
         kernels: ctypes.CDLL,
         bits: int = 16,
@@ -84,6 +88,18 @@ class NativeLinear:
         self._bias = None if bias is None else bias.contiguous()
         self._scales: torch.Tensor | None = None
         self._narrow: _Narrow | None = None
+        self._blocks: BlockPanels | None = None
+        if isinstance(weight, BlockMatrix):
+            self._blocks = BlockPanels(weight, kernels, memory)
+            parts = self._blocks.parts
+            self.weight = Weight(
+                bias=None if self._bias is None else self._bias.data_ptr(),
+                parts=ctypes.addressof(parts),
+                inputs=inputs,
+                outputs=outputs,
+                num_parts=len(parts),
+            )
+            return
         if bits < 12 and inputs % GROUP_INPUTS == 0:
             self._panels, self._scales = _quantized_panels(weight, bits, memory)
         else:
@@ -107,8 +123,15 @@ class NativeLinear:
             _pack(weight, self._panels, kernels)
 
     @property
+    def count(self) -> int:
+        """Numbers in the weight."""
+        return int(self.weight.inputs) * int(self.weight.outputs)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weight that a product reads."""
+        if self._blocks is not None:
+            return self._blocks.num_bytes
         scales = 0 if self._scales is None else self._scales.nbytes
         narrow = 0 if self._narrow is None else self._narrow.num_bytes
         return self._panels.nbytes + scales + narrow

@@ -7,3 +7,12 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_LIMIT = 448.0
 """The largest finite value of e4m3."""
+
+MIN_CAPABILITY = (8, 9)
+"""The first cards that convert to e4m3 and multiply it."""
+
+
+def needs_capability(capability: tuple[int, int]) -> str:
+    """For messages: that a card of this compute capability is too old."""
+    least, found = (".".join(map(str, each)) for each in (MIN_CAPABILITY, capability))
+    return f"needs a card of compute capability {least} or more, not {found}"

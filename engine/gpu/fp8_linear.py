@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.gpu.fp8_format import FP8, FP8_LIMIT
+from engine.gpu.fp8_format import FP8, FP8_LIMIT, MIN_CAPABILITY, needs_capability
 
-MIN_CAPABILITY = (8, 9)
+_ADA = (8, 9)
+_ADA_TORCH = (2, 12)
 _STEP = 16  # inputs and outputs must be multiples of this
 _SMALLEST_ROW = 1e-12
 
@@ -20,6 +21,22 @@ def can_scale(weight: torch.Tensor) -> bool:
     """Whether the card's fp8 product supports `weight` [outputs, inputs]."""
     outputs, inputs = weight.shape
     return outputs % _STEP == 0 and inputs % _STEP == 0
+
+
+def why_not_fp8(capability: tuple[int, int], torch_version: str) -> str:
+    """Why a card of this compute capability cannot multiply in fp8 with this torch; "" if it can.
+
+    Before 2.12 torch launches products with scales for rows on cards of 8.9 on the default stream,
+    whichever stream is current.
+    """
+    if capability < MIN_CAPABILITY:
+        return needs_capability(capability)
+    numbers = tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
+    if capability == _ADA and numbers < _ADA_TORCH:
+        least = ".".join(map(str, _ADA_TORCH))
+        found = ".".join(map(str, capability))
+        return f"on a card of compute capability {found} needs torch {least}, not {torch_version}"
+    return ""
 
 
 class Fp8Linear:

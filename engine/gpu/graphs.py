@@ -55,8 +55,9 @@ class DecodeGraphs:
         capture: Capture,
     ) -> None:
         self._sizes = sorted(sizes)
-        self._tokens = torch.zeros(self._sizes[-1], dtype=torch.int64, device=model.device)
-        self._positions = torch.zeros_like(self._tokens)
+        # [2, M] int64: tokens and positions, filled by one copy
+        self._inputs = torch.zeros((2, self._sizes[-1]), dtype=torch.int64, device=model.device)
+        self._tokens, self._positions = self._inputs
         shape = (self._sizes[-1], model.config.vocab_size)
         self._logits = torch.empty(shape, dtype=torch.float32, device=model.device)
         self._attention: dict[int, AttentionBackend] = {}
@@ -88,9 +89,9 @@ class DecodeGraphs:
         """
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
         self._attention[size].plan(segments)
-        for buffer, values in ((self._tokens, tokens), (self._positions, positions)):
-            host = to_device(torch.tensor(values, dtype=torch.int64), buffer.device)
-            buffer[: len(tokens)].copy_(host)
+        host = torch.zeros(self._inputs.shape, dtype=torch.int64)
+        host[:, : len(tokens)] = torch.tensor((tokens, positions))
+        self._inputs.copy_(to_device(host, self._inputs.device))
         if late is not None:
             late.put(self._tokens)
         self._graphs[size]()

@@ -120,3 +120,34 @@ def rotate_and_store(  # noqa: PLR0913, PLR0915 - a kernel
                 second = tl.minimum(tl.maximum(second, -LIMIT), LIMIT)
             tl.store(target + columns, first.to(keys.dtype.element_ty))
             tl.store(target + HALF + columns, second.to(keys.dtype.element_ty))
+
+
+@triton.jit
+def lowest_kept(scaled, weights, needed, out, size, BLOCK: tl.constexpr):
+    """Each program finds the cut of top-p in one row [size] of `scaled`: the largest value at which
+    the `weights` (int64) of it and of all larger values sum to `needed` (fp64) or more.
+
+    Values' bits, in ascending order as unsigned numbers, are searched four at a time: eight passes
+    over the row, each of which sums the weights above 16 candidates. NaN if no value is enough.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(needed + row)
+    digits = tl.arange(0, 16).to(tl.int64)
+    found = tl.zeros((), dtype=tl.int64)
+    for step in tl.static_range(8):
+        candidates = found | (digits << (28 - 4 * step))
+        sums = tl.zeros((16,), dtype=tl.int64)
+        for start in range(0, size, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < size
+            value = tl.load(scaled + row * size + columns, mask=inside, other=0.0)
+            weight = tl.load(weights + row * size + columns, mask=inside, other=0)
+            bits = value.to(tl.int32, bitcast=True)
+            keys = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.int64) & 0xFFFFFFFF
+            is_above = keys[None, :] >= candidates[:, None]
+            sums += tl.sum(tl.where(is_above, weight[None, :], 0), axis=1)
+        enough = sums.to(tl.float64) >= wanted
+        found = tl.max(tl.where(enough, candidates, found), axis=0)
+    is_positive = found >> 31 == 1
+    bits = tl.where(is_positive, found ^ 0x80000000, found ^ 0xFFFFFFFF)
+    tl.store(out + row, bits.to(tl.uint32).to(tl.float32, bitcast=True))

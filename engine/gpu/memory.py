@@ -95,6 +95,7 @@ def profile(
     layout: KvLayout,
     make_attention: Callable[[KvPool], AttentionBackend],
     largest: LargestStep,
+    sampler: Sampler,
     graphs: Graphs = NO_GRAPHS,
 ) -> CardMemory:
     """Run the largest step once, which also compiles kernels. Frees all memory it allocates."""
@@ -113,7 +114,7 @@ def profile(
     rows = torch.arange(sampled, device=device)
     logits = model.forward(tokens, torch.arange(largest.num_tokens, device=device), attention, rows)
     params = SamplingParams(max_tokens=1, seed=0, temperature=1.0, top_p=0.9)
-    Sampler(model.config.vocab_size).sample(logits, [SampleRow(params, 0)] * sampled)
+    sampler.sample(logits, [SampleRow(params, 0)] * sampled)
     torch.cuda.synchronize(device)
     step = torch.cuda.max_memory_allocated(device) - before
     logits_bytes = largest.num_sequences * model.config.vocab_size * (4 + model.dtype.itemsize)

@@ -14,6 +14,10 @@ from engine.gpu.fp8_format import FP8, FP8_LIMIT
 from engine.layers.ops import Rotation, TorchOps
 
 _GATE_BLOCK = 1024
+_SEARCH_BLOCK, _SEARCH_WARPS = 1024, 8
+_ROUNDING = {"enable_fp_fusion": False}
+"""Options of every launch: products and sums round one by one, as they are written. The default
+differs between versions of Triton, and workers of two versions have to round alike."""
 
 
 class TritonOps:
@@ -35,7 +39,7 @@ class TritonOps:
         if rows:
             block = _power_of_two(size)
             kernels.rms_norm[(rows,)](
-                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block)
+                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block), **_ROUNDING
             )
         return out
 
@@ -55,7 +59,7 @@ class TritonOps:
         out = gate_up.new_empty((rows, size))
         if rows:
             grid = (rows, -(-size // _GATE_BLOCK))
-            kernels.silu_gate[grid](gate_up, out, size, BLOCK=_GATE_BLOCK)
+            kernels.silu_gate[grid](gate_up, out, size, BLOCK=_GATE_BLOCK, **_ROUNDING)
         return out
 
     def rotate_and_store(
@@ -83,9 +87,37 @@ def scale_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if rows:
         block = _power_of_two(size)
         kernels.scale_rows[(rows,)](
-            x, values, scales, size, LIMIT=FP8_LIMIT, BLOCK=block, num_warps=_warps(block)
+            x,
+            values,
+            scales,
+            size,
+            LIMIT=FP8_LIMIT,
+            BLOCK=block,
+            num_warps=_warps(block),
+            **_ROUNDING,
         )
     return values, scales
+
+
+def lowest_kept(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+    """`engine.sampling.top_p.lowest_kept` in one kernel: `scaled` [R, V], fp32, and `weights`
+    [R, V], int64, contiguous; `needed` [R, 1], float64. Returns [R, 1]."""
+    assert scaled.is_contiguous()
+    assert weights.is_contiguous()
+    rows, size = scaled.shape
+    out = scaled.new_empty((rows, 1))
+    if rows:
+        kernels.lowest_kept[(rows,)](
+            scaled,
+            weights,
+            needed.clamp(min=1.0).contiguous(),  # always keeps the most likely token
+            out,
+            size,
+            BLOCK=_SEARCH_BLOCK,
+            num_warps=_SEARCH_WARPS,
+            **_ROUNDING,
+        )
+    return out
 
 
 def store(heads: torch.Tensor, target: KvTarget) -> None:
@@ -133,6 +165,7 @@ def _launch(
             ROTATED=rotation is not None,
             LIMIT=FP8_LIMIT if keys.dtype == FP8 else 0.0,
             num_warps=1,
+            **_ROUNDING,
         )
     return heads[:, : num_heads - 2 * num_kv]
 

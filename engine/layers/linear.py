@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
+from engine.checkpoint.blocks import Matrix, MatrixStack
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear, can_pack
 from engine.gpu.fp8_linear import Fp8Linear, can_scale
@@ -33,13 +34,15 @@ class LinearLayer(Protocol):
 
 
 def linear_layer(
-    weight: torch.Tensor,
+    weight: Matrix,
     bias: torch.Tensor | None = None,
     kernels: ctypes.CDLL | None = None,
     bits: int = 16,
     memory: HugePages | None = None,
 ) -> LinearLayer:
     """The fastest layer for `weight` [outputs, inputs] and `bias` [outputs] or None.
+
+    Blocks need kernels. Parts that one layer cannot hold together become a layer each.
 
     With 12 `bits` the kernels store the same values in fewer bits (see engine.cpu.native_linear);
     with 8 and 4 they round the weight to integers (see engine.cpu.quantization). Without kernels, 8
@@ -48,8 +51,13 @@ def linear_layer(
     Some layers pack the weight: drop your reference to `weight` to free the original. The kernels
     put their copy into `memory`.
     """
+    if isinstance(weight, MatrixStack):
+        biases = [None] * len(weight.parts) if bias is None else bias.split(weight.counts)
+        pairs = zip(weight.parts, biases, strict=True)
+        return StackedLinear([linear_layer(*pair, kernels, bits, memory) for pair in pairs])
     if kernels is not None and can_pack(kernels, weight):
         return NativeLinear(weight, bias, kernels, bits, memory)
+    assert isinstance(weight, torch.Tensor)
     if kernels is None and bits == 8 and can_scale(weight):
         return Fp8Linear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not has_bf16_products():
@@ -62,6 +70,23 @@ def has_bf16_products() -> bool:
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+class StackedLinear:
+    """Layers with the same inputs, whose outputs follow one another."""
+
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        self._layers = layers
+
+    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [N, inputs] to [N, outputs], plus `add` [N, outputs] where given; N may be 0."""
+        y = torch.cat([layer(x) for layer in self._layers], dim=1)
+        return y if add is None else add + y
+
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The product in fp32; written to `out` where given."""
+        y = torch.cat([layer.in_float32(x) for layer in self._layers], dim=1)
+        return y if out is None else out.copy_(y)
 
 
 class TorchLinear:

@@ -11,7 +11,8 @@ every token by the whole prompt's length; a paged cache cannot store such keys.
 
 Formulas: Su et al. 2021 (https://arxiv.org/abs/2104.09864); linear interpolation, Chen et al.
 2023 (https://arxiv.org/abs/2306.15595); YaRN and dynamic NTK, Peng et al. 2023
-(https://arxiv.org/abs/2309.00071); llama3, the Llama 3.1 release.
+(https://arxiv.org/abs/2309.00071); llama3, the Llama 3.1 release
+(GGUF files hold its stretch of each frequency: `divided`).
 """
 
 from __future__ import annotations
@@ -67,6 +68,18 @@ class Rope:
         return 1.0 / bases.unsqueeze(-1) ** self._exponents
 
 
+def query_scale(config: RopeConfig, positions: torch.Tensor) -> torch.Tensor | None:
+    """Factors of the queries at these positions [N], [N, 1, 1] in fp32; None if they are all 1.
+
+    As in Llama 4 (https://github.com/huggingface/transformers, `get_llama_4_attn_scale`): the
+    logarithm of how often the original context lies before a token.
+    """
+    if config.query_scaling_beta is None:
+        return None
+    contexts = torch.floor(positions / config.original_max_position_embeddings)
+    return (1 + config.query_scaling_beta * torch.log1p(contexts)).view(-1, 1, 1)
+
+
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """`heads` [N, num_heads, head_dim] rotated by `cos`, `sin` [N, head_dim / 2].
 
@@ -82,6 +95,8 @@ def _frequencies(config: RopeConfig, exponents: torch.Tensor) -> tuple[torch.Ten
     plain = 1.0 / config.theta**exponents
     if config.kind == "linear":
         return plain / config.factor, 1.0
+    if config.kind == "divided":
+        return plain / torch.tensor(config.divisors, dtype=torch.float32), 1.0
     if config.kind == "llama3":
         return _llama3(config, plain), 1.0
     if config.kind == "yarn":

@@ -9,23 +9,62 @@ from dataclasses import dataclass
 class Architecture:
     """How an architecture differs from the others; the defaults follow transformers."""
 
-    configurable_biases: bool  # honours attention_bias
-    configurable_mlp_bias: bool = False  # honours mlp_bias
+    configurable_biases: bool  # honours the keys of biases below
+    qkv_bias_key: str = "attention_bias"
+    o_bias_key: str = "attention_bias"
+    mlp_bias_key: str | None = None
+    bias_default: bool = False  # of qkv_bias_key
     qkv_bias: bool = False  # always has biases on q, k, v (and none on o)
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
     windows: str = "none"  # "none", "uniform" (Mistral) or "layers" (Qwen)
+    default_window: int | None = 4096  # of "uniform" windows
+    scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
 
 
+_LLAMA = Architecture(configurable_biases=True, mlp_bias_key="mlp_bias", multi_head_default=True)
+_QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(
-        configurable_biases=True, configurable_mlp_bias=True, multi_head_default=True
+    "LlamaForCausalLM": _LLAMA,
+    "LLaMAForCausalLM": _LLAMA,
+    "IQuestCoderForCausalLM": _LLAMA,
+    "TeleChat3ForCausalLM": _LLAMA,
+    "InternLM3ForCausalLM": Architecture(
+        configurable_biases=True, qkv_bias_key="qkv_bias", o_bias_key="bias", mlp_bias_key="bias"
+    ),
+    "SeedOssForCausalLM": Architecture(
+        configurable_biases=True,
+        o_bias_key="attention_out_bias",
+        mlp_bias_key="mlp_bias",
+        bias_default=True,
+        head_dim_required=True,
     ),
     "MistralForCausalLM": Architecture(configurable_biases=False, windows="uniform"),
-    "Qwen2ForCausalLM": Architecture(configurable_biases=False, qkv_bias=True, windows="layers"),
+    "Ministral3ForCausalLM": Architecture(
+        configurable_biases=False,
+        head_dim_required=True,
+        windows="uniform",
+        default_window=None,
+        scales_queries=True,
+    ),
+    "Qwen2ForCausalLM": _QWEN_2,
+    "MiMoForCausalLM": _QWEN_2,  # its layers for predicting several tokens are left out
     "Qwen3ForCausalLM": Architecture(
         configurable_biases=True, qk_norm=True, head_dim_required=True, windows="layers"
     ),
 }
 """Architectures by their name in a checkpoint's `architectures`."""
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "iquestcoder": "IQuestCoderForCausalLM",
+    "telechat3": "TeleChat3ForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Architectures by a checkpoint's `model_type`, for checkpoints that name no architecture."""

@@ -17,15 +17,17 @@ from torch.nn.functional import embedding
 
 from engine.attention.base import AttentionBackend, StoringAttention
 from engine.attention.cpu_backend import KernelAttention
+from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import LayerWeights, Weights
+from engine.cpu.block_panels import BlockEmbedding
 from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear
 from engine.layers.linear import LinearLayer, linear_layer
 from engine.layers.ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
-from engine.layers.rope import Rope
+from engine.layers.rope import Rope, query_scale
 
 
 class RunnableModel(Protocol):
@@ -87,9 +89,9 @@ class DecoderModel:
         ops: LayerOps | None = None,
     ) -> None:
         self.config = config
-        self.device = weights.embed.device
-        self.dtype = weights.embed.dtype
-        self._embed = weights.embed
+        self.device = weights.final_norm.device
+        self.dtype = weights.final_norm.dtype
+        self._embed = _embedding(weights.embed, kernels)
         self._final_norm = weights.final_norm
         weights.layers.reverse()
         self._layers = []
@@ -103,6 +105,18 @@ class DecoderModel:
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._kernels = kernels
         self._fused = _fuse(config, self._layers, kernels)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of a weight as our kernels read it, scales included, on average; None if other
+        products read some."""
+        layers = [self._lm_head]
+        for layer in self._layers:
+            layers += (layer.qkv, layer.o, layer.gate_up, layer.down)
+        packed = [each for each in layers if isinstance(each, NativeLinear)]
+        if len(packed) < len(layers):
+            return None
+        return 8 * sum(each.num_bytes for each in packed) / sum(each.count for each in packed)
 
     def wrap_outputs(self, wrap: Callable[[LinearLayer], LinearLayer]) -> None:
         """Wrap the linear layers that end each half layer, o and down, with `wrap`."""
@@ -139,12 +153,16 @@ class DecoderModel:
         planned with; `rows` are their `wanted_rows`. If W is 0, the pass only fills the KV pool.
         For other tokens, the last layer computes only the key and the value.
         """
-        x = embedding(token_ids, self._embed)  # [N, hidden]
+        if isinstance(self._embed, BlockEmbedding):
+            x = self._embed(token_ids)  # [N, hidden]
+        else:
+            x = embedding(token_ids, self._embed)
         if self._fused is not None and isinstance(attention, KernelAttention):
             tables = self._rope.tables(attention.longest)
             return self._fused(x, positions, tables, attention, rows)
         rotation = self._rope.cos_sin(positions, self._ops.rotation_dtype)
-        return self._run_layers(x, self._attend_with(attention, rotation), rows)
+        scale = query_scale(self.config.rope, positions)
+        return self._run_layers(x, self._attend_with(attention, rotation, scale), rows)
 
     @torch.inference_mode()
     def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -181,16 +199,19 @@ class DecoderModel:
         num_heads = self.config.num_heads + 2 * self.config.num_kv_heads
         return qkv.view(len(qkv), num_heads, self.config.head_dim)
 
-    def _attend_with(self, attention: AttentionBackend, rotation: Rotation) -> _Attend:
-        """Attention with rotation, from heads [N, ...] to [N, num_heads, head_dim]. One kernel
-        rotates and stores k and v if both the operations and the backend support this."""
+    def _attend_with(
+        self, attention: AttentionBackend, rotation: Rotation, scale: torch.Tensor | None
+    ) -> _Attend:
+        """Attention with rotation, from heads [N, ...] to [N, num_heads, head_dim]. Queries are
+        multiplied by `scale` [N, 1, 1]. One kernel rotates and stores k and v if both the
+        operations and the backend support this."""
         ops = self._ops
         if isinstance(ops, StoringOps) and isinstance(attention, StoringAttention):
 
             def attend_stored(index: int, layer: _Layer, heads: torch.Tensor) -> torch.Tensor:
                 target = attention.target(index)
                 q = ops.rotate_and_store(heads, layer.qk_norm, rotation, target)
-                return attention.attend(index, q)
+                return attention.attend(index, _scaled(q, scale))
 
             return attend_stored
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
@@ -199,12 +220,25 @@ class DecoderModel:
             qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
             qk = ops.rotate(qk, layer.qk_norm, rotation)
             q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
-            return attention.run(index, q, k, v)
+            return attention.run(index, _scaled(q, scale), k, v)
 
         return attend
 
 
+def _scaled(q: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    return q if scale is None else q * scale.to(q.dtype)
+
+
 _Attend = Callable[[int, _Layer, torch.Tensor], torch.Tensor]
+
+
+def _embedding(
+    weight: torch.Tensor | BlockMatrix, kernels: ctypes.CDLL | None
+) -> torch.Tensor | BlockEmbedding:
+    if isinstance(weight, torch.Tensor):
+        return weight
+    assert kernels is not None
+    return BlockEmbedding(weight, kernels)
 
 
 def _layer_ops(
@@ -219,7 +253,7 @@ def _fuse(
     config: ModelConfig, layers: list[_Layer], kernels: ctypes.CDLL | None
 ) -> FusedLayers | None:
     """The layers fused into one call, or None if the kernels do not support the model."""
-    if kernels is None or config.hidden_act != "silu":
+    if kernels is None or config.hidden_act != "silu" or config.rope.query_scaling_beta:
         return None
     fused = []
     for layer in layers:

@@ -1,6 +1,9 @@
 // The library's entry points, plain C: each takes one call's arguments as a structure.
 
+#include <omp.h>
+
 #include "attention.h"
+#include "block_linear.h"
 #include "elementwise.h"
 #include "largest.h"
 #include "linear.h"
@@ -99,6 +102,33 @@ BATON_EXPORT void baton_pack_narrow(const Bf16* weight, const LinearWeight* to) 
     for (int panel = 0; panel < count; ++panel)
       pack_narrow(weight, *to, panel, (int32_t*)arena.data(), is_plain.data());
   }
+}
+
+// Rows of a file's blocks, in `order`, into the panels of a part.
+BATON_EXPORT void baton_pack_blocks(const FileRows* rows, const int64_t* order, int32_t outputs,
+                                    const BlockPart* part) {
+  pack_part(*rows, order, outputs, *part);
+}
+
+// The values of a packed part, [outputs, inputs].
+BATON_EXPORT void baton_block_values(const BlockPart* part, int32_t inputs, int32_t outputs,
+                                     float* to) {
+  part_values(*part, inputs, outputs, to);
+}
+
+// The bytes of a panel of so many inputs.
+BATON_EXPORT int64_t baton_block_panel_bytes(int32_t kind, int32_t inputs) {
+  int64_t bytes = 0;
+  with_format(kind, [&](auto format) { bytes = format.panel_bytes(inputs); });
+  return bytes;
+}
+
+// The values of a file's rows `ids` [count], in bf16: [count, inputs].
+BATON_EXPORT void baton_block_rows(const FileRows* rows, const int64_t* ids, int64_t count,
+                                   Bf16* to) {
+  const int threads = count < 8 ? 1 : omp_get_max_threads();
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < count; ++i) row_values(*rows, ids[i], to + i * rows->inputs);
 }
 
 BATON_EXPORT void baton_linear(const LinearCall* call) {

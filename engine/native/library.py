@@ -2,9 +2,10 @@
 
 Owns the choice of instruction set, the build and the cache; does not know what the kernels compute.
 One process at a time compiles the files in parallel; other processes wait and use its result. A
-build's name is a digest of sources, compiler and flags, and a file enters the cache by one atomic
+build's name has digests of sources, flags and compiler, and a file enters the cache by one atomic
 rename. So where locks do not work, the same build may run twice, which does no harm. Without a
-compiler there is no library: `KernelsUnavailable` says why.
+compiler, a library of the same sources and flags is used, from a folder built ahead or the cache.
+If there is none, `KernelsUnavailable` says why.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ import hashlib
 import logging
 import os
 import shutil
-import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from engine.native.compiler import KernelsUnavailable, compile_objects, find_compiler, run
+from engine.native.kernel_cache import cache_folder, why_not
+
+__all__ = ["INSTRUCTION_SETS", "KernelsUnavailable", "best_instruction_set", "load_library"]
 
 _log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 
-_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}
 INSTRUCTION_SETS: dict[str, set[str]] = {
     "amx_bf16": _AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
     "avx512": _AVX512,
-    "avx2": {"avx2", "fma"},
+    "avx2": {"avx2", "fma", "f16c"},
     "generic": set(),
 }
 """The CPU flags that each set needs, in Linux's names; the best set comes first."""
@@ -47,17 +52,18 @@ _COMPILE_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden
 # First without libgomp: torch's copy, which the process has already loaded, then serves both, so no
 # second thread team spins beside torch's.
 _LINK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",))
-_TIMEOUT_S = 600.0  # for one compiler run; others may run at the same time
+_LOCK_POLL_S = 0.1
 _UNFINISHED = "build-"  # prefix of the names of build folders
 
 
-class KernelsUnavailable(Exception):
-    """The kernels are not available on this machine; the message tells the operator why."""
+def best_instruction_set() -> str:
+    """The best of `INSTRUCTION_SETS` that this CPU has and Linux allows."""
+    return _good_instruction_sets()[0]
 
 
-def best_instruction_set(but: str | None = None) -> str:
-    """The best of `INSTRUCTION_SETS`, except `but`, that this CPU has and Linux allows."""
-    return next(name for name in INSTRUCTION_SETS if name != but and _is_good(name))
+def _good_instruction_sets() -> list[str]:
+    """Those that this CPU has and Linux allows, the best one first."""
+    return [name for name in INSTRUCTION_SETS if _is_good(name)]
 
 
 def _is_good(name: str) -> bool:
@@ -70,45 +76,85 @@ def _is_good(name: str) -> bool:
 
 
 @functools.cache
-def load_library(instruction_set: str | None = None) -> ctypes.CDLL:
-    """The kernels for `instruction_set` (None: the best on this machine), built unless cached. If
-    the best set has AMX and cannot be built (an old compiler), loads the best set without AMX.
+def load_library(instruction_set: str | None = None, prebuilt: Path | None = None) -> ctypes.CDLL:
+    """The kernels for `instruction_set` (None: the best on this machine): those in the folder
+    `prebuilt`, else the cached ones, else built. Where the best set cannot be had, loads the next
+    best that is there; without AMX (an old compiler), it may also be built.
 
     Raises KernelsUnavailable.
     """
     if instruction_set is not None:
-        return _load(instruction_set)
-    best = best_instruction_set()
+        return _load(instruction_set, prebuilt)
+    best, *others = _good_instruction_sets()
     try:
-        return _load(best)
+        return _load(best, prebuilt)
     except KernelsUnavailable as error:
-        if _TILES not in INSTRUCTION_SETS[best]:
-            raise
+        reason = error
+    may_build = _TILES in INSTRUCTION_SETS[best]
+    for name in others:
         try:
-            library = _load(best_instruction_set(but=best))
+            library = _load(name, prebuilt, may_build)
         except KernelsUnavailable:
-            raise error from None
-        _log.warning(
-            "kernels do not use this CPU's AMX, prompts take several times as long: %s", error
-        )
+            may_build = False
+            continue
+        _log.warning("kernels for %s are used, slower than those for %s: %s", name, best, reason)
         return library
+    raise reason
 
 
-def _load(name: str) -> ctypes.CDLL:
+def build_library(instruction_set: str, folder: Path) -> list[Path]:
+    """Build the kernels for `instruction_set` into `folder`, for `load_library` on machines without
+    a compiler; returns the files. Raises KernelsUnavailable."""
+    compiler = find_compiler()
+    flags = [*_COMPILE_FLAGS, *_machine_flags(instruction_set)]
+    paths = {links: folder / _file_name(compiler, flags, links) for links in _LINK_FLAGS}
+    _build(compiler, flags, paths)
+    return list(paths.values())
+
+
+def _load(name: str, prebuilt: Path | None, may_build: bool = True) -> ctypes.CDLL:
     if _TILES in INSTRUCTION_SETS[name] and not _may_use_tiles():
         raise KernelsUnavailable("Linux does not let this process use AMX")
     flags = [*_COMPILE_FLAGS, *_machine_flags(name)]
-    compiler = _find_compiler()
     reasons = []
     for link_flags in _LINK_FLAGS:
-        path = _cache_folder() / f"{_digest(compiler, [*flags, *link_flags])}.so"
-        if not path.exists():
-            _build(compiler, flags, link_flags, path)
+        path = None if prebuilt is None else _find(prebuilt, flags, link_flags)
+        path = path or _cached(flags, link_flags, may_build)
+        if reason := why_not(path):
+            raise KernelsUnavailable(f"the kernels {path} are not loaded: {reason}")
         try:
             return _declare(ctypes.CDLL(str(path)))
         except OSError as error:  # no OpenMP in the process: the next flags bring it
             reasons.append(str(error))
     raise KernelsUnavailable(f"the built kernels do not load: {'; '.join(reasons)}")
+
+
+def _cached(flags: list[str], link_flags: tuple[str, ...], may_build: bool) -> Path:
+    """The cached library, built if it may be. Without a compiler that works, any compiler's will
+    do. Raises KernelsUnavailable."""
+    try:
+        folder = cache_folder()
+    except OSError as error:
+        raise KernelsUnavailable(f"there is no folder for them: {error}") from error
+    try:
+        compiler = find_compiler()
+        path = folder / _file_name(compiler, flags, link_flags)
+        if not path.exists():
+            if not may_build:
+                raise KernelsUnavailable(f"they are not in {folder}")
+            _build(compiler, flags, {link_flags: path})
+        return path
+    except KernelsUnavailable:
+        found = _find(folder, flags, link_flags)
+        if found is None:
+            raise
+        return found
+
+
+def _find(folder: Path, flags: list[str], link_flags: tuple[str, ...]) -> Path | None:
+    """The newest library in `folder` of our sources and these flags, by whichever compiler."""
+    found = list(folder.glob(f"{_digest_of_sources([*flags, *link_flags])}-*.so"))
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -149,44 +195,52 @@ def _cpu(field: str) -> str:
     return ""
 
 
-def _find_compiler() -> str:
-    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
-        found = shutil.which(name) if name else None
-        if found is not None:
-            return found
-    raise KernelsUnavailable("there is no C++ compiler (c++, g++ or clang++, or CXX)")
+def _file_name(compiler: str, flags: list[str], link_flags: tuple[str, ...]) -> str:
+    """The name of a built library: a digest of sources and flags, and one of the compiler."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{compiler}\0{run([compiler, '--version'])}".encode())
+    return f"{_digest_of_sources([*flags, *link_flags])}-{digest.hexdigest()}.so"
 
 
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "baton" / "kernels"
-
-
-def _digest(compiler: str, flags: list[str]) -> str:
+def _digest_of_sources(flags: list[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (compiler, _run([compiler, "--version"]), *flags):
-        digest.update(part.encode() + b"\0")
+    for flag in flags:
+        digest.update(flag.encode() + b"\0")
     for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _build(compiler: str, flags: list[str], link_flags: tuple[str, ...], path: Path) -> None:
-    """Compile and link in a temporary folder beside `path`, then move the result to `path`. Does
-    nothing if another process has built it meanwhile."""
+def _build(compiler: str, flags: list[str], paths: dict[tuple[str, ...], Path]) -> None:
+    """Compile in a temporary folder beside `paths`, which share a folder, and move there what each
+    one's link flags make. Does nothing if another process has built it meanwhile."""
+    parent = next(iter(paths.values())).parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _alone_in(path.parent):
-            if path.exists():
+        for each in (parent.parent, parent):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _alone_in(parent):
+            if all(path.exists() for path in paths.values()):
                 return
-            _log.info("building kernels for this CPU, once, into %s", path.parent)
-            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as folder:
-                objects = _compile([compiler, *flags], Path(folder))
-                library = Path(folder, path.name)
-                _run([compiler, "-shared", *link_flags, *objects, "-o", str(library)])
-                library.replace(path)
+            _log.info("building kernels for this CPU, once, into %s", parent)
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=parent) as folder:
+                sources = sorted(SOURCES.glob("*.cpp"))
+                objects = compile_objects([compiler, *flags], sources, Path(folder))
+                for link_flags, path in paths.items():
+                    library = Path(folder, path.name)
+                    run([compiler, "-shared", *link_flags, *objects, "-o", str(library)])
+                    library.chmod(0o755)  # whatever the umask lets others do
+                    library.replace(path)
     except OSError as error:
-        raise KernelsUnavailable(f"cannot build the kernels in {path.parent}: {error}") from error
+        raise KernelsUnavailable(f"cannot build the kernels in {parent}: {error}") from error
+
+
+def _lock(place: int) -> None:
+    """Lock an open folder as soon as nobody else has it. Raises OSError where locks do not work."""
+    while True:
+        try:
+            return fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_POLL_S)  # not in the system call, so that a signal always ends it
 
 
 @contextlib.contextmanager
@@ -196,42 +250,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
     place = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX)
+            _lock(place)
             for left in folder.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
         os.close(place)
-
-
-def _compile(command: list[str], folder: Path) -> list[str]:
-    """Compile all sources to objects in `folder`."""
-    cores = range(os.cpu_count() or 1)
-
-    def compile_one(source: Path) -> str:
-        target = str(folder / f"{source.stem}.o")
-        _run([*command, "-c", str(source), "-o", target])
-        return target
-
-    with ThreadPoolExecutor(len(cores), initializer=_use, initargs=(cores,)) as threads:
-        return list(threads.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
-
-
-def _use(cores: range) -> None:
-    """Pin this thread and its children to those of `cores` that the process may use, even if it is
-    pinned to fewer so far: nothing else computes before the kernels are built."""
-    if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, cores)
-
-
-def _run(command: list[str]) -> str:
-    """Run `command` and return its standard output. Raises KernelsUnavailable, with the command's
-    standard error, if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelsUnavailable(f"{command[0]}: {error}") from error
-    if done.returncode != 0:
-        raise KernelsUnavailable(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
-    return done.stdout

@@ -17,6 +17,13 @@ constexpr int kPanelColumns = kPanelOutputs / kLanes;
 template <bool kNarrow>
 constexpr int kWordBytes = kNarrow ? kNarrowBytes : kPlainBytes;
 
+// Some panels of quantized blocks of one kind; mirrors `_Part` in native_linear.py.
+struct BlockPart {
+  const char* panels;  // see block_panels.h
+  int32_t first;       // panel of the weight
+  int32_t kind;
+};
+
 // Mirrors `Weight` in native_linear.py. A word is a pair of inputs; bf16 words have 32 bits each
 // and lie in order, or 24 (see narrow.h); of 8 bits, 64 words are 128 bytes in order; of 4 bits,
 // 64 words are 64 bytes: nibble j of the 16-bit lane l is half l % 2 of word 16 j + l / 2, plus 8.
@@ -27,9 +34,11 @@ struct LinearWeight {
   const int32_t* lowest;  // of 12 bits: [outputs / 64], the exponents
   const int32_t* begins;  // [outputs / 64 + 1], how many words before the panel are plain
   const int32_t* plain;   // which they are in their panel, each panel's with INT_MAX at the end
+  const BlockPart* parts; // of quantized blocks: [num_parts], in order
   int32_t inputs;         // even; whole groups where there are scales
   int32_t outputs;
-  int32_t bits;           // of a weight: 16, 12, 8 or 4
+  int32_t bits;           // of a weight: 16, 12, 8 or 4; 0: quantized blocks
+  int32_t num_parts;
 };
 
 // How many words of a panel of 12 bits before `first` are plain.

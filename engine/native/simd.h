@@ -15,7 +15,7 @@
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__FMA__)
 #include <immintrin.h>
 #define BATON_PAIRS  // there are PairWords (words.h), and what stands on them
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "avx2.h"
 #define BATON_HALVES  // of vectors
 #define BATON_PAIRS

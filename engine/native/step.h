@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "file_blocks.h"
 #include "forward.h"
 
 #if defined(BATON_PAIRS)
@@ -14,18 +15,22 @@ namespace baton {
 struct StepCall {
   ForwardCall forward;       // its `x` is working memory
   LinearWeight lm_head;
-  const Bf16* embed;         // [vocabulary, hidden]
+  const Bf16* embed;         // [vocabulary, hidden]; null: `embed_blocks`
   const int64_t* token_ids;  // [tokens], all of them in the vocabulary
   const Bf16* final_norm;    // [hidden]
   Largest* largest;          // [wanted, panels of the vocabulary], working memory
   float* values;             // [wanted]: the largest logit, NaN where there is one
   int64_t* places;           // [wanted]: the first token that has it
+  FileRows embed_blocks;
 };
 
 inline void look_up(const StepCall& call, int hidden) {
 #pragma omp for schedule(static)
   for (int64_t token = 0; token < call.forward.tokens; ++token)
-    std::memcpy(call.forward.x + token * hidden, call.embed + call.token_ids[token] * hidden,
+    if (call.embed == nullptr)
+      row_values(call.embed_blocks, call.token_ids[token], call.forward.x + token * hidden);
+    else
+      std::memcpy(call.forward.x + token * hidden, call.embed + call.token_ids[token] * hidden,
                 hidden * sizeof(Bf16));
 }
 

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "integer_panels.h"
+#include "block_linear.h"
 #include "page_turns.h"
 #include "tile_sums.h"
 
@@ -264,12 +264,62 @@ inline void tiled_quantized_item(const LinearCall& call, const Item& item, const
   finish_rows(call, sums, item.first_row, item.rows, item.panel);
 }
 
+// One of the four products of a group of blocks: 16 outputs; of 16 words, or of eight.
+template <int kProduct, int kWords>
+BATON_INLINE inline void multiply_group_tile(const char* left, const char* words) {
+  constexpr int kLeft = kWords == kTileWords ? 4 : 5, kRight = kLeft + 2;
+  if constexpr (kProduct == 0) tile_load<kLeft>(left, 64);
+  tile_load<kRight>(words + kProduct * kTileBytes, 64);
+  tile_multiply<kProduct, kLeft, kRight>();
+}
+
+// Some rows of one panel of blocks: a group is unpacked once; its sums are scaled on top of those before.
+template <class Format>
+inline void tiled_block_item(Format format, const LinearCall& call, const Item& item,
+                             const LeftTiles& left, const InputSums& input_sums, const char* panel,
+                             Tiles& tiles, float* sums) {
+  alignas(64) char words[kPanelColumns * kTileBytes];
+  alignas(64) float products[kTileRows * kPanelOutputs];
+  const int groups = call.weight.inputs / Format::kInputs;
+  constexpr int kPerTile = kTileWords / Format::kWords;  // groups of a left tile
+  PageTurns stream(panel);
+  GroupScales scales;
+  std::memset(sums, 0, (size_t)item.rows * kPanelOutputs * 4);
+  for (int group = 0; group < groups; ++group) {
+    stream.ask(Format::kGroupBytes / 64 + 1);
+    scales.read(format, panel, group);
+    for_words(Format::words_at(Format::group_at(panel, group)), Format::kWords,
+              [&](int w, const Vec* vectors) BATON_INLINE {
+      for (int j = 0; j < kPanelColumns; ++j)
+        *(Vec*)(words + j * kTileBytes + w * 64) = vectors[j];
+    });
+    for (int row = 0; row < item.rows; row += kTileRows) {
+      const int rows = item.rows - row < kTileRows ? item.rows - row : kTileRows;
+      const char* x = left.at(item.first_row + row) + group / kPerTile * kTileBytes +
+                      group % kPerTile * Format::kWords * 4;
+      tiles.shape(kPerTile == 1 ? TileShapes::of_two(rows, rows) : TileShapes::of_one(rows));
+      zero_sums();
+      for_sums(4, [&](auto product)
+                      BATON_INLINE { multiply_group_tile<product, Format::kWords>(x, words); });
+      store_wide(products);
+      for (int i = 0; i < rows; ++i) {
+        const float of_inputs =
+            Format::kNeedsSums ? input_sums.of(item.first_row + row + i, group, Format::kInputs) : 0;
+        for (int j = 0; j < kPanelColumns; ++j)
+          add_group(format, load(products + i * kPanelOutputs + j * kLanes), scales, j * kLanes,
+                    of_inputs, sums + (row + i) * kPanelOutputs + j * kLanes);
+      }
+    }
+  }
+  finish_rows(call, sums, item.first_row, item.rows, item.panel);
+}
+
 // One thread's part of a call.
 class TiledWorker {
  public:
   static constexpr int kRowsTogether = 2 * kTileRows;  // they share what is loaded of a panel
 
-  explicit TiledWorker(const LinearCall& call) { left_.pack(call); }
+  explicit TiledWorker(const LinearCall& call) : input_sums_(call) { left_.pack(call); }
 
   // Of many rows as many as are a thread's own and stay in its second cache; 0 of few, of which each
   // thread has all.
@@ -285,6 +335,8 @@ class TiledWorker {
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
     switch (call.weight.bits) {
+      case 0:
+        return multiply_blocks(call, item, sums);
       case 16:
         return multiply<false>(call, item, sums);
       case 12:
@@ -299,6 +351,7 @@ class TiledWorker {
 
  private:
   LeftTiles left_;
+  InputSums input_sums_;
   PanelCopy copied_;
   Tiles tiles_;
 
@@ -312,14 +365,33 @@ class TiledWorker {
       many_tiled_rows<kNarrow>(call, item, left_, copied_, tiles_, sums);
   }
 
-  template <class Panel>
-  void multiply_quantized(const LinearCall& call, const Item& item, float* sums) {
+  void multiply_blocks(const LinearCall& call, const Item& item, float* sums) {
+    const BlockPart& part = part_of_panel(call.weight, item.panel);
+    with_format(part.kind, [&](auto format) {
+      const char* panel =
+          part.panels + (item.panel - part.first) * format.panel_bytes(call.weight.inputs);
+      for_parts(item, [&](const Item& some) {
+        tiled_block_item(format, call, some, left_, input_sums_, panel, tiles_, sums);
+      });
+    });
+  }
+
+  // Calls action with as many rows as sums are kept of, at most.
+  template <class Action>
+  static void for_parts(const Item& item, const Action& action) {
     for (int row = 0; row < item.rows; row += kRowsPerItem) {
       Item some = item;
       some.first_row += row;
       some.rows = item.rows - row < kRowsPerItem ? item.rows - row : kRowsPerItem;
-      tiled_quantized_item<Panel>(call, some, left_, tiles_, sums);
+      action(some);
     }
+  }
+
+  template <class Panel>
+  void multiply_quantized(const LinearCall& call, const Item& item, float* sums) {
+    for_parts(item, [&](const Item& some) {
+      tiled_quantized_item<Panel>(call, some, left_, tiles_, sums);
+    });
   }
 };
 

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "integer_panels.h"
+#include "block_linear.h"
 #include "left_rows.h"
 #include "normal_numbers.h"
 #include "page_turns.h"
@@ -276,6 +276,84 @@ inline void quantized_item(const LinearCall& call, const LeftRows& left, int pan
   }
 }
 
+// R rows of x over one group of blocks, on top of `sums`.
+template <int R, class Format, class Panel, class Lines>
+inline void multiply_blocks(Format format, const PairType* x, int64_t x_stride, Panel panel,
+                            const GroupScales& group, const float* input_sums, float* sums,
+                            Lines lines) {
+  constexpr int C = kColumnsSummed<R>;
+  for (int first = 0; first < kPanelColumns; first += C) {
+    Vec acc[R][C] = {};
+    for_words(panel, Format::kWords, [&](int w, const auto& right) BATON_INLINE {
+      lines.ask();
+      add_word(x + w * PairWord::kPasses, x_stride, right, first, acc);
+    });
+    for_each<R, C>([&](auto i, auto j) BATON_INLINE {
+      const int at = (first + j) * kLanes;
+      add_group(format, acc[i][j], group, at, input_sums[i], sums + i * kPanelOutputs + at);
+    });
+  }
+}
+
+template <class Format, class Panel, class Lines>
+inline void multiply_blocks_some(Format format, int rows, const PairType* x, int64_t x_stride,
+                                 Panel panel, const GroupScales& group, const float* input_sums,
+                                 float* sums, Lines lines) {
+  switch (rows) {
+#define BATON_ROWS(n)                                                                        \
+  case n:                                                                                    \
+    multiply_blocks<n>(format, x, x_stride, panel, group, input_sums, sums, lines);          \
+    break;
+    BATON_ROWS(1) BATON_ROWS(2) BATON_ROWS(3) BATON_ROWS(4) BATON_ROWS(5) BATON_ROWS(6)
+#undef BATON_ROWS
+    default:
+      break;
+  }
+}
+
+// Some rows of one panel of blocks, `panel`: a group at a time, unpacked by the first rows if they are
+// many.
+template <class Format>
+inline void block_item(Format format, const LinearCall& call, const LeftRows& left,
+                       const InputSums& input_sums, const char* panel, const Item& item,
+                       float* sums) {
+  alignas(64) char unpacked[Format::kWords * kUnpackedBytes];
+  constexpr int kLines = Format::kGroupBytes / 64 / Format::kWords + 1;
+  const int groups = call.weight.inputs / Format::kInputs, rows = item.rows;
+  const int turns = (rows + kMaxRows - 1) / kMaxRows;
+  std::memset(sums, 0, (size_t)rows * kPanelOutputs * 4);
+  GroupScales scales;
+  for (int group = 0; group < groups; ++group) {
+    const char* at = Format::group_at(panel, group);
+    const auto packed = Format::words_at(at);
+    const Streamed<kLines> lines(at);
+    scales.read(format, panel, group);
+    for (int turn = 0; turn < turns; ++turn) {
+      const int begin = rows * turn / turns, end = rows * (turn + 1) / turns;
+      float of_inputs[kMaxRows] = {};
+      for (int i = begin; Format::kNeedsSums && i < end; ++i)
+        of_inputs[i - begin] = input_sums.of(item.first_row + i, group, Format::kInputs);
+      const auto multiply = [&](auto by, auto asked) BATON_INLINE {
+        multiply_blocks_some(format, end - begin,
+                             left.at(item.first_row + begin, group * Format::kWords), left.stride(),
+                             by, scales, of_inputs, sums + begin * kPanelOutputs, asked);
+      };
+      if (rows <= kRowsStreamed) {
+        multiply(packed, lines);
+      } else if (turn == 0 && !kHalves) {
+        multiply(UnpackingPanel<std::decay_t<decltype(packed)>>{packed, unpacked}, lines);
+      } else {
+        if (turn == 0) unpack(packed, Format::kWords, unpacked, lines);
+        multiply(UnpackedPanel{unpacked}, no_lines(unpacked));
+      }
+    }
+  }
+}
+
+// Compiled in a file of its own, where there are no tiles.
+void block_rows(const LinearCall& call, const LeftRows& left, const InputSums& input_sums,
+                const Item& item, float* sums);
+
 // Words of a panel that a thread has unpacked last within a call, for the rows to come.
 class Unpacked {
  public:
@@ -412,13 +490,16 @@ class VectorWorker {
  public:
   static constexpr int kRowsTogether = kMaxRows;
 
-  explicit VectorWorker(const LinearCall& call) : left_(call) {}
+  explicit VectorWorker(const LinearCall& call) : left_(call), input_sums_(call) {}
 
   static int64_t rows_per_block(const LinearCall&) { return 0; }
 
   void work(const LinearCall& call, const Item& item) {
     alignas(64) float sums[kRowsPerItem * kPanelOutputs];
     switch (call.weight.bits) {
+      case 0:
+        block_rows(call, left_, input_sums_, item, sums);
+        break;
       case 16:
         return bf16_item<false>(call, item, left_, unpacked_, sums);
       case 12:
@@ -435,6 +516,7 @@ class VectorWorker {
  private:
   NormalNumbers numbers_;
   LeftRows left_;
+  InputSums input_sums_;
   Unpacked unpacked_;
 };
 

@@ -1,75 +1,72 @@
-"""Grammars that constrain sequences' output: compiles and follows them, computes token masks.
+"""Grammars that constrain sequences' output: compiles them and makes their matchers.
 
-llguidance does the work, without the interpreter's lock. A thread compiles a grammar while its
-sequence waits to be admitted; the most recently used grammars are cached. A step's masks are
-computed after its forward pass is launched, so that a card computes meanwhile. A matcher's state
-depends only on the grammar and the output, so any worker can rebuild it from the output's tokens.
-Imports no torch.
+llguidance does the work. Threads compile a grammar and compute its first mask while its sequence
+waits to be admitted; the most recently used grammars are cached. `grammar_follower` follows the
+output from then on. The time that the sequences of one request may take together is limited. A
+matcher's state depends only on the grammar and the output, so any worker can rebuild it from the
+output's tokens. Imports no torch.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-import numpy as np
-import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.sampling.grammar_follower import GrammarFollower
+from engine.sampling.grammar_matcher import (
+    DEFAULT_LIMITS,
+    GrammarLimits,
+    GrammarMatcher,
+    MaskTime,
+    Started,
+    TokenMask,
+    error_of,
+)
+from engine.sampling.mask_pool import Lane
 from protocol.errors import InvalidRequest
 
-TokenMask = npt.NDArray[np.int32]
-"""Words of 32 tokens, the least significant bit first; a set bit allows its token."""
-
 _MAX_COMPILED = 128
-_FEW = 8
+_NUM_COMPILERS = 2
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
-class GrammarMatcher:
-    """A grammar's state in one sequence. The engine's thread uses it once it `is_ready`."""
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A grammar at its beginning; sequences copy the state."""
 
-    def __init__(self, matcher: Future[LLMatcher]) -> None:
-        self._matcher = matcher
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the grammar is compiled; the other members wait until it is."""
-        return self._matcher.done()
-
-    @property
-    def error(self) -> str:
-        """Why no token can be chosen any more, or an empty string. The grammar cannot be compiled,
-        exceeds a limit, or forbids the output so far."""
-        return self.state.get_error().strip().partition("\n")[0]
-
-    @property
-    def state(self) -> LLMatcher:
-        """llguidance's matcher, advanced by the output so far."""
-        return self._matcher.result()
-
-    def advance(self, token_id: int) -> bool:
-        """Consume a chosen token; True if the grammar is complete and allows no further token."""
-        state = self.state
-        return state.consume_token(token_id) and state.is_stopped() and not state.is_error()
+    lane: Lane
+    state: LLMatcher
+    mask: TokenMask | None
 
 
 class Grammars:
     """The grammars of one worker, until `close`. If grammars are not available, `unavailable` says
-    why. `wake` is called in the compiler's thread when a matcher has become ready."""
+    why. `wake` is called in another thread when a matcher has become ready, or has got a mask that
+    a step did without."""
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        limits: GrammarLimits = DEFAULT_LIMITS,
+    ) -> None:
         """`vocab_size` is the model's; `end_ids` end a text, and may come once it is complete."""
-        self._num_words = -(-vocab_size // 32)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._executor = LLExecutor()
-        self._vocabulary: LLTokenizer | None = None
         self.wake: Callable[[], None] = lambda: None
         self.unavailable = ""
+        self._limits = limits
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._lock = threading.Lock()  # of the cache
+        self._compilers = ThreadPoolExecutor(_NUM_COMPILERS, thread_name_prefix="grammar")
+        self._times: WeakValueDictionary[str, MaskTime] = WeakValueDictionary()
         if not tokenizer_file.is_file():
             self.unavailable = f"{tokenizer_file.name} is missing"
             return
@@ -77,52 +74,63 @@ class Grammars:
             self._vocabulary = _load_vocabulary(tokenizer_file, vocab_size, end_ids)
         except ValueError as error:
             self.unavailable = f"{tokenizer_file.name}: {error}"
+            return
+        self.follower = GrammarFollower(self._vocabulary, vocab_size, limits, lambda: self.wake())
 
-    def matcher(self, grammar: str, output_ids: Sequence[int]) -> GrammarMatcher:
-        """A matcher for the grammar after this output; a thread compiles the grammar.
+    def matcher(self, grammar: str, output_ids: Sequence[int], request: str = "") -> GrammarMatcher:
+        """A matcher for the grammar after this output; a thread compiles the grammar. Matchers of
+        the same `request` share the time that they may take; without a name, none is shared.
 
         Raises InvalidRequest if the checkpoint's tokenizer does not support grammars.
         """
-        if self._vocabulary is None:
+        if self.unavailable:
             raise InvalidRequest(
                 f"the worker cannot follow grammars: {self.unavailable}", "grammar"
             )
-        started = self._compiler.submit(self._start, grammar, list(output_ids))
+        spent = self._times.get(request) or MaskTime(self._limits)
+        if request:
+            self._times[request] = spent
+        started = self._compilers.submit(self._start, grammar, list(output_ids), spent)
         started.add_done_callback(lambda _: self.wake())
-        return GrammarMatcher(started)
-
-    def masks(self, matchers: Sequence[GrammarMatcher]) -> list[TokenMask | None]:
-        """The tokens that may come next, for each matcher; None if the matcher has an `error`."""
-        num_words = self._num_words
-        if self._vocabulary is not None:
-            num_words = -(-self._vocabulary.vocab_size // 32)
-        masks = np.zeros((len(matchers), num_words), dtype=np.int32)
-        states = [matcher.state for matcher in matchers]
-        rows = [(state, row) for row, state in enumerate(states)]
-        if len(states) <= _FEW:  # waking other threads would take longer
-            for state, row in rows:
-                fill_next_token_bitmask(state, masks, row)
-        else:
-            fill_next_token_bitmask_par(self._executor, rows, masks)
-        return [None if state.is_error() else masks[row, : self._num_words] for state, row in rows]
+        return GrammarMatcher(started, self.follower, spent)
 
     def close(self) -> None:
-        """End the compiler's thread after the current grammar; then `wake` is no longer called."""
-        self._compiler.shutdown(cancel_futures=True)
+        """End the threads after what they do now; then `wake` is no longer called."""
+        self._compilers.shutdown(cancel_futures=True)
+        if not self.unavailable:
+            self.follower.close()
 
-    def _start(self, grammar: str, output_ids: list[int]) -> LLMatcher:
-        """Compile, or copy a cached grammar. Only the compiler's thread uses the cache."""
-        compiled = self._compiled.pop(grammar, None)
-        if compiled is None:
-            assert self._vocabulary is not None
-            compiled = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
-        self._compiled[grammar] = compiled
-        if len(self._compiled) > _MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        matcher = compiled.deep_copy()
+    # -- the compilers' threads ---------------------------------------------------------------
+
+    def _start(self, grammar: str, output_ids: list[int], spent: MaskTime) -> Started:
+        """Compile, or copy a cached grammar, and consume the output so far."""
+        compiled = self._compile(grammar, spent)
+        state, mask = compiled.state.deep_copy(), compiled.mask
+        for token_id in output_ids:
+            started = time.monotonic()
+            self.follower.consume([(state, token_id)])
+            spent.add(time.monotonic() - started)
+            if spent.is_spent:
+                break
         if output_ids:
-            matcher.consume_tokens(output_ids)
-        return matcher
+            mask = self.follower.mask_of(state)
+        return Started(compiled.lane, state, mask, error_of(state))
+
+    def _compile(self, grammar: str, spent: MaskTime) -> _Compiled:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        state = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        started = time.thread_time()
+        mask = self.follower.mask_of(state)
+        cost_s = time.thread_time() - started
+        spent.add(cost_s)
+        with self._lock:
+            compiled = self._compiled.setdefault(grammar, _Compiled(Lane(cost_s), state, mask))
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled
 
 
 def _load_vocabulary(tokenizer_file: Path, vocab_size: int, end_ids: Sequence[int]) -> LLTokenizer:

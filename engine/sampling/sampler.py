@@ -2,7 +2,9 @@
 
 A choice is a function of (seed, index, logits) and the sequence's own parameters and tokens, bit
 for bit. No other row, no padding and no thread count changes it, so any worker and any attempt
-continues a text identically. Hence sums over the vocabulary are sums of integers (exact in any
+that computes the same logits continues a text identically. Whether logits are the same is the
+model's part: our kernels on CPUs give the same bits whatever else is in a batch, a card does not
+(docs/gpu.md). Hence sums over the vocabulary are sums of integers (exact in any
 order), and filters cut at a value, never at a rank (tokens with equal logits stay together).
 
 The order follows OpenAI, vLLM and Hugging Face: the mask of allowed tokens, repetition penalty,
@@ -25,10 +27,10 @@ import torch
 
 from engine.device import to_device
 from engine.sampling.chosen_tokens import Choices, ChosenLogprobs, SampledToken, read_tokens
-from engine.sampling.grammar import TokenMask
+from engine.sampling.grammar_matcher import TokenMask
 from engine.sampling.row_argmax import largest
 from engine.sampling.token_history import TokenHistory
-from engine.sampling.top_p import lowest_kept
+from engine.sampling.top_p import FindCut, lowest_kept
 from protocol.errors import GenerationFailed
 from protocol.sampling import GREEDY_BELOW, MAX_LOGPROBS, SamplingParams
 
@@ -77,12 +79,19 @@ class InvalidLogits(GenerationFailed):
 class Sampler:
     """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls.
 
-    `kernels` (see engine.native) find the largest logits in host memory.
+    `kernels` (see engine.native) find the largest logits in host memory, `find_cut` the cut of
+    top-p on a card.
     """
 
-    def __init__(self, vocab_size: int, kernels: ctypes.CDLL | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        kernels: ctypes.CDLL | None = None,
+        find_cut: FindCut = lowest_kept,
+    ) -> None:
         self._vocab_size = vocab_size
         self._kernels = kernels
+        self._find_cut = find_cut
         # Integer weights of a row sum to less than 2^52: exact as int64 and as float64.
         self._weight_one = 2.0 ** (52 - vocab_size.bit_length())
 
@@ -174,7 +183,7 @@ class Sampler:
         needed = weights.sum(dim=-1, keepdim=True).to(torch.float64) * share
         off = share >= 1.0
         if scaled.device.type != "cpu":
-            return lowest_kept(scaled, weights, needed).masked_fill(off, -torch.inf)
+            return self._find_cut(scaled, weights, needed).masked_fill(off, -torch.inf)
         del weights
         size = min(_FIRST_CANDIDATES, self._vocab_size)
         while True:  # sorting the whole vocabulary is slow and seldom needed

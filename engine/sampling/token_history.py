@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from engine.sampling.grammar import TokenMask
+from engine.sampling.grammar_matcher import TokenMask
 
 Ids = npt.NDArray[np.int64]
 _FIRST_SIZE = 64

@@ -9,7 +9,12 @@ the share is reached, per lower half.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+FindCut = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A function like `lowest_kept`."""
 
 _HALF = 16
 _NUM_BINS = 1 << _HALF

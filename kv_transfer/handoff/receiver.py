@@ -1,85 +1,48 @@
-"""The decode side of handoffs: which of our blocks a peer may still write to.
+"""The decode side of handoffs: what we wait for, and which of our blocks a peer may still write to.
 
-Owns the fence around every block that was granted. Pure: each event returns the actions that the
-owner must carry out; time is passed in, in seconds of any one clock. A timeout alone never lifts
-a fence. The fence is lifted, exactly once per handoff, when every block has arrived (a sender
-writes each at most once), when the peer closed normally, or `landing_s` after the peer closed with
-an error or was found dead: by then its posted writes have landed. Renewals and aborts are repeated
-until the peer answers, so a lost message costs only time.
+A handoff starts with an ask, for which no block is reserved. The source answers Begun when it holds
+every block of the prompt. Only then are blocks reserved and granted, so that memory of a decode
+worker never waits for memory of a prefill worker. Owns the fence around every block that was
+granted. Pure: each event returns the actions that the owner must carry out; time is passed in, in
+seconds of any one clock. A timeout alone never lifts a fence. The fence is lifted, exactly once per
+handoff, when every block has arrived (a sender writes each at most once), when the peer closed
+normally, or `landing_s` after the peer closed with an error or was found dead: by then its posted
+writes have landed. Asks, renewals and aborts are repeated until they are answered, so a lost
+message costs only time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from kv_transfer.handoff.actions import (
+    Begun,
+    Complete,
+    Failed,
+    ReceiverAction,
+    SendAbort,
+    SendAsk,
+    SendGrant,
+    SendRenew,
+    Unfence,
+    Verify,
+)
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import ReceiverEvent, ReceiverState, receiver_transition
-from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
 _WANTED = (ReceiverState.GRANTED, ReceiverState.CLOSED_EARLY)
 _TIMED = (ReceiverState.CLOSED_EARLY, ReceiverState.LANDING)
 
 
-@dataclass(frozen=True)
-class SendGrant:
-    """Send this to the prefill worker `peer`."""
-
+@dataclass
+class _Ask:
     peer: str
-    grant: KvGrant
-
-
-@dataclass(frozen=True)
-class SendRenew:
-    """Send this to the prefill worker `peer`."""
-
-    peer: str
-    renew: KvRenew
-
-
-@dataclass(frozen=True)
-class SendAbort:
-    """Ask the prefill worker `peer` to stop and to answer with KvClosed."""
-
-    key: HandoffKey
-    peer: str
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Every block has arrived: compare digests and answer with `verified`."""
-
-    key: HandoffKey
-    blocks: tuple[int, ...]
-    digests: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class Complete:
-    """Every granted block holds its data."""
-
-    key: HandoffKey
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The attempt is over. `arrived`: prompt indices of the granted blocks that hold their data."""
-
-    key: HandoffKey
-    reason: str
-    arrived: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Unfence:
-    """No peer can write to these blocks any more: the handoff's hold on them ends."""
-
-    key: HandoffKey
-    block_ids: tuple[int, ...]
-
-
-ReceiverAction = SendGrant | SendRenew | SendAbort | Verify | Complete | Failed | Unfence
+    next_send: float
+    has_begun: bool = False
 
 
 @dataclass
@@ -106,7 +69,8 @@ class HandoffReceiver:
     `blocks_received` counts the blocks that arrived, each once."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
-        """Grants name our `agent` and live `ttl_s`; a posted write lands within `landing_s`."""
+        """Asks and grants name our `agent` and live `ttl_s`; a posted write lands within
+        `landing_s`."""
         self.ignored = 0
         self.blocks_received = 0
         self._agent = agent
@@ -114,6 +78,7 @@ class HandoffReceiver:
         self._interval_s = ttl_s / 3
         self._landing_s = landing_s
         self._checksum = checksum
+        self._asks: OrderedDict[HandoffKey, _Ask] = OrderedDict()  # by when to send the next
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
 
@@ -127,13 +92,22 @@ class HandoffReceiver:
         """Blocks that a peer may still write to."""
         return sum(len(handoff.block_ids) for handoff in self._handoffs.values())
 
+    def fenced_by(self, peers: Collection[str]) -> list[HandoffKey]:
+        """Handoffs whose blocks one of these peers may still write to."""
+        return [key for key, handoff in self._handoffs.items() if handoff.peer in peers]
+
     def is_open(self, key: HandoffKey) -> bool:
         """Whether the handoff's blocks are still behind their fence."""
         return key in self._handoffs
 
+    def is_asking(self, key: HandoffKey) -> bool:
+        """Whether the handoff was asked for, and nothing is granted yet."""
+        return key in self._asks
+
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was offered before and so cannot be offered again."""
-        return key in self._handoffs or self._ended.error_of(key) is not None
+        """Whether the handoff was asked for before and so cannot be asked for again."""
+        is_open = key in self._asks or key in self._handoffs
+        return is_open or self._ended.error_of(key) is not None
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
         """Prompt indices of the granted blocks of an open handoff that already hold their data.
@@ -145,16 +119,26 @@ class HandoffReceiver:
 
     # -- calls by the decode worker itself -----------------------------------------------
 
+    def ask(self, key: HandoffKey, peer: str, now: float) -> list[ReceiverAction]:
+        """Wait until prefill worker `peer` has begun with this prompt: Begun or Failed follows."""
+        if self.is_known(key):
+            raise IllegalMove(f"handoff {key} is asked for twice")
+        self._asks[key] = _Ask(peer, now + self._interval_s)
+        return [self._send_ask(key, peer)]
+
     def offer(
-        self, key: HandoffKey, peer: str, first_block: int, block_ids: Sequence[int], now: float
+        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
     ) -> list[ReceiverAction]:
-        """Grant our blocks to prefill worker `peer`, for the prompt blocks from `first_block` on.
+        """Grant our blocks, for the prompt blocks from `first_block` on, to a peer that has begun.
 
         Without blocks the handoff is complete at once; the peer still needs the grant, so that it
-        can release its own blocks.
+        can release its own blocks. Raises IllegalMove before Begun.
         """
-        if key in self._handoffs or self._ended.error_of(key) is not None:
-            raise IllegalMove(f"handoff {key} is offered twice")
+        ask = self._asks.get(key)
+        if ask is None or not ask.has_begun:
+            raise IllegalMove(f"handoff {key} is offered before its source has begun")
+        del self._asks[key]
+        peer = ask.peer
         handoff = _Handoff(
             ReceiverState.GRANTED, peer, first_block, tuple(block_ids), now + self._interval_s
         )
@@ -184,7 +168,11 @@ class HandoffReceiver:
         return self._end(key, handoff, ReceiverEvent.GIVE_UP, failed)
 
     def abort(self, key: HandoffKey) -> list[ReceiverAction]:
-        """The blocks are no longer wanted; they stay fenced until Unfence."""
+        """The blocks are no longer wanted; granted ones stay fenced until Unfence."""
+        ask = self._asks.pop(key, None)
+        if ask is not None:
+            self._ended.remember(key, "")
+            return [SendAbort(key, ask.peer)]
         handoff = self._handoffs.get(key)
         if handoff is None:
             self.ignored += 1
@@ -196,8 +184,15 @@ class HandoffReceiver:
         return []
 
     def sweep(self, now: float) -> list[ReceiverAction]:
-        """Renew grants of wanted handoffs, repeat aborts, and lift the fences that are due."""
+        """Repeat asks and aborts, renew grants of wanted handoffs, lift the fences that are due."""
         actions: list[ReceiverAction] = []
+        while self._asks:
+            key, ask = next(iter(self._asks.items()))
+            if now < ask.next_send:
+                break
+            ask.next_send = now + self._interval_s
+            self._asks.move_to_end(key)
+            actions.append(self._send_ask(key, ask.peer))
         for key, handoff in list(self._handoffs.items()):
             if handoff.state in _TIMED and now >= handoff.landed_at:
                 actions += self._expire(key, handoff)
@@ -210,6 +205,19 @@ class HandoffReceiver:
         return actions
 
     # -- messages of prefill workers -----------------------------------------------------
+
+    def begun(self, begun: KvBegun) -> list[ReceiverAction]:
+        """The source holds every block of the prompt. A repeated answer changes nothing."""
+        key = key_of(begun)
+        ask = self._asks.get(key)
+        if ask is None:
+            if not self.is_known(key):
+                self.ignored += 1
+            return []
+        if ask.has_begun:
+            return []
+        ask.has_begun = True
+        return [Begun(key)]
 
     def written(self, written: KvWritten) -> list[ReceiverAction]:
         """A notification: these blocks have landed. A repeated notification changes nothing."""
@@ -234,6 +242,9 @@ class HandoffReceiver:
     def closed(self, closed: KvClosed, now: float) -> list[ReceiverAction]:
         """The peer posts no more writes; with an error, one of its writes may still land."""
         key = key_of(closed)
+        if key in self._asks:
+            reason = closed.error or "the prefill worker closed before anything was granted"
+            return [self._end_ask(key, reason)]
         handoff = self._handoffs.get(key)
         if handoff is None:
             if self._ended.error_of(key) is None:
@@ -251,7 +262,10 @@ class HandoffReceiver:
 
     def agent_gone(self, peer: str, now: float) -> list[ReceiverAction]:
         """The process of a prefill worker is dead: connection lost and lease expired."""
-        actions: list[ReceiverAction] = []
+        asks = [key for key, ask in self._asks.items() if ask.peer == peer]
+        actions: list[ReceiverAction] = [
+            self._end_ask(key, "the prefill worker is gone") for key in asks
+        ]
         for key, handoff in list(self._handoffs.items()):
             if handoff.peer == peer and handoff.state in (
                 ReceiverState.GRANTED,
@@ -320,6 +334,17 @@ class HandoffReceiver:
     def _arrived(self, handoff: _Handoff) -> tuple[int, ...]:
         """The blocks that a later attempt need not send; unverified blocks do not count."""
         return () if self._checksum else tuple(sorted(handoff.digests))
+
+    def _send_ask(self, key: HandoffKey, peer: str) -> SendAsk:
+        request_id, attempt = key
+        ask = KvAsk(request_id=request_id, attempt=attempt, agent=self._agent, ttl_ms=self._ttl_ms)
+        return SendAsk(peer, ask)
+
+    def _end_ask(self, key: HandoffKey, reason: str) -> Failed:
+        """Nothing was granted, so there is no fence."""
+        del self._asks[key]
+        self._ended.remember(key, "")
+        return Failed(key, reason, ())
 
     def _renew(self, key: HandoffKey) -> KvRenew:
         return KvRenew(request_id=key.request_id, attempt=key.attempt, ttl_ms=self._ttl_ms)

@@ -1,12 +1,13 @@
 """The prefill side of handoffs: which blocks to write, when, and when to release them.
 
 Owns every handoff that this worker sends. Pure: each event returns the actions that the owner
-must carry out; time is passed in, in seconds of any one clock. Blocks are posted in prompt order,
-each at most once, only under a live grant with a margin left. After expiry, abort, failure or
-completion no more writes are posted. When no write is outstanding the handoff closes, exactly
-once: `Close` answers the decode worker, which may then reuse its blocks; `Release` unpins ours.
-Messages for a closed or unknown handoff are counted and answered with Close again, so that no
-decode worker waits for a lost answer.
+must carry out; time is passed in, in seconds of any one clock. A decode worker asks for a handoff.
+`SendBegun` answers once the owner holds every block of the prompt (`begin`), and only then may the
+decode worker grant. Blocks are posted in prompt order, each at most once, only under a live grant
+with a margin left. After expiry, abort, failure or completion no more writes are posted. When no
+write is outstanding the handoff closes, exactly once: `Close` answers the decode worker, which may
+then reuse its blocks; `Release` unpins ours. Messages for a closed or unknown handoff are counted
+and answered with Close again, so that no decode worker waits for a lost answer.
 """
 
 from __future__ import annotations
@@ -14,75 +15,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
 from kv_transfer.handoff.states import SenderEvent, SenderState, sender_transition
-from protocol.messages import KvGrant, KvRenew, KvWritten
+from protocol.messages import KvAsk, KvGrant, KvRenew
 
 _REMEMBERED = 8192
-
-
-@dataclass(frozen=True)
-class PostWrite:
-    """Write these blocks; `write_finished(write_id, ...)` must follow.
-
-    `chunk` is the prefill chunk that completed the last block (-1: it was cached before). The
-    write must be posted before `post_before`, the time when only the grant's margin is left.
-    """
-
-    write_id: int
-    key: HandoffKey
-    agent: str
-    source_blocks: tuple[int, ...]
-    target_blocks: tuple[int, ...]
-    first_block: int
-    chunk: int
-    post_before: float
-
-    def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
-        """The notification that follows the data: one digest per block if checked, our rank."""
-        return KvWritten(
-            request_id=self.key.request_id,
-            attempt=self.key.attempt,
-            first_block=self.first_block,
-            num_blocks=len(self.source_blocks),
-            digests=list(digests),
-            tp_rank=tp_rank,
-        )
-
-
-@dataclass(frozen=True)
-class Close:
-    """Tell the decode worker that owns `agent`: KvClosed with this error ("" for none)."""
-
-    key: HandoffKey
-    agent: str
-    error: str
-
-
-@dataclass(frozen=True)
-class Release:
-    """The source blocks need no longer be pinned for this handoff."""
-
-    key: HandoffKey
-
-
-SenderAction = PostWrite | Close | Release
 
 
 @dataclass
 class _Handoff:
     state: SenderState
-    deadline: float = 0.0  # for the prompt after an early grant, or for the grant after the prompt
+    deadline: float = 0.0  # for the prompt after an early ask, or for the grant after the prompt
     # the prompt, once it is open
     num_blocks: int | None = None
     source_blocks: list[int] = field(default_factory=list)  # prompt blocks ready so far
     chunks: list[int] = field(default_factory=list)  # the chunk that completed each of them
+    has_begun: bool = False
+    ask_by: float = float("inf")
     is_finished: bool = False
-    # the grant, once there is one
+    # the ask and then the grant, once there is one
     agent: str | None = None
+    expires: float = 0.0
     first_block: int = 0
     target_blocks: Sequence[int] = ()
-    expires: float = 0.0
     # the writes
     next_block: int = 0  # first prompt block not posted yet
     outstanding: set[int] = field(default_factory=set)
@@ -96,10 +52,16 @@ class _Handoff:
 class HandoffSender:
     """All handoffs of a prefill worker. `ignored` counts events that belong to none of them."""
 
-    def __init__(self, margin_s: float, max_write_blocks: int = 256) -> None:
-        """Post only while a grant has `margin_s` left; one write has `max_write_blocks` at most."""
+    def __init__(
+        self, margin_s: float, max_write_blocks: int = 256, unasked_s: float = float("inf")
+    ) -> None:
+        """Post only while a grant has `margin_s` left; one write has `max_write_blocks` at most.
+
+        A prompt that has begun and that no decode worker asks for within `unasked_s` is closed.
+        """
         self.ignored = 0
         self._margin_s = margin_s
+        self._unasked_s = unasked_s
         self._max_write_blocks = max_write_blocks
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._writes: dict[int, HandoffKey] = {}
@@ -124,8 +86,25 @@ class HandoffSender:
         """Why a closed handoff failed; empty if it succeeded or is not remembered."""
         return self._closed.error_of(key) or ""
 
+    @property
+    def waits_for_grant(self) -> bool:
+        """Whether a decode worker that still asks has not granted what has begun."""
+        return any(
+            each.state is SenderState.ASKED and each.has_begun for each in self._handoffs.values()
+        )
+
+    @property
+    def keys(self) -> list[HandoffKey]:
+        """Handoffs that have not closed."""
+        return list(self._handoffs)
+
+    def state_of(self, key: HandoffKey) -> str:
+        """The state of a handoff, for people."""
+        handoff = self._handoffs.get(key)
+        return SenderState.CLOSED.value if handoff is None else handoff.state.value
+
     def agent_of(self, key: HandoffKey) -> str | None:
-        """The agent of the decode worker that granted an open handoff; None before the grant."""
+        """The agent of the decode worker that asked for an open handoff; None before its ask."""
         handoff = self._handoffs.get(key)
         return None if handoff is None else handoff.agent
 
@@ -134,9 +113,9 @@ class HandoffSender:
     def open(
         self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
     ) -> list[SenderAction]:
-        """A prompt of `num_blocks` blocks begins; its grant must arrive before `grant_deadline`.
+        """A prompt of `num_blocks` blocks is here; its grant must arrive before `grant_deadline`.
 
-        The source blocks stay pinned until Release.
+        Source blocks that are reported as ready stay pinned until Release.
         """
         handoff = self._handoffs.get(key)
         if handoff is None and self._closed.error_of(key) is not None:
@@ -150,9 +129,19 @@ class HandoffSender:
             raise IllegalMove(f"handoff {key} is opened twice")
         handoff.num_blocks = num_blocks
         handoff.deadline = grant_deadline
-        if handoff.end_block > num_blocks:
-            return self._stop(key, handoff, _misfit(handoff))
-        return self._advance(key, handoff, now)
+        return []
+
+    def begin(self, key: HandoffKey, now: float) -> list[SenderAction]:
+        """The owner holds blocks for the whole prompt, and keeps them until Release."""
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self.ignored += 1
+            return []
+        if handoff.num_blocks is None:
+            raise IllegalMove(f"handoff {key} begins before it is open")
+        handoff.has_begun = True
+        handoff.ask_by = now + self._unasked_s
+        return self._tell(key, handoff)
 
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
@@ -224,44 +213,68 @@ class HandoffSender:
         return self._stop(key, handoff, error)
 
     def sweep(self, now: float) -> list[SenderAction]:
-        """Stop handoffs whose grant expired or whose wait for a grant or prompt timed out."""
+        """Stop handoffs whose ask or grant expired, or whose wait for one, or for the prompt, timed
+        out."""
         actions: list[SenderAction] = []
         for key, handoff in list(self._handoffs.items()):
-            if handoff.state is SenderState.WAITING and now >= handoff.deadline:
-                actions += self._stop(key, handoff, "no grant came in time")
-            elif handoff.state is SenderState.GRANTED_EARLY and now >= handoff.deadline:
-                actions += self._stop(key, handoff, "no prompt came in time")
-            elif handoff.state in _GRANTED and now >= handoff.expires:
-                actions += self._stop(key, handoff, "the grant expired")
+            is_late, is_expired = now >= handoff.deadline, now >= handoff.expires
+            match handoff.state:
+                case SenderState.WAITING if is_late or now >= handoff.ask_by:
+                    actions += self._stop(key, handoff, "no decode worker asked for it")
+                case SenderState.ASKED_EARLY if is_late:
+                    actions += self._stop(key, handoff, "no prompt came in time")
+                case SenderState.ASKED if is_late:
+                    actions += self._stop(key, handoff, "no grant came in time")
+                case SenderState.ASKED if is_expired:
+                    actions += self._stop(key, handoff, "the decode worker asks no more")
+                case SenderState.SENDING if is_expired:
+                    actions += self._stop(key, handoff, "the grant expired")
         return actions
 
     # -- messages of decode workers ------------------------------------------------------
 
-    def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
-        """The right to write. A grant may precede `open` by at most its time to live, renewed or
-        not, so that the decode worker does not wait for a prompt that never comes."""
-        key = key_of(grant)
+    def ask(self, ask: KvAsk, now: float) -> list[SenderAction]:
+        """A decode worker waits for this handoff. An ask may precede `open` by at most its time to
+        live, renewed or not, so that the decode worker does not wait for a prompt that never comes.
+        """
+        key = key_of(ask)
         handoff = self._handoffs.get(key)
         if handoff is None and self._is_superseded(key):
             self._closed.remember(key, "a newer attempt is open")
         if handoff is None and self._closed.error_of(key) is not None:
-            return self._answer_again(key, grant.agent)
+            return self._answer_again(key, ask.agent)
+        expires = now + ask.ttl_ms / 1000
         if handoff is None:
-            handoff = self._handoffs[key] = _Handoff(SenderState.GRANTED_EARLY)
+            handoff = self._handoffs[key] = _Handoff(SenderState.ASKED_EARLY, deadline=expires)
         elif handoff.state is SenderState.WAITING:
-            handoff.state = sender_transition(handoff.state, SenderEvent.GRANT)
-        else:
+            handoff.state = sender_transition(handoff.state, SenderEvent.ASK)
+        elif handoff.state not in _ASKED:
+            self.ignored += 1
+            return []
+        handoff.agent = ask.agent
+        handoff.expires = expires
+        return self._tell(key, handoff)
+
+    def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
+        """The right to write, which answers KvBegun."""
+        key = key_of(grant)
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            return self._answer_unknown(key, grant.agent)
+        if handoff.state in (SenderState.SENDING, SenderState.DRAINING):
             self.ignored += 1
             return []
         handoff.agent = grant.agent
-        handoff.expires = now + grant.ttl_ms / 1000
-        if handoff.state is SenderState.GRANTED_EARLY:
-            handoff.deadline = handoff.expires
+        if handoff.state is not SenderState.ASKED or not handoff.has_begun:
+            return self._stop(key, handoff, "blocks were granted before the prompt had begun")
         if grant.first_block < 0 or len(set(grant.block_ids)) < len(grant.block_ids):
             return self._stop(key, handoff, "the grant is malformed")
+        handoff.state = sender_transition(handoff.state, SenderEvent.GRANT)
+        handoff.expires = now + grant.ttl_ms / 1000
         handoff.first_block = handoff.next_block = grant.first_block
         handoff.target_blocks = tuple(grant.block_ids)
-        if handoff.num_blocks is not None and handoff.end_block > handoff.num_blocks:
+        assert handoff.num_blocks is not None, "what has begun is open"
+        if handoff.end_block > handoff.num_blocks:
             return self._stop(key, handoff, _misfit(handoff))
         return self._advance(key, handoff, now)
 
@@ -270,18 +283,27 @@ class HandoffSender:
         key = key_of(renew)
         handoff = self._handoffs.get(key)
         if handoff is None:
-            if self._closed.error_of(key) is None:
-                self._closed.remember(key, "the handoff is not known")
-            return self._answer_again(key, agent)
-        if handoff.state is SenderState.WAITING:
-            handoff.agent = agent
-            return self._stop(key, handoff, "the grant was lost on its way")
-        if handoff.state in _GRANTED:
+            return self._answer_unknown(key, agent)
+        if handoff.state is SenderState.SENDING:
             handoff.expires = now + renew.ttl_ms / 1000
-        return self._advance(key, handoff, now)
+            return self._advance(key, handoff, now)
+        if handoff.state is SenderState.DRAINING:
+            return []
+        handoff.agent = agent
+        return self._stop(key, handoff, "the grant was lost on its way")
+
+    def pool_lost(self, agent: str) -> list[SenderAction]:
+        """The decode worker lives, but a write to its pool failed: what was granted fails. What
+        was only asked for goes on, and the next grant reaches the pool again."""
+        granted = (SenderState.SENDING, SenderState.DRAINING)
+        actions: list[SenderAction] = []
+        for key, handoff in list(self._handoffs.items()):
+            if handoff.agent == agent and handoff.state in granted:
+                actions += self._fail(key, handoff, "the decode worker cannot be reached")
+        return actions
 
     def peer_lost(self, agent: str) -> list[SenderAction]:
-        """The decode worker is gone, or its pool can no longer be reached."""
+        """The decode worker is gone: all that it asked for ends."""
         actions: list[SenderAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.agent == agent:
@@ -289,6 +311,13 @@ class HandoffSender:
         return actions
 
     # -- steps ---------------------------------------------------------------------------
+
+    def _tell(self, key: HandoffKey, handoff: _Handoff) -> list[SenderAction]:
+        """Answer an ask, once the prompt has begun."""
+        if handoff.state is not SenderState.ASKED or not handoff.has_begun:
+            return []
+        assert handoff.agent is not None, "it was asked for"
+        return [SendBegun(key, handoff.agent)]
 
     def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SenderAction]:
         """Post the blocks that are ready and granted; stop when no more will follow."""
@@ -348,6 +377,11 @@ class HandoffSender:
             actions.append(Release(key))
         return actions
 
+    def _answer_unknown(self, key: HandoffKey, agent: str) -> list[SenderAction]:
+        if self._closed.error_of(key) is None:
+            self._closed.remember(key, "the handoff is not known")
+        return self._answer_again(key, agent)
+
     def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SenderAction]:
         self.ignored += 1
         error = self._closed.error_of(key)
@@ -360,7 +394,7 @@ class HandoffSender:
         )
 
 
-_GRANTED = (SenderState.GRANTED_EARLY, SenderState.SENDING)
+_ASKED = (SenderState.ASKED_EARLY, SenderState.ASKED)
 
 
 def _misfit(handoff: _Handoff) -> str:

@@ -2,8 +2,9 @@
 
 Only tests use this module until workers of several cards use it. One rank of a decode worker gets
 its blocks from every rank of the prefill worker that shares heads with it. Each of these lanes is
-a handoff of its own in `kv_transfer.handoff.receiver`, with its own grant, renewals, end and fence.
-This module joins the lanes: a block has arrived when it has arrived on every lane, the handoff is
+a handoff of its own in `kv_transfer.handoff.receiver`, with its own ask, grant, renewals, end and
+fence. This module joins the lanes: blocks may be granted when every lane's source has begun, a
+block has arrived when it has arrived on every lane, the handoff is
 complete when every lane is, it fails when the first lane fails, and its blocks are free again when
 the fences of all lanes are lifted. Pure, as the receiver is.
 """
@@ -13,19 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.handoff.key import HandoffKey, IllegalMove
-from kv_transfer.handoff.receiver import (
+from kv_transfer.handoff.actions import (
+    Begun,
     Complete,
     Failed,
-    HandoffReceiver,
     ReceiverAction,
     SendAbort,
+    SendAsk,
     SendGrant,
     SendRenew,
     Unfence,
     Verify,
 )
-from protocol.messages import KvClosed, KvWritten
+from kv_transfer.handoff.key import HandoffKey, IllegalMove
+from kv_transfer.handoff.receiver import HandoffReceiver
+from protocol.messages import KvBegun, KvClosed, KvWritten
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,15 @@ class VerifyLane:
     verify: Verify
 
 
-ShardedReceiverAction = SendGrant | SendRenew | SendAbort | VerifyLane | Complete | Failed | Unfence
+ShardedReceiverAction = (
+    SendAsk | Begun | SendGrant | SendRenew | SendAbort | VerifyLane | Complete | Failed | Unfence
+)
+
+
+@dataclass
+class _Ask:
+    sources: frozenset[int]
+    not_begun: set[int]  # source ranks
 
 
 @dataclass
@@ -56,12 +67,13 @@ class _Handoff:
 
 
 class ShardedReceiver:
-    """All handoffs of one rank of a decode worker, from the source ranks passed to `offer`."""
+    """All handoffs of one rank of a decode worker, from the source ranks passed to `ask`."""
 
     def __init__(self, make_receiver: Callable[[], HandoffReceiver]) -> None:
         """`make_receiver` makes the state machine of one lane; each source rank has its own."""
         self._make_receiver = make_receiver
         self._lanes: dict[int, HandoffReceiver] = {}  # by source rank
+        self._asks: dict[HandoffKey, _Ask] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._ignored = 0
 
@@ -85,7 +97,7 @@ class ShardedReceiver:
         return key in self._handoffs
 
     def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was offered before and so cannot be offered again."""
+        """Whether the handoff was asked for before and so cannot be asked for again."""
         return any(lane.is_known(key) for lane in self._lanes.values())
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
@@ -96,28 +108,38 @@ class ShardedReceiver:
 
     # -- calls by the decode worker itself -----------------------------------------------
 
-    def offer(
-        self,
-        key: HandoffKey,
-        peers: Mapping[int, str],
-        first_block: int,
-        block_ids: Sequence[int],
-        now: float,
+    def ask(
+        self, key: HandoffKey, peers: Mapping[int, str], now: float
     ) -> list[ShardedReceiverAction]:
-        """Grant our blocks to the source ranks that share heads with us, `peers` by rank, for the
-        prompt blocks from `first_block` on; see `HandoffReceiver.offer`."""
+        """Wait until the source ranks that share heads with us, `peers` by rank, have all begun
+        with this prompt: Begun or Failed follows."""
         if not peers or len(set(peers.values())) < len(peers):
             raise ValueError(f"the source ranks of {key} must be several processes: {peers}")
         if self.is_known(key):
-            raise IllegalMove(f"handoff {key} is offered twice")
-        sources = set(peers)
-        self._handoffs[key] = _Handoff(first_block, tuple(block_ids), sources, set(sources))
+            raise IllegalMove(f"handoff {key} is asked for twice")
+        self._asks[key] = _Ask(frozenset(peers), set(peers))
         actions: list[ShardedReceiverAction] = []
         for source, peer in peers.items():
             if source not in self._lanes:
                 self._lanes[source] = self._make_receiver()
-            lane = self._lanes[source]
-            actions += self._join(source, lane.offer(key, peer, first_block, block_ids, now))
+            actions += self._join(source, self._lanes[source].ask(key, peer, now))
+        return actions
+
+    def offer(
+        self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
+    ) -> list[ShardedReceiverAction]:
+        """Grant our blocks to all source ranks, for the prompt blocks from `first_block` on; see
+        `HandoffReceiver.offer`."""
+        ask = self._asks.get(key)
+        if ask is None or ask.not_begun:
+            raise IllegalMove(f"handoff {key} is offered before its sources have begun")
+        del self._asks[key]
+        sources = set(ask.sources)
+        self._handoffs[key] = _Handoff(first_block, tuple(block_ids), sources, set(sources))
+        actions: list[ShardedReceiverAction] = []
+        for source in sorted(ask.sources):
+            offered = self._lanes[source].offer(key, first_block, block_ids, now)
+            actions += self._join(source, offered)
         return actions
 
     def verified(self, key: HandoffKey, source: int, ok: bool) -> list[ShardedReceiverAction]:
@@ -125,7 +147,9 @@ class ShardedReceiver:
         return self._with(source, lambda lane: lane.verified(key, ok))
 
     def abort(self, key: HandoffKey) -> list[ShardedReceiverAction]:
-        """The blocks are no longer wanted; they stay fenced until Unfence."""
+        """The blocks are no longer wanted; granted ones stay fenced until Unfence."""
+        if self._asks.pop(key, None) is not None:
+            return self._abort_lanes(key)
         handoff = self._handoffs.get(key)
         if handoff is None:
             self._ignored += 1
@@ -138,6 +162,10 @@ class ShardedReceiver:
         return self._with_all(lambda lane: lane.sweep(now))
 
     # -- messages of prefill workers -----------------------------------------------------
+
+    def begun(self, source: int, begun: KvBegun) -> list[ShardedReceiverAction]:
+        """Source rank `source` holds every block of the prompt."""
+        return self._with(source, lambda lane: lane.begun(begun))
 
     def written(self, source: int, written: KvWritten) -> list[ShardedReceiverAction]:
         """A notification of source rank `source`: its part of these blocks has landed."""
@@ -177,6 +205,8 @@ class ShardedReceiver:
             match action:
                 case Verify():
                     joined.append(VerifyLane(source, action))
+                case Begun(key):
+                    joined += self._begin(key, source)
                 case Complete(key):
                     joined += self._complete(key, source)
                 case Failed(key, reason, arrived):
@@ -187,6 +217,11 @@ class ShardedReceiver:
                     joined.append(action)
         return joined
 
+    def _begin(self, key: HandoffKey, source: int) -> list[ShardedReceiverAction]:
+        ask = self._asks[key]
+        ask.not_begun.discard(source)
+        return [] if ask.not_begun else [Begun(key)]
+
     def _complete(self, key: HandoffKey, source: int) -> list[ShardedReceiverAction]:
         handoff = self._handoffs[key]
         handoff.incomplete.discard(source)
@@ -196,6 +231,8 @@ class ShardedReceiver:
         self, key: HandoffKey, source: int, reason: str, arrived: tuple[int, ...]
     ) -> list[ShardedReceiverAction]:
         """The first lane that fails ends the handoff; the others are asked to stop."""
+        if self._asks.pop(key, None) is not None:
+            return [Failed(key, f"rank {source}: {reason}", ()), *self._abort_lanes(key)]
         handoff = self._handoffs[key]
         handoff.failed_lanes[source] = arrived
         if not handoff.is_wanted:
@@ -207,7 +244,7 @@ class ShardedReceiver:
     def _abort_lanes(self, key: HandoffKey) -> list[ShardedReceiverAction]:
         actions: list[ShardedReceiverAction] = []
         for source, lane in self._lanes.items():
-            if lane.is_open(key):
+            if lane.is_open(key) or lane.is_asking(key):
                 actions += self._join(source, lane.abort(key))
         return actions
 

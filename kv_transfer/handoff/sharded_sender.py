@@ -2,7 +2,7 @@
 
 Only tests use this module until workers of several cards use it. One rank of a prefill worker
 writes to every rank of the decode worker that shares heads with it. Each of these lanes is a
-handoff of its own in `kv_transfer.handoff.sender`, with its own grant, writes and answer. This
+handoff of its own in `kv_transfer.handoff.sender`, with its own ask, grant, writes and answer. This
 module feeds one prompt to all lanes and keeps its blocks pinned until the last lane releases them.
 Pure, as the sender is.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release, SenderAction
-from protocol.messages import KvGrant, KvRenew
+from kv_transfer.handoff.sender import HandoffSender
+from protocol.messages import KvAsk, KvGrant, KvRenew
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ForLane:
     """An action towards target rank `target`; pass that rank when reporting a write's end."""
 
     target: int
-    action: PostWrite | Close
+    action: PostWrite | SendBegun | Close
 
 
 ShardedSenderAction = ForLane | Release
@@ -69,6 +70,10 @@ class ShardedSender:
         self._pinned_for[key] = set(targets)
         return self._with(targets, lambda lane: lane.open(key, num_blocks, now, grant_deadline))
 
+    def begin(self, key: HandoffKey, now: float) -> list[ShardedSenderAction]:
+        """The owner holds blocks for the whole prompt; see `HandoffSender.begin`."""
+        return self._with(self._targets(key), lambda lane: lane.begin(key, now))
+
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
     ) -> list[ShardedSenderAction]:
@@ -98,8 +103,12 @@ class ShardedSender:
 
     # -- messages of decode workers' ranks -----------------------------------------------
 
+    def ask(self, target: int, ask: KvAsk, now: float) -> list[ShardedSenderAction]:
+        """Target rank `target` waits for the prompt; it may ask before `open`."""
+        return self._with([target], lambda lane: lane.ask(ask, now))
+
     def grant(self, target: int, grant: KvGrant, now: float) -> list[ShardedSenderAction]:
-        """The right to write to blocks of target rank `target`; it may precede `open`."""
+        """The right to write to blocks of target rank `target`, once its lane has begun."""
         return self._with([target], lambda lane: lane.grant(grant, now))
 
     def renew(

@@ -13,8 +13,9 @@ from kv_transfer.handoff.key import IllegalMove
 class SenderState(StrEnum):
     """State of a handoff on the prefill side."""
 
-    GRANTED_EARLY = "granted early"  # the grant came before the prompt
-    WAITING = "waiting"  # open, not granted yet
+    ASKED_EARLY = "asked early"  # the decode worker's ask came before the prompt
+    WAITING = "waiting"  # open, not asked for yet
+    ASKED = "asked"  # open and asked for, not granted yet
     SENDING = "sending"  # open and granted
     DRAINING = "draining"  # no more writes are posted; some may be outstanding
     CLOSED = "closed"
@@ -24,16 +25,19 @@ class SenderEvent(StrEnum):
     """Event that changes the state on the prefill side."""
 
     OPEN = "open"
+    ASK = "be asked"
     GRANT = "grant"
     STOP = "stop"
     DRAINED = "drained"
 
 
 _SENDER_MOVES = {
-    (SenderState.GRANTED_EARLY, SenderEvent.OPEN): SenderState.SENDING,
-    (SenderState.WAITING, SenderEvent.GRANT): SenderState.SENDING,
-    (SenderState.GRANTED_EARLY, SenderEvent.STOP): SenderState.DRAINING,
+    (SenderState.ASKED_EARLY, SenderEvent.OPEN): SenderState.ASKED,
+    (SenderState.WAITING, SenderEvent.ASK): SenderState.ASKED,
+    (SenderState.ASKED, SenderEvent.GRANT): SenderState.SENDING,
+    (SenderState.ASKED_EARLY, SenderEvent.STOP): SenderState.DRAINING,
     (SenderState.WAITING, SenderEvent.STOP): SenderState.DRAINING,
+    (SenderState.ASKED, SenderEvent.STOP): SenderState.DRAINING,
     (SenderState.SENDING, SenderEvent.STOP): SenderState.DRAINING,
     (SenderState.DRAINING, SenderEvent.DRAINED): SenderState.CLOSED,
 }
@@ -48,7 +52,7 @@ def sender_transition(state: SenderState, event: SenderEvent) -> SenderState:
 
 
 class ReceiverState(StrEnum):
-    """State of a handoff on the decode side."""
+    """State of a handoff on the decode side, from the grant on; an ask alone has no state."""
 
     GRANTED = "granted"  # wanted; the peer may write
     CLOSED_EARLY = "closed early"  # wanted; closed normally, but notifications are on their way

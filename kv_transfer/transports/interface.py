@@ -50,6 +50,24 @@ class Notification:
     payload: bytes
 
 
+@dataclass(frozen=True)
+class PeerReady:
+    """A peer that was added now accepts writes."""
+
+    agent: str
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """A peer that was added cannot be written to; it is removed."""
+
+    agent: str
+    reason: str
+
+
+TransportEvent = WriteDone | Notification | PeerReady | PeerLost
+
+
 class Transport(Protocol):
     """Writes blocks into the pools of peers. One thread calls everything."""
 
@@ -84,7 +102,8 @@ class Transport(Protocol):
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Make a peer's pool writable. Raises TransferError and then leaves no peer behind.
+        """Connect to a peer's pool: `poll` reports PeerReady or PeerLost. Raises TransferError and
+        then leaves no peer behind.
 
         With `slices` a write copies these pieces of each block straight into place and leaves the
         rest of the peer's block alone. Without `slices`, blocks have the same size on both sides
@@ -101,12 +120,13 @@ class Transport(Protocol):
         target_blocks: Sequence[int],
         notification: bytes,
     ) -> int:
-        """Start copying own blocks into the peer's, pairwise; `poll` reports the returned handle.
+        """Start copying own blocks into the pool of a peer that is ready, pairwise; `poll` reports
+        the returned handle.
 
         Raises TransferError: the write is over, and the peer should be removed and added again.
         """
 
-    def poll(self) -> list[WriteDone | Notification]:
+    def poll(self) -> list[TransportEvent]:
         """Make progress without blocking; return the events since the last call."""
 
     def close(self) -> None:

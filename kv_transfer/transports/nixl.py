@@ -25,7 +25,9 @@ import numpy as np
 from kv_transfer.head_slices import HeadSlices, Pieces
 from kv_transfer.transports.interface import (
     Notification,
+    PeerReady,
     PoolMemory,
+    TransportEvent,
     WriteDone,
     check_blocks,
     fit_slices,
@@ -89,6 +91,7 @@ class NixlTransport:
         self._registration: Any = None
         self._own_blocks: dict[Pieces, Any] = {}  # prepared descriptor lists of our pool
         self._peers: dict[str, _Peer] = {}
+        self._ready: list[str] = []  # peers that `poll` has not reported yet
         self._writes: dict[int, _Write] = {}
         self._next_handle = 0
 
@@ -163,12 +166,14 @@ class NixlTransport:
             self._forget_remote(agent)
             raise TransferError(f"NIXL cannot prepare the pool of {agent}: {error!r}") from error
         self._peers[agent] = _Peer(blocks, num_blocks, slices)
+        self._ready.append(agent)
 
     def remove_peer(self, agent: str) -> None:
         """Cancel outstanding writes to the peer and disconnect."""
         peer = self._peers.pop(agent, None)
         if peer is None:
             return
+        self._ready = [each for each in self._ready if each != agent]
         for write in self._writes.values():
             if write.agent == agent:
                 write.error = write.error or "the peer was removed"
@@ -215,9 +220,10 @@ class NixlTransport:
             write.error = repr(error)
         return handle
 
-    def poll(self) -> list[WriteDone | Notification]:
+    def poll(self) -> list[TransportEvent]:
         """Drive UCX: complete own writes, which sends their notifications, and collect peers'."""
-        events: list[WriteDone | Notification] = []
+        events: list[TransportEvent] = [PeerReady(agent) for agent in self._ready]
+        self._ready.clear()
         for handle, write in list(self._writes.items()):
             if self._is_over(write):
                 del self._writes[handle]
@@ -295,16 +301,30 @@ class NixlTransport:
 
 
 def load_nixl(device: str) -> ModuleType:
-    """NIXL's module; on a GPU the build for CUDA 13 is preferred. Raises ConfigError."""
+    """NIXL's module; for a card the build for torch's CUDA is preferred. Raises ConfigError."""
     if sys.platform != "linux":
         raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
     reasons = []
-    for name in NIXL_MODULES if device == "cpu" else reversed(NIXL_MODULES):
+    for name in NIXL_MODULES if device == "cpu" else card_modules(cuda_of_torch()):
         try:
             return _import_quietly(name)
         except (ImportError, OSError) as error:
             reasons.append(f"{name}: {error}")
     raise ConfigError(f"nixl cannot be loaded: {'; '.join(reasons)}")
+
+
+def card_modules(cuda: str | None) -> Sequence[str]:
+    """The builds of NIXL in the order to try them for a card, with this version of CUDA in the
+    process (None: not known, 13 is assumed)."""
+    is_old = cuda is not None and cuda.split(".")[0] == "12"
+    return NIXL_MODULES if is_old else NIXL_MODULES[::-1]
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA that this process's torch was built for; None without torch, which this
+    package does not import."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.version.cuda
 
 
 def _import_quietly(name: str) -> ModuleType:

@@ -14,7 +14,7 @@ TRANSPORTS = {
     "nixl": "kv_transfer.transports.nixl:NixlTransport",
     "shm": "kv_transfer.transports.shm:ShmTransport",
 }
-"""Class by name; `auto` takes the first that works. Each is imported only when it is needed."""
+"""Class by name. Each is imported only when it is needed."""
 
 
 class TransportClass(Protocol):
@@ -28,12 +28,10 @@ class TransportClass(Protocol):
 
 
 def create_transport(name: str, device: str) -> Transport:
-    """A transport by name for a pool on a device; `auto` takes the best that works here.
+    """A transport by name for a pool on a device.
 
     Raises ConfigError that lists the transports and says why one cannot be used.
     """
-    if name == AUTO:
-        name = _first_that_works(device)
     if name not in TRANSPORTS:
         known = ", ".join([AUTO, *sorted(TRANSPORTS)])
         reasons = "; ".join(filter(None, (_load(each).why_not(device) for each in TRANSPORTS)))
@@ -42,15 +40,23 @@ def create_transport(name: str, device: str) -> Transport:
     return _load(name)(new_agent_name(), device)
 
 
+def chosen_transport(name: str, device: str, is_one_host: bool) -> str:
+    """The name itself, or for `auto` the best that works for a pool on `device`.
+
+    `is_one_host` says that all peers run on this host and in its network namespace: then shared
+    memory, which opens no port, comes first. Else NIXL comes first, because it reaches other hosts.
+    If nothing works, the error of the chosen one says what is missing.
+    """
+    if name != AUTO:
+        return name
+    order = ("shm", "nixl") if is_one_host else ("nixl", "shm")
+    working = (each for each in order if not _load(each).why_not(device))
+    return next(working, "nixl")
+
+
 def new_agent_name() -> str:
     """A name that no other incarnation has or ever had."""
     return uuid.uuid4().hex
-
-
-def _first_that_works(device: str) -> str:
-    """The first transport that works, else the first: its error says what is missing."""
-    working = (name for name in TRANSPORTS if not _load(name).why_not(device))
-    return next(working, next(iter(TRANSPORTS)))
 
 
 def _load(name: str) -> TransportClass:

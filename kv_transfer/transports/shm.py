@@ -1,101 +1,85 @@
 """The transport for one host: peers map each other's pools and copy into them.
 
-Owns the pool's shared memory, the mappings of peers' pools and one datagram socket, over which
-notifications follow the data. A write is a memory copy inside `post_write`; it is over when its
-notification is in the peer's queue. A full queue never blocks: `poll` retries in order.
-Serves pools in host memory only.
+Owns the pool's shared memory, the server that gives it to peers, and the clients for peers' pools,
+over which notifications follow the data. A write is a memory copy inside `post_write`; it is over
+when its notification is in the queue of the peer's socket. A full queue never blocks: `poll`
+retries in order. Serves pools in host memory only.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import logging
-import mmap
-import re
-import socket
+import selectors
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from kv_transfer.head_slices import HeadSlices, Pieces
+from kv_transfer.transports.framed_stream import MAX_FRAME_BYTES
 from kv_transfer.transports.interface import (
-    Notification,
+    PeerLost,
+    PeerReady,
     PoolMemory,
+    TransportEvent,
     WriteDone,
     check_blocks,
     fit_slices,
     runs,
 )
-from kv_transfer.transports.shm_segments import SegmentFolder, default_folder, map_pool
+from kv_transfer.transports.memory_client import MemoryClient
+from kv_transfer.transports.memory_server import MemoryServer
+from kv_transfer.transports.shared_memory import SharedMemory, address_of
 from protocol.errors import ConfigError, TransferError
 
-MAX_NOTIFICATION_BYTES = 64 * 1024
-_MAX_DATAGRAMS_PER_POLL = 256
-_QUEUE_FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
-
-_log = logging.getLogger(__name__)
+MAX_NOTIFICATION_BYTES = MAX_FRAME_BYTES
 
 
 class _Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The folder of a peer's files, and the pool's place in the peer's shared memory."""
+    """Where a pool's memory is to be had, the key to it, and the pool's place in it."""
 
-    folder: str
+    agent: str
+    address: str
+    key: bytes
     offset: int
     block_bytes: int
     num_blocks: int
 
 
-class _Datagram(msgspec.Struct, frozen=True, array_like=True):
-    """A notification on the wire."""
-
-    agent: str
-    payload: bytes
-
-
 @dataclass
 class _Peer:
-    memory: mmap.mmap
-    address: int  # of block 0, as mapped in this process
+    client: MemoryClient
+    offset: int  # of block 0 in the memory
     num_blocks: int
     slices: HeadSlices
-    socket: socket.socket
-    unsent: deque[tuple[int, bytes]] = field(default_factory=deque)  # handle, datagram
-
-
-_datagrams = msgspec.msgpack.Decoder(_Datagram)
+    address: int = 0  # of block 0, as mapped in this process
+    unsent: deque[int] = field(default_factory=deque)  # handles of writes, oldest first
 
 
 class ShmTransport:
-    """A transport over shared memory of one host; owns its files until `close`."""
+    """A transport over shared memory of one host; owns memory and sockets until `close`."""
 
     name = "shm"
     paths = ()
 
-    def __init__(self, agent: str, device: str, folder: Path | None = None) -> None:
-        """Claim the agent's files and open the socket. Raises ConfigError."""
+    def __init__(self, agent: str, device: str) -> None:
+        """Open the socket for peers. Raises ConfigError."""
         if reason := self.why_not(device):
             raise ConfigError(reason)
-        self.agent = _checked_name(agent)
-        self.num_refused = 0  # datagrams that were not ours
-        self._memory: mmap.mmap | None = None
+        self.agent = agent
+        self._memory: SharedMemory | None = None
         self._pool: PoolMemory | None = None
         self._peers: dict[str, _Peer] = {}
-        self._done: list[WriteDone] = []
+        self._events: list[TransportEvent] = []
         self._next_handle = 0
-        self._folder = folder or default_folder()
-        self._segment = SegmentFolder(self._folder, agent)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._selector = selectors.DefaultSelector()
         try:
-            self._socket.bind(str(self._segment.socket_path))
-        except OSError as error:
-            self.close()
-            raise ConfigError(f"a socket cannot be made in {self._folder}: {error}") from error
+            self._server = MemoryServer(self._selector)
+        except ConfigError:
+            self._selector.close()
+            raise
 
     @staticmethod
     def why_not(device: str) -> str:
@@ -104,34 +88,42 @@ class ShmTransport:
             return ""
         return f"the transport shm serves pools in host memory, not on {device}; use nixl"
 
+    @property
+    def num_refused(self) -> int:
+        """Connections to our memory that were not peers'."""
+        return self._server.num_refused
+
     def allocate(self, num_bytes: int) -> memoryview | None:
         """The shared memory that the pool must live in; call it once."""
         if self._memory is not None:
             raise ValueError("the memory is allocated already")
-        self._memory = self._segment.create_pool(num_bytes)
-        return memoryview(self._memory)
+        self._memory = SharedMemory(num_bytes)
+        return memoryview(self._memory.view)
 
     def register(self, pool: PoolMemory) -> None:
-        """Record where in the allocated memory the pool lies."""
+        """Record where in the allocated memory the pool lies; peers may map it from now on."""
         if self._pool is not None:
             raise ValueError("a pool is registered already")
         if self.why_not(pool.device):
             raise ConfigError(f"the transport shm does not serve a pool on {pool.device}")
         if self._memory is None:
             raise ValueError("the pool must live in the memory that allocate() returned")
-        offset = pool.address - _address_of(self._memory)
-        if offset < 0 or offset + pool.num_bytes > len(self._memory):
+        start = pool.address - address_of(self._memory.view)
+        if start < 0 or start + pool.num_bytes > len(self._memory.view):
             raise ValueError("the pool lies outside of the memory that allocate() returned")
         self._pool = pool
+        self._server.serve(self._memory.file)
 
     def descriptor(self) -> bytes:
-        """The folder of our files, and the pool's place in the memory."""
+        """Our socket, the key to our memory, and the pool's place in it."""
         pool, memory = self._registered(), self._memory
         assert memory is not None
         return msgspec.msgpack.encode(
             _Descriptor(
-                folder=str(self._folder),
-                offset=pool.address - _address_of(memory),
+                agent=self.agent,
+                address=self._server.address,
+                key=self._server.key,
+                offset=memory.offset + pool.address - address_of(memory.view),
                 block_bytes=pool.block_bytes,
                 num_blocks=pool.num_blocks,
             )
@@ -140,37 +132,25 @@ class ShmTransport:
     def add_peer(
         self, agent: str, descriptor: bytes, num_blocks: int, slices: HeadSlices | None = None
     ) -> None:
-        """Map the peer's pool and connect to its socket."""
+        """Connect to the peer's socket; the peer is ready once its pool is mapped."""
         place, own = _decode(descriptor), self._registered()
         if agent == self.agent:
             raise TransferError("a transport cannot be its own peer")
+        if agent != place.agent:
+            raise TransferError(f"the descriptor of {agent} is that of {place.agent}")
         slices = fit_slices(agent, (place.num_blocks, place.block_bytes), num_blocks, own, slices)
-        try:
-            files = Path(place.folder) / _checked_name(agent)
-        except ValueError as error:
-            raise TransferError(str(error)) from error
         self.remove_peer(agent)
         num_bytes = place.offset + place.block_bytes * place.num_blocks
-        memory = map_pool(files.with_suffix(".pool"), num_bytes)
-        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sender.setblocking(False)
-        try:
-            sender.connect(str(files.with_suffix(".sock")))
-        except OSError as error:
-            sender.close()
-            memory.close()
-            raise TransferError(f"peer {agent} does not answer: {error}") from error
-        address = _address_of(memory) + place.offset
-        self._peers[agent] = _Peer(memory, address, num_blocks, slices, sender)
+        client = MemoryClient(self.agent, place.address, place.key, num_bytes)
+        self._peers[agent] = _Peer(client, place.offset, num_blocks, slices)
 
     def remove_peer(self, agent: str) -> None:
         """Unmap the peer's pool; notifications not yet in the peer's queue are lost."""
         peer = self._peers.pop(agent, None)
         if peer is None:
             return
-        self._done += [WriteDone(handle, "the peer was removed") for handle, _ in peer.unsent]
-        peer.socket.close()
-        peer.memory.close()
+        self._events += [WriteDone(handle, "the peer was removed") for handle in peer.unsent]
+        peer.client.close()
 
     def post_write(
         self,
@@ -183,6 +163,8 @@ class ShmTransport:
         peer = self._peers.get(agent)
         if peer is None:
             raise TransferError(f"peer {agent} is not known")
+        if not peer.client.is_open:
+            raise TransferError(f"the memory of peer {agent} is not mapped: it is gone")
         if len(notification) > MAX_NOTIFICATION_BYTES:
             raise TransferError(f"a notification of {len(notification)} bytes is too long")
         pool = self._registered()
@@ -190,57 +172,62 @@ class ShmTransport:
         _copy(pool, source_blocks, peer, target_blocks)
         handle = self._next_handle
         self._next_handle += 1
-        datagram = msgspec.msgpack.encode(_Datagram(self.agent, notification))
-        peer.unsent.append((handle, datagram))
+        peer.client.queue(notification)
+        peer.unsent.append(handle)
         self._send(peer)
         return handle
 
-    def poll(self) -> list[WriteDone | Notification]:
-        """Send the notifications that full queues held back, and receive new ones."""
-        for peer in self._peers.values():
-            self._send(peer)
-        events: list[WriteDone | Notification] = [*self._done, *self._receive()]
-        self._done.clear()
-        return events
+    def poll(self) -> list[TransportEvent]:
+        """Connect to peers, send the notifications that full queues held back, and receive."""
+        for agent, peer in list(self._peers.items()):
+            self._advance(agent, peer)
+        for key, _ in self._selector.select(0):
+            key.data()
+        events, self._events = self._events, []
+        return [*events, *self._server.take_notifications()]
 
     def close(self) -> None:
-        """Remove the files. The pool's mapping lives until its last view is dropped."""
+        """Close everything. The pool's mapping lives until its last view is dropped."""
         for agent in list(self._peers):
             self.remove_peer(agent)
-        self._socket.close()
-        self._segment.close()
-        self._memory = None
+        if self._selector.get_map() is not None:
+            self._server.close()
+            self._selector.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def _advance(self, agent: str, peer: _Peer) -> None:
+        """Take the next step of a peer's connection. A peer that goes away later is forgotten when
+        the next write fails; its memory is freed now."""
+        was_open = peer.client.is_open
+        try:
+            peer.client.poll()
+        except TransferError as error:
+            if was_open:
+                self._fail_unsent(peer, str(error))
+            else:
+                self.remove_peer(agent)
+                self._events.append(PeerLost(agent, str(error)))
+            return
+        if peer.client.is_open and not was_open:
+            assert peer.client.memory is not None
+            peer.address = address_of(peer.client.memory) + peer.offset
+            self._events.append(PeerReady(agent))
+        if peer.unsent:
+            self._send(peer)
 
     def _send(self, peer: _Peer) -> None:
-        while peer.unsent:
-            handle, datagram = peer.unsent[0]
-            try:
-                peer.socket.send(datagram)
-            except OSError as error:
-                if error.errno in _QUEUE_FULL:
-                    return
-                reason = f"the peer is gone: {error}"
-                self._done += [WriteDone(unsent, reason) for unsent, _ in peer.unsent]
-                peer.unsent.clear()
-                return
-            peer.unsent.popleft()
-            self._done.append(WriteDone(handle, None))
+        try:
+            num_sent = peer.client.flush()
+        except TransferError as error:
+            self._fail_unsent(peer, str(error))
+            return
+        self._events += [WriteDone(peer.unsent.popleft(), None) for _ in range(num_sent)]
 
-    def _receive(self) -> list[Notification]:
-        arrived = []
-        for _ in range(_MAX_DATAGRAMS_PER_POLL):
-            try:
-                frame = self._socket.recv(2 * MAX_NOTIFICATION_BYTES)
-            except BlockingIOError:
-                break
-            try:
-                datagram = _datagrams.decode(frame)
-            except msgspec.DecodeError as error:
-                self.num_refused += 1
-                _log.warning("a foreign datagram of %d bytes is refused: %s", len(frame), error)
-                continue
-            arrived.append(Notification(datagram.agent, datagram.payload))
-        return arrived
+    def _fail_unsent(self, peer: _Peer, reason: str) -> None:
+        self._events += [WriteDone(handle, f"the peer is gone: {reason}") for handle in peer.unsent]
+        peer.unsent.clear()
 
     def _registered(self) -> PoolMemory:
         if self._pool is None:
@@ -270,17 +257,6 @@ def _pieces_of(address: int, num_blocks: int, pieces: Pieces) -> np.ndarray:
     shape = (num_blocks, pieces.count, pieces.size)
     strides = (pieces.block_bytes, pieces.stride, 1)
     return np.ndarray(shape, np.uint8, memoryview(memory), pieces.start, strides)
-
-
-def _checked_name(agent: str) -> str:
-    """An agent's name is also a file name: letters and digits only. Raises ValueError."""
-    if not re.fullmatch(r"[A-Za-z0-9]{1,64}", agent):
-        raise ValueError(f"{agent!r} cannot name shared memory")
-    return agent
-
-
-def _address_of(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _decode(descriptor: bytes) -> _Descriptor:

@@ -7,11 +7,15 @@ and available: to a peer on the same host UCX takes the first path that stays on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
+
+CUDA_IPC = "CUDA IPC"
 _ALIASES = {
-    "CUDA IPC": {"all", "cuda", "cuda_ipc"},
+    CUDA_IPC: {"all", "cuda", "cuda_ipc"},
     "RDMA": {"all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"},
     "CMA": {"all", "sm", "shm", "cma"},
     "TCP": {"all", "tcp"},
@@ -29,7 +33,7 @@ def ucx_paths(
     """
     on_card = device.startswith("cuda")
     there = {
-        "CUDA IPC": on_card,
+        CUDA_IPC: on_card,
         "RDMA": _has_entries(system / "infiniband"),
         "CMA": not on_card,
         "TCP": True,
@@ -40,6 +44,21 @@ def ucx_paths(
     return tuple(
         path for path in there if there[path] and bool(named & _ALIASES[path]) is not forbids
     )
+
+
+def usable_paths(paths: tuple[str, ...], why_not_shareable: str) -> tuple[str, ...]:
+    """The paths that a transport reports, without CUDA IPC if the pool cannot be shared; a warning
+    says so, because UCX takes a slower path silently."""
+    if CUDA_IPC not in paths or not why_not_shareable:
+        return paths
+    others = tuple(path for path in paths if path != CUDA_IPC)
+    _log.warning(
+        "KV blocks on one host move by %s, much slower than by CUDA IPC, because other processes "
+        "cannot open this card's pool: %s",
+        " or ".join(others),
+        why_not_shareable,
+    )
+    return others
 
 
 def _has_entries(folder: Path) -> bool:

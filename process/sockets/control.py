@@ -3,7 +3,8 @@
 Both speak `protocol.messages` over ZeroMQ ROUTER and DEALER. A peer must send an acceptable Hello
 before any other message; frames that are foreign, corrupt or from unknown peers are counted and
 dropped and raise no error. Every sender has proved the cluster's secret
-(`process.sockets.network`). Server and link never block and do not interpret the messages.
+(`process.sockets.network`). Server and link never block and do not interpret the messages; the
+server counts the requests among them.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from dataclasses import dataclass, replace
 
 import zmq
 
+from process.clock import wall_us
 from process.sockets.network import Network
 from protocol import wire
 from protocol.errors import ProtocolError
 from protocol.messages import (
     PROTOCOL_VERSION,
     ControlMessage,
+    Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
     Message,
     Ping,
     Pong,
+    Prefill,
     Role,
 )
 
@@ -40,11 +44,13 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Peer:
-    """The other end of a connection; a reconnected process is a new peer."""
+    """The other end of a connection; a reconnected process is a new peer. A router's `session`
+    names the connection."""
 
     identity: bytes
     name: str
     role: Role
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class ControlServer:
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
         self._last_heard: dict[bytes, float] = {}
+        self._num_legs: Counter[bytes] = Counter()
         self._unreachable: list[Peer] = []
         self._drained = True
 
@@ -114,6 +121,11 @@ class ControlServer:
     def peers(self) -> list[Peer]:
         """All connected and accepted peers."""
         return list(self._peers.values())
+
+    @property
+    def legs_received(self) -> dict[str, int]:
+        """How many Generate and Prefill messages each session of a router has brought."""
+        return {self._peers[each].session: count for each, count in self._num_legs.items()}
 
     @property
     def num_turned_away(self) -> int:
@@ -164,18 +176,19 @@ class ControlServer:
         self._unreachable += self._peers.values()
         self._peers.clear()
         self._last_heard.clear()
+        self._num_legs.clear()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; queued messages have `linger_ms` to leave."""
         self.socket.close(linger=linger_ms)
 
     def _take(self, frames: list[bytes]) -> tuple[Peer, ControlMessage] | None:
-        if len(frames) != 2:
+        identity, *parts = frames
+        if not parts:
             self.refused["foreign"] += 1
             return None
-        identity, payload = frames
         try:
-            message = wire.decode_control(payload)
+            message = wire.decode_control(wire.joined(parts))
         except ProtocolError as error:
             self.refused["undecodable"] += 1
             log.debug("dropped a frame: %s", error)
@@ -191,9 +204,12 @@ class ControlServer:
         self._last_heard[identity] = self._clock()
         match message:
             case Ping():
-                self._send(identity, Pong(nonce=message.nonce))
+                self._send(identity, Pong(nonce=message.nonce, wall_us=wall_us()))
             case Pong():
                 pass
+            case Generate() | Prefill():
+                self._num_legs[identity] += 1
+                return peer, message
             case HelloAccepted() | HelloRefused():
                 self.refused["foreign"] += 1
             case _:
@@ -216,14 +232,14 @@ class ControlServer:
             if former is not None and self._forget(identity):
                 self._unreachable.append(former)
         else:
-            self._peers[identity] = Peer(identity, hello.sender, hello.role)
+            self._peers[identity] = Peer(identity, hello.sender, hello.role, hello.session)
             self._last_heard[identity] = self._clock()
         self._send(identity, answer)
 
     def _send(self, identity: bytes, message: Message) -> bool:
         """False if the peer's connection is gone or its queue is full."""
         try:
-            self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
+            self.socket.send_multipart([identity, *wire.parts(wire.encode(message))], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -232,6 +248,7 @@ class ControlServer:
 
     def _forget(self, identity: bytes) -> bool:
         self._last_heard.pop(identity, None)
+        self._num_legs.pop(identity, None)
         return self._peers.pop(identity, None) is not None
 
 
@@ -317,11 +334,8 @@ class ControlLink:
         self.socket.close(linger=linger_ms)
 
     def _take(self, frames: list[bytes]) -> ControlMessage | None:
-        if len(frames) != 1:
-            self.dropped["foreign"] += 1
-            return None
         try:
-            message = wire.decode_control(frames[0])
+            message = wire.decode_control(wire.joined(frames))
         except ProtocolError as error:
             self.dropped["undecodable"] += 1
             log.debug("dropped a frame from %s: %s", self.endpoint, error)
@@ -333,7 +347,7 @@ class ControlLink:
             case HelloRefused():
                 self._turned_away(message)
             case Ping():
-                self._post(Pong(nonce=message.nonce))
+                self._post(Pong(nonce=message.nonce, wall_us=wall_us()))
             case Pong():
                 pass
             case Hello():
@@ -361,7 +375,7 @@ class ControlLink:
 
     def _post(self, message: Message) -> bool:
         try:
-            self.socket.send(wire.encode(message), zmq.NOBLOCK)
+            self.socket.send_multipart(wire.parts(wire.encode(message)), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

@@ -26,7 +26,7 @@ class EventPublisher:
 
     def publish(self, message: EventMessage) -> None:
         """Send to every subscriber; one that is too slow misses the event and detects the gap."""
-        self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        self._socket.send_multipart(wire.parts(wire.encode(message)), zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close the socket."""

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import zmq
 
+from process.sockets.hosts import bracketed
 from protocol import wire
 from protocol.errors import ConfigError
 
 QUEUE_FRAMES = 100_000
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 5000
+HANDSHAKE_MS = 3000
+"""A peer that has not proved the secret by then is disconnected."""
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 
 
 def tcp_endpoint(host: str, port: int) -> str:
     """`tcp://host:port` for bind; port 0 means any free port, an IPv6 address gets brackets."""
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"tcp://{shown}:{port or '*'}"
+    return f"tcp://{bracketed(host)}:{port or '*'}"
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -31,6 +33,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
     socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES)
     socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES)
     socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)

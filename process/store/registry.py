@@ -32,25 +32,30 @@ SETTLE_S = 3.0
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 1.0
 
-# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, "1" if it may take over
-# the id from another process, channel. Answers the former registration, and 1 if ours is in place.
-RENEW = """
+# KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
+# written where there is none, an incarnation that it may replace. Answers the former registration,
+# 1 if ours is in place, and the time in ms that another's in our place has left.
+# What is no registration holds no id.
+REGISTER = """
 local former = redis.call('GET', KEYS[1])
-if ARGV[5] ~= '1' then
-  if not former then
-    return {false, 0}
-  end
+local holder = ARGV[4]
+if former then
   local ok, info = pcall(cjson.decode, former)
-  if ok and type(info) == 'table' and info.incarnation ~= ARGV[4] then
-    return {former, 0}
+  if ok and type(info) == 'table' and info.incarnation then
+    holder = info.incarnation
   end
+elseif ARGV[6] ~= '1' then
+  return {false, 0, 0}
+end
+if holder ~= ARGV[4] and holder ~= ARGV[7] then
+  return {former, 0, redis.call('PTTL', KEYS[1])}
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
 if former ~= ARGV[1] then
-  redis.call('PUBLISH', ARGV[6], ARGV[3])
+  redis.call('PUBLISH', ARGV[5], ARGV[3])
 end
-return {former, 1}
+return {former, 1, 0}
 """
 
 # KEYS: worker, workers. ARGV: id, incarnation, channel.
@@ -108,13 +113,24 @@ class Registry:
         return f"baton:{self.cluster}:worker:{worker_id}"
 
     def drain_key(self, worker_id: str) -> str:
-        """The key of a drain request; its value is the incarnation asked to drain."""
+        """The key of a request to drain, or (after `resume:`) to go on; its value names the
+        incarnation that is asked."""
         return f"baton:{self.cluster}:drain:{worker_id}"
 
-    def renew(self, info: WorkerInfo, lease_s: float, takes_over: bool) -> tuple[Any, ...]:
-        """Arguments of `eval` that write a registration; see RENEW."""
+    def claim(self, info: WorkerInfo, lease_s: float, replaces: str = "") -> tuple[Any, ...]:
+        """Arguments of `eval` that register under an id that is free, or held by the incarnation
+        `replaces`; see REGISTER."""
+        return self._register(info, lease_s, "1", replaces)
+
+    def renew(self, info: WorkerInfo, lease_s: float) -> tuple[Any, ...]:
+        """Arguments of `eval` that renew our own registration; see REGISTER."""
+        return self._register(info, lease_s, "0", "")
+
+    def _register(
+        self, info: WorkerInfo, lease_s: float, may_create: str, replaces: str
+    ) -> tuple[Any, ...]:
         return (
-            RENEW,
+            REGISTER,
             2,
             self.worker_key(info.worker_id),
             self.workers_key,
@@ -122,8 +138,9 @@ class Registry:
             max(1, round(lease_s * 1000)),
             info.worker_id,
             info.incarnation,
-            "1" if takes_over else "0",
             self.channel,
+            may_create,
+            replaces,
         )
 
     def leave(self, info: WorkerInfo) -> tuple[Any, ...]:
@@ -205,11 +222,30 @@ def connection_options(timeout_s: float, is_async: bool = False) -> dict[str, An
 
 def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     """`factory` is a client class, sync or asyncio. Raises ConfigError for a malformed URL."""
+    check_url(redis_url)
     try:
         is_async = factory is redis.asyncio.Redis
         return factory.from_url(redis_url, **connection_options(timeout_s, is_async))
     except ValueError as error:
         raise ConfigError(f"redis_url {redacted(redis_url)}: {error}") from error
+
+
+def check_url(redis_url: str) -> None:
+    """Raises ConfigError for a URL without host, or with a port or database that is none: the
+    client would take its defaults for them."""
+    parts = urllib.parse.urlsplit(redis_url)
+    if parts.scheme == "unix":
+        return
+    where = f"redis_url {redacted(redis_url)}"
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not parts.hostname or port == 0:
+        raise ConfigError(f"{where}: give a host and a port from 1 to 65535")
+    database = parts.path.removeprefix("/")
+    if database and not (database.isascii() and database.isdigit()):
+        raise ConfigError(f"{where}: the database {database!r} is not a number")
 
 
 def redacted(redis_url: str) -> str:

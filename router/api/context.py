@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from starlette.types import Scope
+
+from protocol.errors import InvalidRequest
 from router.api.sampling_defaults import SamplingDefaults
 from router.api.timing import TraceLookup
 from router.chat.markup import ChatMarkup
 from router.http.metrics import ApiMetrics
+from router.http.request_scope import record_of
 from router.requests.interface import Generator, ServedModel
 from router.text.grammar import GrammarChecker
 from router.text.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+MAX_INLINE_BYTES = 64 * 1024
+"""Longer bodies are validated and converted in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +28,15 @@ class ApiLimits:
     """Limits of one HTTP request: its total time in seconds, its body in bytes.
 
     `keepalive_s`: how long a stream may be silent before a keep-alive comment is sent.
+    `max_inflight_bytes`: memory that all requests hold together, see `router.http.byte_budget`.
+    `refuse_unknown`: whether a field that would be ignored is an error.
     """
 
     request_timeout_s: float = 600.0
     max_body_bytes: int = 32 * 1024 * 1024
     keepalive_s: float = 15.0
+    max_inflight_bytes: int = 512 * 1024 * 1024
+    refuse_unknown: bool = False
 
 
 def no_traces(request_id: str) -> None:
@@ -46,3 +60,23 @@ class ApiContext:
     grammars: GrammarChecker
     ids_key: bytes
     trace_of: TraceLookup = no_traces
+
+    def ignore(self, scope: Scope, param: str, why: str) -> None:
+        """Name a field that this model cannot honour among those that are ignored. Raises
+        InvalidRequest with the reason if such fields are refused."""
+        if self.limits.refuse_unknown:
+            raise InvalidRequest(f"'{param}': {why}", param)
+        self.name_ignored(scope, [param])
+
+    def name_ignored(self, scope: Scope, names: Sequence[str]) -> None:
+        """Name what is not honoured of a request."""
+        record = record_of(scope)
+        record.ignored = (*record.ignored, *names)
+        self.metrics.ignored_fields.inc(len(names))
+
+    async def convert(self, scope: Scope, work: Callable[[], _T]) -> _T:
+        """The result of `work`, which converts fields of a request: in a thread if they may be
+        large, since the request's body is. Call it after the body was read."""
+        if record_of(scope).body_bytes <= MAX_INLINE_BYTES:
+            return work()
+        return await self.tokenizer.in_turn(work)

@@ -8,21 +8,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from starlette.types import Scope
+
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
-from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_length
+from router.api.plan import (
+    ChoicePlanner,
+    EncodedPrompt,
+    OutputWish,
+    check_length,
+    check_num_bytes,
+    check_text_length,
+)
 from router.api.request_fields import GenerationFields
-from router.chat.conversation import Conversation, ToolMode
+from router.api.strict_model import check_bounds
+from router.chat.control_text import TemplateInput
+from router.chat.conversation import Conversation, Message, ToolMode
+from router.chat.markup import ChatMarkup
 from router.chat.message_parser import MessageParser
 from router.requests.choices import Choice
 from router.requests.event_ids import StreamIdentity
 from router.text.chat_template import RESERVED_NAMES, ChatTemplate
-from router.text.grammar import only_rule
+from router.text.control_tokens import split_at_marks
+from router.text.grammar import only_rule, shortest_json
+from router.text.json_schemas import SchemaReader
 from router.text.tokenizer import Tokenizer
 
+NO_SWITCH = "the model's chat template has no switch for thinking"
 _THINKING = "enable_thinking"
 MAX_INLINE_MESSAGES = 8
 MAX_INLINE_CHARS = 16_384
+MAX_TOOLS_BYTES = 1 << 20
+MAX_PAST_CALLS_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,7 @@ class ConversationPlan:
 
 async def plan_conversation(
     context: ApiContext,
+    scope: Scope,
     identity: StreamIdentity,
     conversation: Conversation,
     fields: GenerationFields,
@@ -47,21 +65,24 @@ async def plan_conversation(
     is_cut = fields.truncate_prompt_tokens is not None
     with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
     text, token_ids = await encode_conversation(context, conversation, with_special, param)
-    prompt = EncodedPrompt(token_ids, kept_ids=context.markup.kept_ids(conversation))
-    grammar = await _tool_grammar(context, conversation, text, wish.grammar)
+    markup = context.markup
+    grammar = await _tool_grammar(context, scope, conversation, text, wish.grammar)
+    if grammar is None and wish.grammar is not None:
+        grammar = await _after_thoughts(context, conversation, text, wish.grammar)
     reasons = wish.grammar is None or grammar is not None
     if grammar is not None:
         wish = replace(wish, grammar=grammar)
+    thoughts = markup.thoughts(conversation, text) if reasons else None
+    prompt = EncodedPrompt(token_ids, kept_ids=markup.kept_ids(conversation), thoughts=thoughts)
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
-        context.markup.parser(conversation, text, choice.request.request_id, reasons)
-        for choice in choices
+        markup.parser(conversation, text, choice.request.request_id, reasons) for choice in choices
     ]
     return ConversationPlan(choices, parsers)
 
 
 async def _tool_grammar(
-    context: ApiContext, conversation: Conversation, prompt: str, wished: str | None
+    context: ApiContext, scope: Scope, conversation: Conversation, prompt: str, wished: str | None
 ) -> str | None:
     """The grammar of an answer that may call tools; with `wished`, an answer without calls must
     match that grammar. None if the tools need no grammar. Raises InvalidRequest."""
@@ -73,9 +94,39 @@ async def _tool_grammar(
             "no call, at least one, or one by name",
             "tool_choice",
         )
-    grammar = context.markup.grammar(conversation, prompt, form)
+    has_strict = any(tool.strict for tool in conversation.tools)
+    if not conversation.may_call_tools or (is_free_to_call and form is None and not has_strict):
+        return None
+
+    strict_only, chosen = is_free_to_call and form is None, conversation.tool_choice.name
+
+    def convert() -> tuple[str | None, list[str]]:
+        tools, dropped = list(conversation.tools), list[str]()
+        for place, tool in enumerate(tools):
+            if chosen in (None, tool.name) and (tool.strict or not strict_only):
+                reader = SchemaReader(tool.schema, f"tools[{place}].parameters", tool.strict)
+                assert isinstance(reader.schema, dict), "so is the tool's"
+                tools[place] = replace(tool, parameters=reader.schema)
+                dropped += reader.dropped
+        asked = replace(conversation, tools=tuple(tools))
+        return context.markup.grammar(asked, prompt, form), dropped
+
+    grammar, dropped = await context.tokenizer.in_thread(convert)
     if grammar is not None:
         await context.grammars.check(grammar, "tools")
+        if dropped:
+            context.name_ignored(scope, dropped)
+    return grammar
+
+
+async def _after_thoughts(
+    context: ApiContext, conversation: Conversation, prompt: str, wished: str
+) -> str | None:
+    """The grammar of an answer that may reason before it follows the `wished` one; None if it
+    cannot reason. Raises InvalidRequest."""
+    grammar = context.markup.after_thoughts(conversation, prompt, wished)
+    if grammar is not None:
+        await context.grammars.check(grammar, "response_format")
     return grammar
 
 
@@ -92,21 +143,33 @@ async def encode_conversation(
     """
     tokenizer = context.tokenizer
 
-    def render() -> str:
-        template = _template_of(tokenizer)
+    def render() -> list[str]:
+        template = _template_of(tokenizer, conversation)
         _check(context, template, conversation)
-        return render_conversation(template, conversation)
+        _check_tools_length(conversation)
+        num_chars = sum(len(message.content) for message in conversation.messages)
+        check_num_bytes(context, num_chars, limited_param or "messages")
+        return render_conversation(template, conversation, context.markup)
 
     def encode() -> tuple[str, list[int]]:
-        text = render()
+        _check_past_calls(conversation)
+        parts = render()
+        text = "".join(parts)
+        check_text_length(context, text, limited_param or "messages")
         if limited_param is not None:
             check_length(context, text, limited_param)
-        return text, tokenizer.encode(text, add_special_tokens)
+        return text, tokenizer.encode_parts(parts, add_special_tokens)
 
     if not _is_plain(conversation):
         return await tokenizer.in_thread(encode)
-    text = render()
-    return text, await tokenizer.encode_async(text, add_special_tokens)
+    parts = render()
+    if len(parts) == 1:
+        return parts[0], await tokenizer.encode_async(parts[0], add_special_tokens)
+    text = "".join(parts)
+    ids = await tokenizer.off_loop(
+        lambda: tokenizer.encode_parts(parts, add_special_tokens), len(text)
+    )
+    return text, ids
 
 
 def _is_plain(conversation: Conversation) -> bool:
@@ -114,11 +177,18 @@ def _is_plain(conversation: Conversation) -> bool:
     messages = conversation.messages
     return (
         len(messages) <= MAX_INLINE_MESSAGES
+        and not any(message.tool_calls for message in messages)
         and not conversation.tools
         and not conversation.documents
         and not conversation.template_variables
-        and sum(len(message.content) for message in messages) <= MAX_INLINE_CHARS
+        and sum(_num_chars(message) for message in messages) <= MAX_INLINE_CHARS
     )
+
+
+def _num_chars(message: Message) -> int:
+    """Characters of the fields that a template may write."""
+    texts = (message.content, message.reasoning, message.name, message.tool_call_id)
+    return sum(len(text) for text in texts if text)
 
 
 def takes_effort(context: ApiContext) -> bool:
@@ -127,25 +197,39 @@ def takes_effort(context: ApiContext) -> bool:
     return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
 
 
-def render_conversation(template: ChatTemplate, conversation: Conversation) -> str:
-    """The prompt's text. Raises InvalidRequest."""
-    messages = conversation.messages_for_template(template.knows_developer_role)
+def render_conversation(
+    template: ChatTemplate, conversation: Conversation, markup: ChatMarkup
+) -> list[str]:
+    """The prompt's text, cut inside of what users wrote that looks like control tokens: no token
+    may span two parts. Raises InvalidRequest."""
+    given = TemplateInput(
+        conversation.messages_for_template(template.shape),
+        [tool.for_template() for tool in conversation.tools],
+        list(conversation.documents),
+        _variables(template, conversation),
+    )
+    mark = markup.mark_control_tokens(given)
     goes_on = conversation.continue_final_message
     text = template.render(
-        messages,
+        given.messages,
         conversation.add_generation_prompt and not goes_on,
-        _variables(template, conversation),
-        [tool.for_template() for tool in conversation.tools] or None,
-        list(conversation.documents) or None,
+        given.variables,
+        given.tools or None,
+        given.documents or None,
+        conversation.names.messages,
     )
-    return _cut_behind(text, conversation.messages[-1].content) if goes_on else text
+    if goes_on:
+        content = given.messages[-1]["content"]
+        text = _cut_behind(text, content, conversation.names.prefill)
+    return [text] if mark is None else split_at_marks(text, mark)
 
 
-def _template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    template = tokenizer.chat_template
+def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate:
+    template = tokenizer.tool_template if conversation.tools else tokenizer.chat_template
     if template is None:
         raise InvalidRequest(
-            "the model has no chat template; use /v1/completions instead", "messages"
+            "the model has no chat template; use /v1/completions instead",
+            conversation.names.messages,
         )
     return template
 
@@ -169,14 +253,36 @@ def _check(context: ApiContext, template: ChatTemplate, conversation: Conversati
         raise InvalidRequest("the model's chat template takes no 'tools'", "tools")
     if conversation.may_call_tools and context.markup.tools is None:
         raise InvalidRequest(
-            "'tools': how this model writes calls is unknown; the server's setting tool_parser "
-            "can name it",
+            f"'tools': {context.markup.no_tools_reason}; the server's setting tool_parser can "
+            "name the format",
             "tools",
         )
-    effort = conversation.reasoning_effort
-    if effort is not None and not {"reasoning_effort", _THINKING} & template.variables:
+
+
+def _check_tools_length(conversation: Conversation) -> None:
+    """Raises InvalidRequest for tools that are too long together: templates and grammars write
+    them several times."""
+    tools = conversation.tools
+    num_bytes = sum(len(tool.description or "") for tool in tools)
+    for tool in tools:
+        num_bytes += shortest_json(tool.parameters, MAX_TOOLS_BYTES)
+        if num_bytes > MAX_TOOLS_BYTES:
+            raise InvalidRequest(f"'tools' exceed {MAX_TOOLS_BYTES} bytes together", "tools")
+
+
+def _check_past_calls(conversation: Conversation) -> None:
+    """Raises InvalidRequest for past calls whose arguments hold too many values: they stand inside
+    strings, where the bounds of a body do not see them."""
+    num_bytes = sum(
+        check_bounds(call.arguments.encode())
+        for message in conversation.messages
+        for call in message.tool_calls
+    )
+    if num_bytes > MAX_PAST_CALLS_BYTES:
         raise InvalidRequest(
-            "the model's chat template takes no 'reasoning_effort'", "reasoning_effort"
+            f"the arguments of past calls take {num_bytes} bytes of memory once they are decoded; "
+            f"the limit is {MAX_PAST_CALLS_BYTES}",
+            conversation.names.messages,
         )
 
 
@@ -191,13 +297,14 @@ def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, 
     return {**variables, **conversation.template_variables}
 
 
-def _cut_behind(text: str, content: str) -> str:
+def _cut_behind(text: str, content: str | list[dict[str, str]], param: str) -> str:
     """The prompt up to the end of its last message, without the template's text after it."""
+    if not isinstance(content, str):
+        content = content[-1]["text"]
     for wanted in (content.lstrip(), content.strip()):
         start = text.rfind(wanted) if wanted else -1
         if start >= 0:
             return text[: start + len(wanted)]
     raise InvalidRequest(
-        "'continue_final_message': the last message is empty, or the chat template changes it",
-        "continue_final_message",
+        f"'{param}': the last message is empty, or the chat template changes it", param
     )

@@ -18,15 +18,15 @@ def models_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
     served = context.model
 
-    def model() -> Model:
-        return Model(served.name, served.created, served.max_context)
+    def model(name: str) -> Model:
+        return Model(name, served.created, served.max_context)
 
     async def list_models() -> Response:
-        return _json(ModelList([model()]))
+        return _json(ModelList([model(name) for name in served.names]))
 
     async def get_model(model_id: str) -> Response:
         check_model(context, model_id)
-        return _json(model())
+        return _json(model(model_id))
 
     async def refuse(request: Request) -> Response:
         raise HTTPException(404, f"{served.name!r} only generates text, so this is not served")

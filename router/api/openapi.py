@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from process.version import baton_version
+from router.admission.terms import TIMEOUT_HEADER
 from router.api.operations import OPERATIONS, Operation
 from router.api.timing import TIMING_HEADER
 from router.http.access import Door
@@ -26,10 +27,10 @@ from router.requests.event_ids import HEADER as RESUMING_HEADER
 
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
-_ANY_REQUEST_ERRORS = (401,)
 _DESCRIPTION = (
     "OpenAI's, vLLM's and Anthropic's HTTP APIs over a fleet of prefill and decode workers. "
-    "Fields that are not listed are refused by name; null means absent."
+    "Fields that are not listed are ignored and named in the header x-baton-ignored; null means "
+    "absent."
 )
 _SCHEMES = {
     "bearer": {
@@ -96,7 +97,10 @@ def _answer_schemas(operations: Iterable[Operation]) -> tuple[dict[Any, Any], di
 
 
 _TEXTS = ("text/plain", "text/html")
-_RARE_HEADERS = ("retry-after", "request-id")
+_LIMIT_HEADERS = (
+    "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+)  # fmt: skip
+_RARE_HEADERS = ("retry-after", "request-id", *_LIMIT_HEADERS)
 
 
 def _body_schemas(
@@ -121,7 +125,7 @@ def _operation(each: Operation, answers: dict[Any, Any], bodies: dict[Any, Any])
             {"$ref": "#/components/parameters/traceparent"},
             *(
                 {"$ref": f"#/components/parameters/{name}"}
-                for name in (TIMING_HEADER, RESUMING_HEADER)
+                for name in (TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER)
                 if each.event
             ),
         ],
@@ -152,17 +156,24 @@ def _responses(each: Operation, answers: dict[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     if each.answer is not None:
         responses["200"] = _answer("The answer", _content(each, answers))
-    closed = _ANY_REQUEST_ERRORS if each.door is not Door.OPEN else ()
+    closed = (401, 403) if each.door is not Door.OPEN else (403,)
     error = {"application/json": {"schema": answers[_error_type(each)]}}
     for status in (*closed, *each.errors):
         responses[str(status)] = _answer(HTTPStatus(status).phrase, error)
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            reference = {"$ref": "#/components/headers/retry-after"}
-            responses[str(status)]["headers"]["retry-after"] = reference
+        if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
+            _add_header(responses[str(status)], "retry-after")
+    if each.event is not None:
+        for response in responses.values():
+            for name in _LIMIT_HEADERS:
+                _add_header(response, name)
     if is_anthropics(each.path):
         for response in responses.values():
-            response["headers"]["request-id"] = {"$ref": "#/components/headers/request-id"}
+            _add_header(response, "request-id")
     return dict(sorted(responses.items()))
+
+
+def _add_header(response: dict[str, Any], name: str) -> None:
+    response["headers"][name] = {"$ref": f"#/components/headers/{name}"}
 
 
 def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +220,23 @@ def _headers() -> dict[str, Any]:
         "x-baton-request-id": {"description": "Baton's id of the request", "schema": text},
         "request-id": {"description": "The same for Anthropic's clients", "schema": text},
         "traceparent": {"description": "A span of ours in the client's trace", "schema": text},
+        "x-baton-ignored": {
+            "description": "The fields of the body that were ignored, if there are any",
+            "schema": text,
+        },
         "retry-after": {"description": "Seconds to wait", "schema": {"type": "integer"}},
+        "x-ratelimit-limit-requests": {
+            "description": "Sequences that the key may have in flight, if it has a limit",
+            "schema": {"type": "integer"},
+        },
+        "x-ratelimit-remaining-requests": {
+            "description": "How many more the key may have now",
+            "schema": {"type": "integer"},
+        },
+        "x-ratelimit-reset-requests": {
+            "description": "When one more is likely to have room, as 3s; 0s: now",
+            "schema": text,
+        },
     }
 
 
@@ -231,5 +258,10 @@ def _parameters() -> dict[str, Any]:
         ),
         TIMING_HEADER: header(
             TIMING_HEADER, "1 adds `baton`: where the answer's time went", enum=["0", "1"]
+        ),
+        TIMEOUT_HEADER: header(
+            TIMEOUT_HEADER,
+            "Milliseconds after which the client no longer waits; the request then ends everywhere",
+            pattern="^[0-9]{1,12}$",
         ),
     }

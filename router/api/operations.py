@@ -19,15 +19,15 @@ from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.openai.answers import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
-from router.api.openai_responses.answer import Response, ResponseEvent
-from router.api.openai_responses.request import ResponsesRequest
+from router.api.openai_responses.answer import InputTokens, Response, ResponseEvent
+from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.probes import ServiceStatus, ServiceVersion
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
 from router.http.access import Door
 from router.http.paths import NOT_GENERATION
 
-_BODY_ERRORS = (400, 404, 413, 415)
-_GENERATION_ERRORS = (*_BODY_ERRORS, 500, 503)
+_BODY_ERRORS = (400, 404, 413, 415, 503)
+_GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500, 504)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,10 @@ _GENERATION = (
         "tokens", Door.API, TokenCount, CountTokensRequest, errors=_BODY_ERRORS,
     ),
 )  # fmt: skip
+_RESPONSE_TOKENS = Operation(
+    "post", "/v1/responses/input_tokens", "How long the prompt of a response would be",
+    "tokens", Door.API, InputTokens, InputTokensRequest, errors=_BODY_ERRORS,
+)  # fmt: skip
 _MODELS = (
     Operation("get", "/v1/models", "The models served here", "models", Door.API, ModelList),
     Operation(
@@ -104,12 +108,38 @@ _SERVICE = (
     _probe("/docs", "This document for people", "text/html"),
     Operation("get", "/metrics", "Prometheus metrics", "operators", Door.ADMIN, "text/plain"),
     Operation(
-        "get", "/fleet", "Every worker with its state and load",
-        "operators", Door.ADMIN, list[dict[str, Any]],
+        "get", "/fleet", "The fleet: workers, pairs, pressure, totals, the last hour",
+        "operators", Door.ADMIN, dict[str, Any],
+    ),
+    Operation(
+        "get", "/doctor", "What is wrong with the fleet, the evidence, and what to change",
+        "operators", Door.ADMIN, dict[str, Any],
+    ),
+    Operation(
+        "get", "/doctor/observation", "What the last examination of the fleet looked at",
+        "operators", Door.ADMIN, dict[str, Any], errors=(404,),
+    ),
+    Operation(
+        "get", "/cache", "What the prefix caches save, and what other sizes would save",
+        "operators", Door.ADMIN, dict[str, Any],
+    ),
+    Operation(
+        "get", "/requests", "Running and recent requests; query: order, outcome, limit, prefix",
+        "operators", Door.ADMIN, dict[str, Any], errors=(400,),
     ),
     Operation(
         "get", "/requests/{request_id}/trace", "Where one request's time went",
         "operators", Door.ADMIN, dict[str, Any], errors=(404,),
+    ),
+    Operation(
+        "get", "/flight",
+        "The last events of a process; query: process, request_id, since_us, until_us",
+        "operators", Door.ADMIN, dict[str, Any], errors=(400, 404, 503),
+    ),
+    Operation(
+        "get", "/v1/requests/{request_id}/receipt",
+        "Where one's own request went, why, and what happened; for its key and for operators",
+        "generation", Door.API, dict[str, Any], errors=(404,),
     ),
 )  # fmt: skip
 _REFUSED = tuple(
@@ -119,4 +149,4 @@ _REFUSED = tuple(
     )
     for path in NOT_GENERATION
 )  # fmt: skip
-OPERATIONS = (*_GENERATION, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED)
+OPERATIONS = (*_GENERATION, _RESPONSE_TOKENS, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from protocol.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, PromptTooLong
+from protocol.request_ids import choice_id
 from protocol.sampling import SamplingParams
+from router.admission.terms import TIMEOUT_HEADER
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.api.sampling import (
@@ -16,25 +18,41 @@ from router.api.sampling import (
     check_token_ids,
     check_vocabulary,
     choice_seed,
+    min_given,
     output_limit,
     stop_rules,
 )
+from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.requests.choices import Choice
 from router.requests.event_ids import HEADER, StreamIdentity, check_positions
 from router.requests.interface import GenerationRequest
 from router.requests.output_text import OutputText, StopRules
+from router.requests.prompt_hashes import PromptHashes
+from router.text.thoughts import ThoughtMarkers
+from router.text.tokenizer import CHARS_PER_TOKEN
+
+MAX_REPORTED_VALUES = 1 << 20
+"""Log-probabilities in one answer: each takes some 70 bytes of JSON, and 300 of memory."""
+MAX_REPEATED_VALUES = 1 << 17
+"""The same for answers whose streams repeat them at their end."""
+MAX_STARTED_TOKENS = 1 << 22
+"""Prompt tokens times sequences of one request: each sequence's prompt goes to its workers."""
+MIN_TEXT_BYTES = 1 << 20
+"""A text of this length is encoded even if the context is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
     """A prompt as token ids, and as text in `echo` if the answer repeats it.
 
-    `kept_ids` are special tokens whose text the output shows even if special tokens are skipped.
+    `kept_ids` are special tokens whose text the output shows even if special tokens are skipped;
+    `thoughts` are the markers of reasoning before the output's answer.
     """
 
     token_ids: list[int]
     echo: str = ""
     kept_ids: frozenset[int] = frozenset()
+    thoughts: ThoughtMarkers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +63,9 @@ class OutputWish:
     context). `prompt_param` is the field that holds the prompt. `grammar` constrains the output's
     text. `bad_words` are token sequences that the output must not contain. `prompt_logprobs` is
     the number of alternatives to compute per prompt token, or None for no log-probabilities.
-    `num_choices` is the number of sequences generated for each prompt.
+    `num_choices` is the number of sequences generated for each prompt, and `prompt_copies` how
+    often the answer repeats what it reports of a prompt. With `repeats_output`, the end of a stream
+    repeats what it reported of the output.
     """
 
     requested_tokens: int | None
@@ -56,6 +76,8 @@ class OutputWish:
     bad_words: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
     num_choices: int = 1
+    prompt_copies: int = 1
+    repeats_output: bool = False
 
     @property
     def is_echo_only(self) -> bool:
@@ -71,10 +93,13 @@ class OutputWish:
 
 
 def check_model(context: ApiContext, name: str) -> None:
-    """Raises ModelNotFound unless `name` is the model served here."""
-    if name != context.model.name:
+    """Raises ModelNotFound unless `name` is a name of the model served here."""
+    model = context.model
+    if name != model.name and name not in model.other_names:
+        shown = shortened(name, MAX_PARAM_CHARS)
+        served = ", ".join(map(repr, model.names))
         raise ModelNotFound(
-            f"the model {name!r} does not exist; this server serves {context.model.name!r}", "model"
+            f"the model {shown!r} does not exist; this server serves {served}", "model"
         )
 
 
@@ -84,10 +109,88 @@ def check_length(context: ApiContext, text: str, param: str) -> None:
     most = context.model.max_context
     least = context.tokenizer.least_tokens(text, most)
     if least:
-        raise PromptTooLong(
-            f"the model's context is {most} tokens, but '{param}' has more than {least}",
+        raise PromptTooLong(most, least, param=param, is_least=True)
+
+
+def check_text_length(context: ApiContext, text: str, param: str) -> None:
+    """Raises PromptTooLong for a text that is too long to be encoded at all, even if its tokens
+    are only counted, or truncated afterwards."""
+    check_num_bytes(context, len(text), param)
+    if not text.isascii():
+        check_num_bytes(context, len(text.encode()), param)
+
+
+def check_num_bytes(context: ApiContext, num_bytes: int, param: str) -> None:
+    """The same for a text of at least so many bytes in UTF-8."""
+    if num_bytes <= MIN_TEXT_BYTES:
+        return
+    most = max(MIN_TEXT_BYTES, context.model.max_context * CHARS_PER_TOKEN)
+    if num_bytes > most:
+        raise PromptTooLong(most, num_bytes, param=param, unit="bytes")
+
+
+def check_started_tokens(prompts: list[EncodedPrompt], num_choices: int) -> None:
+    """Raises InvalidRequest for prompts that are too long together for so many sequences."""
+    num_tokens = num_choices * sum(len(prompt.token_ids) for prompt in prompts)
+    if num_tokens > MAX_STARTED_TOKENS:
+        raise InvalidRequest(
+            f"'n': {num_choices} sequences of each prompt have {num_tokens} prompt tokens "
+            f"together; the limit is {MAX_STARTED_TOKENS}",
+            "n",
+        )
+
+
+def check_prompt_report(
+    fields: GenerationFields, wish: OutputWish, prompts: list[EncodedPrompt]
+) -> None:
+    """Raises InvalidRequest if an answer would report too much of its prompts."""
+    per_token = 0 if wish.prompt_logprobs is None else wish.prompt_logprobs + 1
+    num_tokens = num_values = 0
+    for prompt in prompts:
+        num_tokens += len(prompt.token_ids)
+        repeated = bool(prompt.echo) + bool(fields.return_token_ids)
+        num_values += len(prompt.token_ids) * (per_token + repeated) * wish.prompt_copies
+    if num_values <= MAX_REPORTED_VALUES:
+        return
+    param = "n"
+    if wish.prompt_logprobs is not None:
+        param = "logprobs" if fields.prompt_logprobs is None else "prompt_logprobs"
+    raise InvalidRequest(
+        f"'{param}': the answer would report {num_values} values of {num_tokens} prompt tokens; "
+        f"the limit is {MAX_REPORTED_VALUES} for 'prompt_logprobs' (or 'logprobs' with 'echo') "
+        "+ 1, times prompt tokens, times 'n'",
+        param,
+    )
+
+
+def check_output_report(fields: GenerationFields, wish: OutputWish, num_prompts: int) -> int | None:
+    """The most tokens of each sequence whose log-probabilities a whole answer can hold; None if it
+    is not limited. Raises InvalidRequest if more are requested."""
+    if wish.logprobs is None or (fields.stream and not wish.repeats_output):
+        return None
+    limit = MAX_REPEATED_VALUES if wish.repeats_output else MAX_REPORTED_VALUES
+    per_token, num_sequences = wish.logprobs + 1, num_prompts * wish.num_choices
+    most = max(1, limit // (per_token * num_sequences))
+    if wish.requested_tokens is not None and wish.requested_tokens > most:
+        param = "top_logprobs" if wish.repeats_output else "logprobs"
+        or_stream = "" if wish.repeats_output else ", or stream"
+        raise InvalidRequest(
+            f"'{param}': the answer would report {per_token} log-probabilities for each of "
+            f"{wish.requested_tokens} tokens in {num_sequences} sequences; the limit is {limit} "
+            f"together: lower the limit of the output, 'n' or the alternatives{or_stream}",
             param,
         )
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all choices of a prompt share."""
+
+    prompt: EncodedPrompt
+    prompt_index: int
+    has_text: bool
+    hashes: PromptHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +203,24 @@ class ChoicePlanner:
     wish: OutputWish
 
     def plan(self, prompts: list[EncodedPrompt]) -> list[Choice]:
-        """All choices, in the order of the answer. Raises RequestError if one cannot be served."""
+        """All choices, in the order of the answer. Raises RequestError if one cannot be served, and
+        Overloaded if the router has no room for so many."""
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
+        prompts = [self._truncated(prompt) for prompt in prompts]
+        check_started_tokens(prompts, self.wish.num_choices)
+        self.identity.terms.count_sequences(len(prompts) * self.wish.num_choices)
+        check_prompt_report(self.fields, self.wish, prompts)
+        most = check_output_report(self.fields, self.wish, len(prompts))
         choices: list[Choice] = []
-        for prompt_index, whole in enumerate(prompts):
-            prompt = self._truncated(whole)
-            first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}")
+        for prompt_index, prompt in enumerate(prompts):
+            first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}", most)
+            shared = _Shared(prompt, prompt_index, self._has_text(prompt), PromptHashes())
             for number in range(self.wish.num_choices):
                 seed = choice_seed(first.seed, number)
                 index = len(choices)
                 told = self.wish.prompt_logprobs if self._tells_prompt(index, number) else None
                 sampling = msgspec.structs.replace(first, seed=seed, prompt_logprobs=told)
-                place = (index, prompt_index)
-                choices.append(self._choice(place, prompt, sampling))
+                choices.append(self._choice(index, shared, sampling))
         check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
 
@@ -136,7 +244,8 @@ class ChoicePlanner:
             return replace(prompt, token_ids=prompt.token_ids[:kept])
         return replace(prompt, token_ids=prompt.token_ids[-kept:])
 
-    def _sampling(self, prompt: EncodedPrompt, name: str) -> SamplingParams:
+    def _sampling(self, prompt: EncodedPrompt, name: str, most: int | None) -> SamplingParams:
+        """The sampling of a prompt's first choice; `most` bounds an output without a limit."""
         param = self.wish.prompt_param
         if not prompt.token_ids:
             raise InvalidRequest(f"'{param}' must not be empty: it has no tokens", param)
@@ -144,7 +253,7 @@ class ChoicePlanner:
         max_tokens = output_limit(
             len(prompt.token_ids),
             self.wish.generated_tokens,
-            self.wish.default_tokens,
+            min_given(self.wish.default_tokens, most),
             self.context.model.max_context,
             param,
         )
@@ -155,29 +264,34 @@ class ChoicePlanner:
             sampling, grammar=self.wish.grammar, bad_words=self.wish.bad_words
         )
 
-    def _choice(
-        self, place: tuple[int, int], prompt: EncodedPrompt, sampling: SamplingParams
-    ) -> Choice:
-        index, prompt_index = place
-        tokenizer = self.context.tokenizer
+    def _has_text(self, prompt: EncodedPrompt) -> bool:
+        special_ids = self.context.tokenizer.special_ids
+        return any(token_id not in special_ids for token_id in prompt.token_ids)
+
+    def _choice(self, index: int, shared: _Shared, sampling: SamplingParams) -> Choice:
+        prompt, tokenizer = shared.prompt, self.context.tokenizer
         skips_special = self.fields.skip_special_tokens is not False
-        has_text = any(token_id not in tokenizer.special_ids for token_id in prompt.token_ids)
-        detokenizer = tokenizer.detokenizer(skips_special, not has_text, prompt.kept_ids)
+        detokenizer = tokenizer.detokenizer(skips_special, not shared.has_text, prompt.kept_ids)
         return Choice(
             index=index,
-            prompt_index=prompt_index,
+            prompt_index=shared.prompt_index,
             request=GenerationRequest(
-                request_id=f"{self.identity.request_id}-{index}",
+                request_id=choice_id(self.identity.request_id, index),
                 token_ids=prompt.token_ids,
                 sampling=sampling,
-                priority=-(self.fields.priority or 0),  # in the API, lower is earlier
+                # in the API, lower is earlier
+                priority=-self.identity.terms.tenant.priority_of(self.fields.priority),
                 deadline_ms=self._deadline_ms(),
-                cache_salt=self.fields.cache_salt or "",
+                cache_salt=self.identity.terms.tenant.salt_with(self.fields.cache_salt or ""),
+                share=self.identity.terms.tenant.share,
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
+                is_open_ended=self.wish.generated_tokens is None
+                and self.wish.default_tokens is None,
+                hashes=shared.hashes,
             ),
-            output=OutputText(detokenizer, self._stop_rules(sampling)),
+            output=OutputText(detokenizer, self._stop_rules(sampling), prompt.thoughts),
             echo=prompt.echo,
             is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
@@ -188,8 +302,15 @@ class ChoicePlanner:
         return stop_rules(self.fields, sampling, self.context.defaults)
 
     def _deadline_ms(self) -> int:
-        """The request's remaining time. Raises InvalidRequest if a stream has no time left."""
+        """The request's remaining time. Raises InvalidRequest if a stream has no time left,
+        DeadlineExceeded if the client no longer waits."""
         remaining_s = self.context.limits.request_timeout_s
+        ends_at = self.identity.terms.ends_at
+        if ends_at is not None:
+            left_s = ends_at - self.context.metrics.clock()
+            if left_s <= 0:
+                raise DeadlineExceeded(f"the time that '{TIMEOUT_HEADER}' allows is over")
+            remaining_s = min(remaining_s, left_s)
         if self.identity.life:
             remaining_s -= max(0.0, time.time() - self.identity.created)
         if remaining_s <= 0:

@@ -7,45 +7,58 @@ disconnects, every choice ends at once, in a whole answer as in a stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 from fastapi import Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
 from router.api.context import ApiContext
+from router.api.json_pieces import take_some
 from router.api.openai.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
-from router.api.openai.answers import CachedTokens, Usage
+from router.api.openai.answers import CachedTokens, OutputDetails, Usage
 from router.api.openai.best_of import best_of_each_prompt
 from router.api.request_fields import GenerationFields
 from router.api.timing import TIMING_HEADER
 from router.http.disconnect import ClientGone, connection_of, while_connected
 from router.http.errors import describe
-from router.http.json_response import WholeAnswer
-from router.http.metrics import CLIENT_GONE_STATUS
+from router.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
+from router.http.metrics import CLIENT_GONE_STATUS, LatencyProbe
 from router.http.request_scope import RequestRecord, record_of
-from router.http.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle
+from router.http.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle, as_it_is
 from router.requests.choices import Choice, TextSink, run_choices
 from router.requests.event_ids import Bookmark, EventCount, StreamIdentity
 from router.requests.output_text import OutputToken, TextDelta
 from router.text.tokenizer import Tokenizer
 
+MAX_INLINE_VALUES = 4096
+"""Longer answers are formatted in a thread, and written in pieces."""
+DELTA_BYTES, VALUE_BYTES = 256, 150
+"""Memory of a delta, and of a log-probability of an output token."""
+RELEASED_AT_ONCE = 64
+COUNTED_BYTES = 64 * 1024
+"""An answer's memory is counted in steps of this size."""
 _TIMING = TIMING_HEADER.encode()
+_HOLE = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The plan of a request: the identity of its stream or answer, and the choices to run.
 
-    An answer holds the `num_best` most likely choices of each prompt, or all of them if None.
+    An answer holds the `num_best` most likely choices of each prompt, or all of them if None. If
+    the end of a stream repeats its log-probabilities (`repeats_output`), a thread formats it.
     """
 
     identity: StreamIdentity
     fields: GenerationFields
     choices: list[Choice]
     num_best: int | None = None
+    repeats_output: bool = False
 
     def bookmark(self, key: bytes, body_digest: bytes) -> Bookmark | EventCount:
         """Assigns ids to the events of the request's stream."""
@@ -64,23 +77,33 @@ async def reply(
     """Runs the choices. Raises errors that occur before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
     if not plan.identity.life:
-        context.metrics.prompt_tokens.inc(sum(_prompt_lengths(choices).values()))
+        context.metrics.prompt_tokens.value += sum(_prompt_lengths(choices).values())
     if wants_timing(record.header(_TIMING)):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
 
+    counting = set() if plan.identity.life else set(_counting(choices).values())
+
+    def probe(choice: Choice) -> LatencyProbe:
+        return context.metrics.probe(record.arrived, choice.index in counting)
+
     async def run(sink: TextSink) -> None:
         unfinished = [choice for choice in choices if not choice.known.has_ended]
-        await run_choices(
-            context.generator, unfinished, sink, lambda: context.metrics.probe(record.arrived)
-        )
+        await run_choices(context.generator, unfinished, sink, probe)
 
     if not fields.stream:
-        answer = _Answer(choices, plan.num_best)
-        await while_connected(connection_of(request.scope), run(answer))
-        document = await context.tokenizer.off_loop(
-            lambda: answer.whole(answer_format), answer.num_prompt_logprobs
+        answer = _Answer(choices, plan.num_best, record)
+        try:
+            await while_connected(connection_of(request.scope), run(answer))
+            if answer.num_values <= MAX_INLINE_VALUES:
+                return WholeAnswer(b"".join(answer.pieces(answer_format)))
+        except BaseException:
+            context.tokenizer.start_in_thread(answer.release)
+            raise
+        document = _LongDocument(answer, answer_format)
+        return LongAnswer(
+            lambda: context.tokenizer.in_thread(document.next_piece),
+            lambda: context.tokenizer.start_in_thread(document.release),
         )
-        return WholeAnswer(document)
 
     async def produce(writer: EventWriter) -> None:
         bookmark = plan.bookmark(context.ids_key, record.body_digest)
@@ -101,30 +124,57 @@ async def reply(
 
 
 class _Answer:
-    """Collects the text of all choices; implements `TextSink`."""
+    """Collects the text of all choices, and counts its memory; implements `TextSink`."""
 
     is_full = False
 
-    def __init__(self, choices: list[Choice], num_best: int | None) -> None:
+    def __init__(self, choices: list[Choice], num_best: int | None, record: RequestRecord) -> None:
+        """Raises Overloaded if the router has no room for the answer."""
         self._usage = _UsageCount(choices)
         self._choices = choices
         self._num_best = num_best
+        self._record = record
+        self._uncounted_bytes = 0
         self._parts: list[list[TextDelta]] = [[] for _ in choices]
+        self._is_counted = not choices[0].request.is_open_ended
+        if self._is_counted and choices[0].request.sampling.logprobs is not None:
+            record.hold(sum(_logprobs_bytes(choice) for choice in choices))
 
     async def wait_room(self) -> None:
         """There is always room."""
 
     def take(self, choice: Choice, delta: TextDelta) -> None:
+        """Raises Overloaded if the router has no room for more."""
         self._usage.add(choice, delta)
         self._parts[choice.index].append(delta)
+        self._uncounted_bytes += DELTA_BYTES
+        if delta.tokens and not self._is_counted:
+            self._uncounted_bytes += len(delta.tokens) * _width(delta) * VALUE_BYTES
+        if delta.prompt_logprobs is not None:
+            self._uncounted_bytes += delta.prompt_logprobs.num_bytes
+        if self._uncounted_bytes >= COUNTED_BYTES:
+            self._record.hold(self._uncounted_bytes)
+            self._uncounted_bytes = 0
+
+    def release(self) -> None:
+        """Frees the memory bit by bit: all at once, it would hold up every thread. Call this from
+        a thread, after the last piece."""
+        for parts in self._parts:
+            while parts:
+                del parts[-RELEASED_AT_ONCE:]
 
     @property
-    def num_prompt_logprobs(self) -> int:
-        """How many log-probabilities of prompt tokens the answer contains."""
-        told = (_told(parts) for parts in self._parts)
-        return sum(len(each.logprobs) + len(each.top_ids) for each in told if each) // 4
+    def num_values(self) -> int:
+        """How many values the answer contains, at least: tokens and log-probabilities."""
+        num_values = self._usage.num_output
+        for choice, parts in zip(self._choices, self._parts, strict=True):
+            num_values += len(choice.echo) + sum(_width(part) * len(part.tokens) for part in parts)
+            told = _told(parts)
+            if told is not None:
+                num_values += told.num_bytes
+        return num_values
 
-    def whole(self, answer_format: AnswerFormat) -> bytes:
+    def pieces(self, answer_format: AnswerFormat) -> Generator[bytes, None, None]:
         """The answer's JSON document, once all choices have ended.
 
         All choices of a prompt share the log-probabilities that its first choice reported.
@@ -139,14 +189,35 @@ class _Answer:
             texts.append((choice, text))
         if self._num_best is not None:
             texts = best_of_each_prompt(texts, self._num_best)
-        return answer_format.answer(texts, self._usage.total())
+        yield from answer_format.answer(texts, self._usage.total())
+
+
+class _LongDocument:
+    """The JSON document of a long answer, made in threads."""
+
+    def __init__(self, answer: _Answer, answer_format: AnswerFormat) -> None:
+        self._answer = answer
+        self._pieces = answer.pieces(answer_format)
+        self._lock = threading.Lock()
+
+    def next_piece(self) -> bytes:
+        """The next `MAX_PIECE_BYTES` or a little more; b"" at the end."""
+        with self._lock:
+            return take_some(self._pieces, MAX_PIECE_BYTES)
+
+    def release(self) -> None:
+        """Frees the answer. Call it when no piece of the answer is needed any more."""
+        with self._lock:
+            self._pieces.close()
+            self._answer.release()
 
 
 class _Chunks:
     """Writes the text of all choices as events that the client lacks; implements `TextSink`.
 
     Events that the client already has are formatted, too, because formats keep state. Prompt
-    log-probabilities are long, so a thread formats them; meanwhile no other delta is taken.
+    log-probabilities and long ends are formatted piece by piece in a thread, as fast as the client
+    reads; meanwhile no other delta is taken.
     """
 
     def __init__(
@@ -164,6 +235,7 @@ class _Chunks:
         self._usage = _UsageCount(plan.choices)
         self._bookmark = bookmark
         self._begun: set[int] = set()
+        self._ends_long = plan.repeats_output
         self._wants_usage = plan.fields.wants_usage and not plan.identity.knows_usage
         self._sends_all = bool(plan.fields.return_token_ids)
         self._format = answer_format
@@ -187,31 +259,50 @@ class _Chunks:
         is_first = choice.index not in self._begun
         if is_first:
             self._begun.add(choice.index)
-        if delta.prompt_logprobs is not None:
-            tell = self._tell(choice, delta, is_first, self._telling)
-            self._telling = asyncio.ensure_future(tell)
+        if delta.prompt_logprobs is not None or (has_ended and self._ends_long):
+            pieces = self._format.long_chunk(choice, delta, is_first)
+            self._telling = asyncio.ensure_future(self._tell(pieces, self._telling))
             return
         if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
             document = self._format.chunk(choice, delta, is_first)
             if is_new and document:
                 self._write(document)
 
-    async def _tell(
-        self, choice: Choice, delta: TextDelta, is_first: bool, earlier: asyncio.Task[None] | None
-    ) -> None:
+    async def _tell(self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None) -> None:
+        """Writes a document that comes in pieces."""
         if earlier is not None:
             await earlier
-        self._write(
-            await self._tokenizer.in_thread(lambda: self._format.chunk(choice, delta, is_first))
-        )
+        if self._frame is as_it_is:
+            await self._write_long(lambda: b"".join(pieces))
+            return
+        before, _, after = self._frame(_HOLE).partition(_HOLE)
+        piece = self._bookmark.marked(before)
+        while piece:
+            self._writer.write(piece)
+            await self._writer.wait_room()
+            piece = await self._tokenizer.in_thread(lambda: take_some(pieces, MAX_PIECE_BYTES))
+        self._writer.write(after)
+
+    async def _write_long(self, events: Callable[[], bytes]) -> None:
+        """Writes whole events that a thread makes, as fast as the client reads."""
+        whole = await self._tokenizer.in_thread(lambda: self._bookmark.marked(events()))
+        for at in range(0, len(whole), MAX_PIECE_BYTES):
+            self._writer.write(whole[at : at + MAX_PIECE_BYTES])
+            await asyncio.sleep(0)  # the writer writes in the next turn
+            await self._writer.wait_room()
 
     async def finish(self) -> None:
         """Call after the last delta of all choices."""
         if self._telling is not None:
             await self._telling
-        if self._wants_usage:
-            self._bookmark.tell_usage()
-            self._write(self._format.usage_chunk(self._usage.total()))
+        if not self._wants_usage:
+            return
+        self._bookmark.tell_usage()
+        usage = self._usage.total()
+        if self._ends_long:
+            await self._write_long(lambda: self._frame(self._format.usage_chunk(usage)))
+        else:
+            self._write(self._format.usage_chunk(usage))
 
     def close(self) -> None:
         """Stops writing; pending prompt log-probabilities are dropped."""
@@ -242,6 +333,19 @@ def _join(deltas: list[TextDelta]) -> TextDelta:
     )
 
 
+def _logprobs_bytes(choice: Choice) -> int:
+    """Memory of the log-probabilities of a choice's whole output."""
+    sampling = choice.request.sampling
+    if sampling.logprobs is None:
+        return 0
+    return sampling.max_tokens * (1 + sampling.logprobs) * VALUE_BYTES
+
+
+def _width(delta: TextDelta) -> int:
+    """Log-probabilities of each token of a delta."""
+    return 1 + len(delta.tokens[0].logprobs.top) if delta.tokens else 0
+
+
 def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
     """The prompt log-probabilities carried by one of the deltas."""
     return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)
@@ -251,14 +355,25 @@ def _prompt_lengths(choices: list[Choice]) -> dict[int, int]:
     return {choice.prompt_index: len(choice.request.token_ids) for choice in choices}
 
 
+def _counting(choices: list[Choice]) -> dict[int, int]:
+    """For each prompt, the choice for which its cached tokens are counted: the first."""
+    return {choice.prompt_index: choice.index for choice in reversed(choices)}
+
+
 class _UsageCount:
     """Adds up the usage of a request. Cache hits of a prompt are counted for its first choice."""
 
     def __init__(self, choices: list[Choice]) -> None:
+        self._choices = choices
         self._prompts = _prompt_lengths(choices)
-        self._counting = {choice.prompt_index: choice.index for choice in reversed(choices)}
+        self._counting = _counting(choices)
         self._cached = dict.fromkeys(self._prompts, 0)
         self._output = sum(each.known.num_tokens for each in choices if each.known.has_ended)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return self._output
 
     def add(self, choice: Choice, delta: TextDelta) -> None:
         self._output += len(delta.token_ids)
@@ -269,4 +384,7 @@ class _UsageCount:
     def total(self) -> Usage:
         prompt = sum(self._prompts.values())
         cached = CachedTokens(sum(self._cached.values()))
-        return Usage(prompt, self._output, prompt + self._output, cached)
+        reasoning = [choice.output.reasoning_tokens for choice in self._choices]
+        counts = [count for count in reasoning if count is not None]
+        details = OutputDetails(sum(counts)) if counts else UNSET
+        return Usage(prompt, self._output, prompt + self._output, cached, details)

@@ -1,16 +1,19 @@
 """The shared parts of request bodies: the generation fields and the strict parsing of all fields.
 
-Types are never coerced, and unknown fields are errors. A field of OpenAI's API that Baton does
-not support is refused by name unless its value means "off". Null means absent everywhere.
+Types are never coerced. A field that Baton does not know is ignored and named in the answer's
+header; so is a known one that it does not honour, unless ignoring it would give the caller
+something else than was asked for: then it is refused by name. Null means absent everywhere.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, LiteralString, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
@@ -18,11 +21,27 @@ from starlette.requests import ClientDisconnect
 
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
-from router.api.structured_outputs import ResponseFormat, StructuredOutputs
-from router.api.unknown_nulls import without_unknown_nulls
+from router.api.context import MAX_INLINE_BYTES, ApiContext
+from router.api.strict_model import (
+    MAX_VALUES,
+    StrictModel,
+    check_bounds,
+    first_error,
+    rough_memory,
+)
+from router.api.structured_outputs import (
+    ANY_TEXT,
+    GuidedChoice,
+    ResponseFormat,
+    StructuredOutputs,
+    WantedFormat,
+)
+from router.api.unknown_fields.findings import Findings, ignorable
+from router.api.unknown_fields.ignored import take_ignored
 from router.http.disconnect import ClientGone, connection_of
 from router.http.errors import invalid_request
-from router.http.request_scope import record_of
+from router.http.request_scope import RequestRecord, record_of
+from router.http.variants.content_encoding import decoder_of
 from router.requests.event_ids import body_digest
 
 MAX_CHOICES = 128
@@ -32,9 +51,11 @@ MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_STRINGS = 128
-GUIDED = "newer vLLM and Baton say this in 'structured_outputs'"
+_GUIDED = ("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar")
 _INT32_MAX = 2**31 - 1
-_JSON = "application/json"
+_JSON = b"application/json"
+_JSON_TYPES = re.compile(r"application/json|[a-z0-9.\-]+/[a-z0-9.+\-]+\+json")
+_MAX_LENGTH_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -62,14 +83,10 @@ def only(*neutral: Any, why: LiteralString = "this is not supported") -> Only:
 Unsupported = Annotated[Any, only()]
 
 
-class StrictModel(BaseModel):
-    """Base class of request schemas."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
 class RequestBody(StrictModel):
-    """Base class of whole request bodies."""
+    """Base class of whole request bodies, which may hold `max_values` values."""
+
+    max_values: ClassVar[int] = MAX_VALUES
 
     def check_together(self) -> None:
         """Checks constraints between fields. Raises InvalidRequest."""
@@ -80,7 +97,7 @@ class StreamOptions(StrictModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Any, only(False)] = None
+    include_obfuscation: Annotated[Any, ignorable(False)] = None
 
 
 def _stop_shape(value: Any) -> str:
@@ -90,12 +107,13 @@ def _stop_shape(value: Any) -> str:
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 _Stop = Annotated[
     Annotated[_StopString, Tag("<text>")]
-    | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
+    | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS), first_error, Tag("<texts>")],
     Discriminator(_stop_shape),
 ]
 
 
 _BadWord = Annotated[str, Field(min_length=1, max_length=100)]
+CacheSalt = Annotated[str, Field(max_length=256)]
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -114,7 +132,9 @@ class GenerationFields(RequestBody):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: (
         Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIASES),
+            first_error,
         ]
         | None
     ) = None
@@ -122,15 +142,20 @@ class GenerationFields(RequestBody):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: _Stop | None = None
     stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS), first_error]
+        | None
     ) = None
     allowed_token_ids: (
         Annotated[
-            list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)
+            list[Annotated[int, Field(ge=0)]],
+            Field(min_length=1, max_length=MAX_ALLOWED_TOKENS),
+            first_error,
         ]
         | None
     ) = None
-    bad_words: Annotated[list[_BadWord], Field(max_length=MAX_BAD_STRINGS)] | None = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=MAX_BAD_STRINGS), first_error] | None = (
+        None
+    )
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -145,13 +170,14 @@ class GenerationFields(RequestBody):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)] | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: CacheSalt | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[Any, only(why=GUIDED)] = None
-    guided_regex: Annotated[Any, only(why=GUIDED)] = None
-    guided_choice: Annotated[Any, only(why=GUIDED)] = None
-    guided_grammar: Annotated[Any, only(why=GUIDED)] = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: GuidedChoice | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
     use_beam_search: Annotated[Any, only(False)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
 
@@ -172,6 +198,21 @@ class GenerationFields(RequestBody):
             raise InvalidRequest(
                 "'truncation_side' needs 'truncate_prompt_tokens'", "truncation_side"
             )
+
+    @property
+    def format(self) -> WantedFormat:
+        """What constrains the output's text."""
+        given = self.model_fields_set
+        guided = None if given.isdisjoint(_GUIDED) else self._guided()
+        if guided is None and self.response_format is None and self.structured_outputs is None:
+            return ANY_TEXT
+        return WantedFormat(self.response_format, self.structured_outputs, guided)
+
+    def _guided(self) -> StructuredOutputs | None:
+        """The older fields as `structured_outputs`, if they have values."""
+        values = {name.removeprefix("guided_"): getattr(self, name) for name in _GUIDED}
+        given = {name: value for name, value in values.items() if value is not None}
+        return StructuredOutputs.model_validate(given) if given else None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -197,56 +238,119 @@ class GenerationFields(RequestBody):
 
 
 Fields = TypeVar("Fields", bound=RequestBody)
+InTurn = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-async def read_fields(request: Request, schema: type[Fields], max_body_bytes: int) -> Fields:
-    """Reads and checks a request's body, and stores its digest in the request's record.
+async def read_fields(
+    request: Request,
+    schema: type[Fields],
+    max_body_bytes: int,
+    in_turn: InTurn,
+    refuse_unknown: bool = False,
+) -> Fields:
+    """Reads and checks a request's body, and stores its digest in the request's record, and the
+    names of fields that are ignored.
 
-    Raises InvalidRequest, HTTPException 413 and 415, and ClientGone if the client disconnects.
+    A large body is checked by `in_turn`. Its fields count as memory of the request. Raises
+    InvalidRequest, HTTPException 413 and 415, Overloaded if the router holds too much memory, and
+    ClientGone if the client disconnects.
     """
     record = record_of(request.scope)
-    content_type = record.header(b"content-type")
-    media_type = _JSON if content_type is None else content_type.partition(";")[0]
-    if media_type != _JSON and media_type.strip().lower() != _JSON:
-        raise HTTPException(415, f"the content type must be application/json, not {media_type}")
-    body = await _body(request, max_body_bytes)
-    record.body_digest = body_digest(body)
-    fields = _checked(schema, body)
-    fields.check_together()
+    if record.headers.get(b"content-type") != _JSON:
+        _check_media_type(record)
+    body = await _body(request, record, max_body_bytes)
+    encoding = record.headers.get(b"content-encoding")
+    if encoding is not None:
+        body = await _decoded(record, body, encoding.decode("latin-1"), max_body_bytes, in_turn)
+
+    def check() -> Fields:
+        record.body_digest = body_digest(body)
+        fields, record.ignored = _checked(schema, body, refuse_unknown)
+        return fields
+
+    if len(body) <= MAX_INLINE_BYTES:
+        record.hold(rough_memory(body))
+        return check()
+    record.hold(await in_turn(lambda: check_bounds(body, schema.max_values)))
+    fields: Fields = await in_turn(check)
     return fields
 
 
-def _checked(schema: type[Fields], body: bytes) -> Fields:
-    """Validates the body. Unknown fields that are null are ignored, because clients send answers
-    back with all the fields of their own types. Raises InvalidRequest."""
+async def read_body(request: Request, context: ApiContext, schema: type[Fields]) -> Fields:
+    """`read_fields` with the settings of an application."""
+    limits = context.limits
+    fields = await read_fields(
+        request, schema, limits.max_body_bytes, context.tokenizer.in_turn, limits.refuse_unknown
+    )
+    ignored = record_of(request.scope).ignored
+    if ignored:
+        context.metrics.ignored_fields.inc(len(ignored))
+    return fields
+
+
+def _check_media_type(record: RequestRecord) -> None:
+    """Accepts `application/json` and types that end in `+json`, with parameters. A web page can
+    send other types, or none, to any site without asking. Raises HTTPException 415."""
+    content_type = record.header(b"content-type")
+    if content_type is None:
+        has_body = record.header(b"content-length") not in (None, "0")
+        if has_body or record.header(b"transfer-encoding") is not None:
+            raise HTTPException(415, "a content-type is missing: send application/json")
+        return
+    media_type = content_type.partition(";")[0].strip().lower()
+    if _JSON_TYPES.fullmatch(media_type) is None:
+        raise HTTPException(415, f"the content type must be application/json, not {media_type}")
+
+
+def _checked(
+    schema: type[Fields], body: bytes, refuse_unknown: bool
+) -> tuple[Fields, Sequence[str]]:
+    """The validated body, and the names of ignored fields. Raises InvalidRequest."""
+    findings = Findings()
     try:
-        return schema.model_validate_json(body)
-    except PydanticValidationError as error:
-        rest = without_unknown_nulls(body, error)
-        if rest is None:
-            raise invalid_request(error) from error
-    try:
-        return schema.model_validate_json(rest)
+        fields = schema.model_validate_json(body, context=findings)
     except PydanticValidationError as error:
         raise invalid_request(error) from error
+    ignored = take_ignored(fields, refuse_unknown) if findings.any else ()
+    fields.check_together()
+    return fields, ignored
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, directly from the connection if it has already arrived there."""
+async def _decoded(
+    record: RequestRecord, body: bytes, encoding: str, max_bytes: int, in_turn: InTurn
+) -> bytes:
+    """The body without its encoding, in a thread. Raises HTTPException 400, 413 and 415."""
+    decode = decoder_of(encoding)
+    if decode is None:
+        return body
+    decoded: bytes = await in_turn(lambda: decode(body, max_bytes))
+    record.take_body(len(decoded))
+    return decoded
+
+
+async def _body(request: Request, record: RequestRecord, max_bytes: int) -> bytes:
+    """The whole body, directly from the connection if it has already arrived there. If its length
+    is known and there is no room for it, none of it is awaited."""
     whole = connection_of(request.scope).try_body(request.scope)
     if whole is not None:
-        _check_length(whole, max_bytes)
+        _check_length(len(whole), max_bytes)
+        record.take_body(len(whole))
         return whole
+    length = record.header(b"content-length")
+    if length is not None and length.isdecimal():
+        _check_length(int(length[:_MAX_LENGTH_DIGITS]), max_bytes)
+        record.budget.check(int(length[:_MAX_LENGTH_DIGITS]))
     body = bytearray()
     try:
         async for part in request.stream():
+            _check_length(len(body) + len(part), max_bytes)
+            record.take_body(len(part))
             body += part
-            _check_length(body, max_bytes)
     except ClientDisconnect as error:
         raise ClientGone from error
     return bytes(body)
 
 
-def _check_length(body: bytes | bytearray, max_bytes: int) -> None:
-    if len(body) > max_bytes:
+def _check_length(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
         raise HTTPException(413, f"the body exceeds {max_bytes} bytes")

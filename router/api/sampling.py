@@ -13,6 +13,7 @@ from protocol.errors import InvalidRequest, PromptTooLong
 from protocol.sampling import SamplingParams
 from router.api.request_fields import GenerationFields
 from router.api.sampling_defaults import SamplingDefaults
+from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.requests.output_text import StopRules
 
 _SEED_BITS = 63
@@ -78,7 +79,8 @@ def check_vocabulary(fields: GenerationFields, vocab_size: int) -> None:
     check_token_ids(fields.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     for key in fields.logit_bias or {}:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
-            raise InvalidRequest(f"'logit_bias': {key!r} is not a token id", "logit_bias")
+            shown = shortened(key, MAX_PARAM_CHARS)
+            raise InvalidRequest(f"'logit_bias': {shown!r} is not a token id", "logit_bias")
         check_token_ids([int(key)], vocab_size, "logit_bias")
 
 
@@ -102,14 +104,17 @@ def output_limit(
     room = max_context - prompt_tokens
     needed = 1 if requested is None else requested
     if room < needed:
-        raise PromptTooLong(
-            f"the model's context is {max_context} tokens, but {prompt_tokens + needed} were "
-            f"asked for: {prompt_tokens} in the prompt and at least {needed} of output",
-            param,
-        )
+        raise PromptTooLong(max_context, prompt_tokens, needed, param)
     if requested is not None:
         return requested
     return room if default is None else min(default, room)
+
+
+def min_given(first: int | None, second: int | None) -> int | None:
+    """The smaller of two limits, each of which may be absent."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
 
 
 def choice_seed(seed: int, choice: int) -> int:

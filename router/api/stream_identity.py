@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fastapi import Request
 
@@ -22,13 +23,17 @@ def identify(
     """A new identity from the request's record, or with `Last-Event-ID` that of a resumed stream.
 
     The record of a resumed stream takes the stream's id. Raises InvalidRequest for an event id
-    that does not belong to a stream of the same endpoint and body.
+    that does not belong to a stream of the same endpoint and body, and for a malformed time to
+    wait.
     """
     record = record_of(request.scope)
+    terms = record.terms()
     last_id = record.header(_LAST_EVENT_ID)
     if last_id is None:
         created = int(time.time())
-        return StreamIdentity(record.request_id, created, numbers_events=numbers_events)
+        return StreamIdentity(
+            record.request_id, created, numbers_events=numbers_events, terms=terms
+        )
     if not fields.stream:
         raise InvalidRequest(f"'{HEADER}' needs 'stream' to be true", HEADER)
     now_s, digest = time.time(), record.body_digest
@@ -36,4 +41,4 @@ def identify(
     if identity.request_id[:-_NUM_DIGITS] != record.request_id[:-_NUM_DIGITS]:
         raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)
     record.request_id = identity.request_id
-    return identity
+    return replace(identity, terms=terms)

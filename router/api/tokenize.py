@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Struct
 from pydantic import Field
 from starlette.responses import Response
+from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation
-from router.api.openai.chat_request import NO_TEMPLATES, ChatMessage
-from router.api.plan import check_model
-from router.api.request_fields import RequestBody, only, read_fields
+from router.api.openai.chat_request import NO_TEMPLATES, ChatMessage, messages_of
+from router.api.plan import check_model, check_text_length
+from router.api.request_fields import RequestBody, only, read_body
 from router.api.sampling import check_token_ids
-from router.api.tool_fields import MAX_TOOLS, ToolFields
+from router.api.strict_model import MAX_TOKEN_IDS, MAX_VALUES_WITH_IDS, bounded, first_error
+from router.api.tool_fields import MAX_TOOLS, ToolFields, functions_of
 from router.chat.conversation import Conversation
 
 
@@ -30,8 +32,8 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), bounded] | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS), first_error] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -53,8 +55,12 @@ class TokenizeRequest(RequestBody):
 class DetokenizeRequest(RequestBody):
     """Token ids; special tokens among them are part of the text."""
 
+    max_values: ClassVar[int] = MAX_VALUES_WITH_IDS
+
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKEN_IDS), first_error
+    ]
 
 
 class Tokens(Struct, frozen=True):
@@ -75,32 +81,35 @@ class DetokenizedText(Struct, frozen=True):
 def tokenize_router(context: ApiContext) -> APIRouter:
     """The endpoints, for an application."""
     router = APIRouter()
-    tokenizer, limit = context.tokenizer, context.limits.max_body_bytes
+    tokenizer = context.tokenizer
 
     async def tokenize(request: Request) -> Response:
-        fields = await read_fields(request, TokenizeRequest, limit)
+        fields = await read_body(request, context, TokenizeRequest)
         _check_model(context, fields.model)
-        tokens = await _tokens_of(context, fields)
-        names = None
-        if fields.return_token_strs:
-            names = [tokenizer.token_name(each) for each in tokens]
-        answer = Tokens(
-            count=len(tokens),
-            max_model_len=context.model.max_context,
-            tokens=tokens,
-            token_strs=names,
-        )
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        tokens = await _tokens_of(context, fields, request.scope)
+
+        def answer() -> bytes:
+            names = None
+            if fields.return_token_strs:
+                names = [tokenizer.token_name(each) for each in tokens]
+            return msgspec.json.encode(
+                Tokens(len(tokens), context.model.max_context, tokens, names)
+            )
+
+        document = await tokenizer.off_loop(answer, len(tokens))
+        return Response(document, media_type="application/json")
 
     async def detokenize(request: Request) -> Response:
-        fields = await read_fields(request, DetokenizeRequest, limit)
+        fields = await read_body(request, context, DetokenizeRequest)
         _check_model(context, fields.model)
-        check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
-        text = await tokenizer.in_thread(
-            lambda: tokenizer.decode(fields.tokens, skip_special_tokens=False)
-        )
-        answer = DetokenizedText(text)
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+        def answer() -> bytes:
+            check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
+            text = tokenizer.decode(fields.tokens, skip_special_tokens=False)
+            return msgspec.json.encode(DetokenizedText(text))
+
+        document = await tokenizer.in_thread(answer)
+        return Response(document, media_type="application/json")
 
     router.add_api_route("/tokenize", tokenize, methods=["POST"])
     router.add_api_route("/detokenize", detokenize, methods=["POST"])
@@ -112,17 +121,22 @@ def _check_model(context: ApiContext, name: str | None) -> None:
         check_model(context, name)
 
 
-async def _tokens_of(context: ApiContext, fields: TokenizeRequest) -> list[int]:
+async def _tokens_of(context: ApiContext, fields: TokenizeRequest, scope: Scope) -> list[int]:
     if fields.messages is None:
         assert fields.prompt is not None, "one of the two was given"
+        check_text_length(context, fields.prompt, "prompt")
         with_special = fields.add_special_tokens is not False
         return await context.tokenizer.encode_async(fields.prompt, with_special)
-    conversation = Conversation(
-        messages=tuple(each.as_message(place) for place, each in enumerate(fields.messages)),
-        tools=tuple(tool.as_tool() for tool in fields.tools or ()),
-        template_variables=fields.chat_template_kwargs or {},
-        add_generation_prompt=fields.add_generation_prompt is not False,
-        continue_final_message=bool(fields.continue_final_message),
+    messages = fields.messages
+    conversation = await context.convert(
+        scope,
+        lambda: Conversation(
+            messages=messages_of(messages),
+            tools=functions_of(fields.tools),
+            template_variables=fields.chat_template_kwargs or {},
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            continue_final_message=bool(fields.continue_final_message),
+        ),
     )
     with_special = fields.add_special_tokens is True
     return (await encode_conversation(context, conversation, with_special))[1]

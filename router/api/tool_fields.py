@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from router.api.request_fields import StrictModel
+from protocol.errors import InvalidRequest
+from router.api.strict_model import LeftOut, StrictModel, first_error
 from router.chat.conversation import Tool, ToolCall
 
 MAX_TOOLS = 128
+Hint = Annotated[Any, Field(description="Accepted, and changes nothing.")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -21,18 +24,40 @@ class FunctionFields(StrictModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def as_tool(self) -> Tool:
+        """The function as a `Tool`."""
+        return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
-class ToolFields(StrictModel):
-    """A tool; functions are the only kind supported."""
 
-    type: Literal["function"]
+class FunctionTool(StrictModel):
+    """A function as a tool."""
+
+    type: Literal["function"] = "function"
     function: FunctionFields
+    cache_control: Hint = None
 
     def as_tool(self) -> Tool:
         """The tool as a `Tool`."""
-        function = self.function
-        strict = bool(function.strict)
-        return Tool(function.name, function.description, function.parameters, strict)
+        return self.function.as_tool()
+
+
+def kind_of(value: Any, usual: str) -> str:
+    """Tag of the union branch that an entry belongs to: one of the `usual` type, which it need not
+    name, or one of a kind that is left out."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    is_other = isinstance(value, LeftOut) or (isinstance(kind, str) and kind != usual)
+    return "<left out>" if is_other else "<usual>"
+
+
+ToolFields = Annotated[
+    Annotated[FunctionTool, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: kind_of(value, "function")),
+]
+
+
+def functions_of(tools: Iterable[FunctionTool | LeftOut] | None) -> tuple[Tool, ...]:
+    """The tools that are functions."""
+    return tuple(each.as_tool() for each in tools or () if isinstance(each, FunctionTool))
 
 
 class ChosenFunction(StrictModel):
@@ -44,8 +69,22 @@ class ChosenFunction(StrictModel):
 class NamedToolChoice(StrictModel):
     """The choice of one function that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: ChosenFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools, of which one may or must be called; the model sees no others."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS), first_error]
+
+
+class AllowedToolsChoice(StrictModel):
+    """The choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class CalledFunction(StrictModel):
@@ -74,4 +113,18 @@ class MessageToolCall(StrictModel):
 
 def tool_choice_shape(value: Any) -> str:
     """Tag of the union branch that a value belongs to."""
-    return "<mode>" if isinstance(value, str) else "<named>"
+    if isinstance(value, str):
+        return "<mode>"
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else "<named>"
+
+
+def only_allowed(tools: tuple[Tool, ...], names: Iterable[str]) -> tuple[Tool, ...]:
+    """The tools with these names. Raises InvalidRequest for a name that none of them has."""
+    allowed = set(names)
+    missing = allowed.difference(tool.name for tool in tools)
+    if missing:
+        raise InvalidRequest(
+            f"'tool_choice' names {min(missing)!r}, which is not among 'tools'", "tool_choice"
+        )
+    return tuple(tool for tool in tools if tool.name in allowed)

@@ -1,8 +1,9 @@
 """Reads one tool call written as a JSON object: `{"name": ..., "arguments": {...}}`.
 
 Llama's `parameters` means the same as `arguments`; other keys are skipped. The call begins as
-soon as its name is known and its arguments start; the arguments are then emitted as they arrive.
-Until the call begins, the reader emits nothing: `raw` keeps the text in case it is not a call.
+soon as its name is known and its arguments start; the arguments are then emitted as they arrive,
+mended as `json_value` says. Until the call begins, the reader emits nothing: `raw` keeps the text
+in case it is not a call.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Set
 from enum import Enum, auto
 
 from router.chat.events import ToolCallArguments, ToolCallBegin, ToolEvent
-from router.chat.json_value import JsonValue
+from router.chat.json_value import JsonValue, mended
+from router.text.json_text import well_formed
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
+_KNOWN_KEYS = ("name", *_ARGUMENT_KEYS, "type", "id", "function")
+_KEY_START = frozenset("\"'_")
 
 
 class _Expected(Enum):
@@ -30,6 +34,7 @@ class CallReader:
 
     `done` is set once the object is closed, `broken` if the object is not a call. If `begun` is
     also set, events of the broken call were already emitted. The reader then takes no more text.
+    An object that goes wrong after its arguments are whole counts as closed.
     """
 
     def __init__(self, index: int, call_id: str, names: Set[str] | None = None) -> None:
@@ -48,6 +53,33 @@ class CallReader:
         self._key = ""
         self._name: str | None = None
         self._arguments: str | None = None
+        self._is_whole = False  # its arguments have ended
+
+    @property
+    def may_be_call(self) -> bool:
+        """Whether what was read so far is the beginning of a call, as far as its keys tell."""
+        if self.broken:
+            return False
+        if self._expected is _Expected.KEY and self._value is not None:
+            key = self._collected.strip('"')
+            return any(known.startswith(key) for known in _KNOWN_KEYS)
+        return not self._key or self._key in _KNOWN_KEYS
+
+    def close(self) -> bool:
+        """Closes the object at the end of the text. Returns False, and sets `broken`, if the call
+        is not whole."""
+        value = self._value
+        if value is not None and self._expected is _Expected.VALUE and value.close():
+            self._take_json(value)
+            self._value, self.broken = None, False
+            self._end_value()
+        is_between = self._value is None and self._expected in (_Expected.KEY, _Expected.COMMA)
+        if self._name is not None and (is_between or self._is_whole):
+            self._close()
+            self.broken = False
+        else:
+            self.broken = True
+        return self.done
 
     def push(self, text: str) -> int:
         """Takes the text that belongs to the object; returns the number of characters taken."""
@@ -73,10 +105,13 @@ class CallReader:
             self._expected = _Expected.KEY
         elif expected is _Expected.COLON and character == ":":
             self._expected = _Expected.VALUE
-        elif (expected is _Expected.KEY and character == '"') or (
-            expected is _Expected.VALUE and character not in ",:]}"
-        ):
+        elif (
+            expected is _Expected.KEY and (character in _KEY_START or character.isalpha())
+        ) or expected is _Expected.VALUE:
             self._start_value(character)
+            return place
+        elif self.begun:
+            self.done = True  # its arguments are whole
             return place
         else:
             self.broken = True
@@ -84,7 +119,7 @@ class CallReader:
         return place + 1
 
     def _start_value(self, character: str) -> None:
-        self._value = JsonValue()
+        self._value = JsonValue(is_key=self._expected is _Expected.KEY)
         self._collected = ""
         self._streams = (
             self._expected is _Expected.VALUE
@@ -98,16 +133,20 @@ class CallReader:
 
     def _read_value(self, value: JsonValue, text: str, place: int) -> int:
         end = value.scan(text, place)
-        if self._streams:
-            self._add_arguments(text[place:end])
-        else:
-            self._collected += text[place:end]
+        self._take_json(value)
         if value.broken:
-            self.broken = True
+            self.done = self.begun and self._is_whole
+            self.broken = not self.done
         elif value.complete:
             self._value = None
             self._end_value()
         return end
+
+    def _take_json(self, value: JsonValue) -> None:
+        if self._streams:
+            self._add_arguments(value.take_json())
+        else:
+            self._collected += value.take_json()
 
     def _end_value(self) -> None:
         if self._expected is _Expected.KEY:
@@ -116,13 +155,16 @@ class CallReader:
             return
         self._expected = _Expected.COMMA
         if self._key == "name" and not self.begun:
-            self._name = _text_of(self._collected)
-            self.broken = not self._name or (
-                self._names is not None and self._name not in self._names
-            )
-        elif self._key in _ARGUMENT_KEYS and not self.begun:
-            self._arguments = _object_of(self._collected)
-            self.broken = self._arguments is None
+            name = _text_of(self._collected)
+            is_known = bool(name) and (self._names is None or name in self._names)
+            self._name = name if is_known else None
+            self.broken = not is_known
+        elif self._key in _ARGUMENT_KEYS:
+            self._is_whole = True
+            if not self.begun:
+                self._arguments = _object_of(self._collected)
+                self.broken = self._arguments is None
+                self._name = None if self.broken else self._name
 
     def _close(self) -> None:
         if not self.begun:
@@ -149,12 +191,14 @@ def _text_of(value: str) -> str | None:
         decoded = json.loads(value)
     except ValueError:
         return None
-    return decoded if isinstance(decoded, str) else None
+    return well_formed(decoded) if isinstance(decoded, str) else None
 
 
 def _object_of(value: str) -> str | None:
     """The text of a JSON object. Also accepts an object in a string, and null as an empty one."""
     if value == "null":
         return "{}"
-    text = _text_of(value) if value.startswith('"') else value
-    return text if text is not None and text.lstrip().startswith("{") else None
+    text = value
+    if value.startswith('"'):
+        text = mended(_text_of(value) or "") or ""
+    return text if text.startswith("{") else None

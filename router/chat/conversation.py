@@ -6,41 +6,38 @@ alone. This module also builds the input of chat templates, in the form that the
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from protocol.errors import InvalidRequest
+from router.chat.past_calls import arguments_object, arguments_text
+from router.text.template_shape import TemplateShape
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the assistant made earlier; `arguments` is the text of a JSON object."""
+    """A call that the assistant made earlier; `arguments` is the text of a JSON object, or what a
+    model made of one."""
 
     id: str
     name: str
     arguments: str
 
-    def for_template(self, param: str) -> dict[str, Any]:
-        """The template's form, with decoded arguments. Raises InvalidRequest naming `param`."""
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise InvalidRequest(
-                f"'{param}': the arguments of the call to {self.name!r} are no JSON object", param
-            )
-        function = {"name": self.name, "arguments": arguments}
+    def for_template(self, as_text: bool, param: str) -> dict[str, Any]:
+        """The template's form, with the arguments `as_text` or decoded. Raises InvalidRequest
+        naming `param`."""
+        decoded = arguments_text if as_text else arguments_object
+        function = {"name": self.name, "arguments": decoded(self.arguments, param)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `tool_call_id` names the call that a message of role "tool" answers."""
+    """One message. `tool_call_id` names the call that a message of role "tool" answers. `parts`
+    are those of the content, if it came in several."""
 
     role: Role
     content: str
@@ -48,25 +45,30 @@ class Message:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    parts: tuple[str, ...] = ()
 
-    def for_template(self, knows_developer_role: bool, param: str) -> dict[str, Any]:
-        """The template's form. Raises InvalidRequest naming `param`, the message's position."""
-        is_foreign = self.role == "developer" and not knows_developer_role
-        message: dict[str, Any] = {
-            "role": "system" if is_foreign else self.role,
-            "content": self.content,
-        }
+    def for_template(self, shape: TemplateShape, calls_param: str) -> dict[str, Any]:
+        """The form in which a template of this shape takes it. Raises InvalidRequest naming
+        `calls_param`, the field of the message's calls."""
+        is_foreign = self.role == "developer" and not shape.knows_developer_role
+        role = "system" if is_foreign else self.role
+        message: dict[str, Any] = {"role": role, "content": self._content_for(role, shape)}
         if self.name is not None:
             message["name"] = self.name
         if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
+            message |= dict.fromkeys(shape.reasoning_names, self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = [
-                call.for_template(f"{param}.tool_calls") for call in self.tool_calls
+                call.for_template(shape.arguments_as_text, calls_param) for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
+
+    def _content_for(self, role: str, shape: TemplateShape) -> str | list[dict[str, str]]:
+        if role in shape.only_part_roles or (self.parts and role in shape.part_roles):
+            return [{"type": "text", "text": text} for text in self.parts or (self.content,)]
+        return self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,21 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldNames:
+    """The names of the caller's own fields, for errors. In OpenAI's chat format, every message is
+    one of the caller's (`is_chat`)."""
+
+    messages: str = "messages"
+    effort: str = "reasoning_effort"
+    prefill: str = "continue_final_message"
+    is_chat: bool = True
+
+    def calls(self, place: int) -> str:
+        """The field that holds the calls of the message at this place."""
+        return f"messages[{place}].tool_calls" if self.is_chat else self.messages
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """Everything that decides the prompt and the form of the answer.
 
@@ -130,6 +147,7 @@ class Conversation:
     documents: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    names: FieldNames = FieldNames()
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
@@ -150,9 +168,14 @@ class Conversation:
         """Whether the answer may contain calls, so that it is parsed for them."""
         return bool(self.tools) and self.tool_choice.mode is not ToolMode.NONE
 
-    def messages_for_template(self, knows_developer_role: bool) -> list[dict[str, Any]]:
-        """The messages in the template's form. Raises InvalidRequest."""
+    @property
+    def prefill(self) -> str:
+        """The beginning of the answer, if it continues the last message."""
+        return self.messages[-1].content if self.continue_final_message else ""
+
+    def messages_for_template(self, shape: TemplateShape) -> list[dict[str, Any]]:
+        """The messages in the form that a template of this shape takes. Raises InvalidRequest."""
         return [
-            message.for_template(knows_developer_role, f"messages[{place}]")
+            message.for_template(shape, self.names.calls(place))
             for place, message in enumerate(self.messages)
         ]

@@ -41,7 +41,14 @@ class ToolCallArguments:
     text: str
 
 
-ToolEvent = ContentText | ToolCallBegin | ToolCallArguments
+@dataclass(frozen=True, slots=True)
+class ToolCallBroken:
+    """Call `index` ended before its arguments were whole; they are the beginning of JSON text."""
+
+    index: int
+
+
+ToolEvent = ContentText | ToolCallBegin | ToolCallArguments | ToolCallBroken
 MessageEvent = ToolEvent | ReasoningText
 
 

@@ -1,7 +1,7 @@
 """How the served model marks tool calls and reasoning, as detected from its checkpoint.
 
-The model family is detected from its chat template and its special tokens; an operator may name
-the family instead.
+The model family is detected from its chat template: the one whose parser reads back a call that
+the template writes. An operator may name the family instead.
 """
 
 from __future__ import annotations
@@ -11,13 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import ModelLoadError
-from router.chat import hermes, llama, mistral, pythonic
+from router.chat.control_text import ControlText, TemplateInput
 from router.chat.conversation import Conversation
+from router.chat.formats import (
+    hermes,
+    llama,
+    mistral,
+    named_calls,
+    object_lists,
+    pythonic,
+    qwen_coder,
+)
 from router.chat.message_parser import MessageParser
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
+from router.chat.round_trip import TOOL, written_call
+from router.chat.thought_grammar import thought_rules, with_thoughts
 from router.chat.tool_grammar import CallForm, ToolGrammar
 from router.chat.tool_parser import CallIds, ToolParser
+from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
+from router.text.control_tokens import ControlTokens
+from router.text.thoughts import ThoughtMarkers
 from router.text.tokenizer import Tokenizer
 
 
@@ -25,7 +39,8 @@ from router.text.tokenizer import Tokenizer
 class ToolMarkup:
     """How a model family calls tools. `markers` are texts that may be single tokens.
 
-    A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`.
+    A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`. If the
+    parser also reads calls of other forms, `lead` is what those of the family begin with.
     """
 
     parser: type[ToolParser]
@@ -34,6 +49,7 @@ class ToolMarkup:
     newer_marker: str | None = None
     newer_form: CallForm | None = None
     short_ids: bool = False
+    lead: str = ""
 
     def grammar(self, ids: Mapping[str, int]) -> ToolGrammar:
         """The grammar builder for a vocabulary in which these markers are tokens."""
@@ -52,8 +68,15 @@ class ToolMarkup:
 
 
 TOOL_MARKUPS = {
+    "qwen3_coder": ToolMarkup(
+        qwen_coder.QwenCoderParser, (qwen_coder.BEGIN, qwen_coder.END), qwen_coder.FORM
+    ),
     "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END), hermes.FORM),
-    "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,), llama.FORM),
+    "nemotron": ToolMarkup(
+        object_lists.NemotronParser,
+        (object_lists.NEMOTRON_BEGIN, object_lists.NEMOTRON_END),
+        object_lists.NEMOTRON_FORM,
+    ),
     "mistral": ToolMarkup(
         mistral.MistralParser,
         mistral.SPECIAL_MARKERS,
@@ -62,12 +85,28 @@ TOOL_MARKUPS = {
         mistral.NAMED_FORM,
         short_ids=True,
     ),
-    "pythonic": ToolMarkup(pythonic.PythonicParser, (pythonic.BEGIN, pythonic.END), pythonic.FORM),
+    "function_tag": ToolMarkup(
+        named_calls.FunctionTagParser,
+        (named_calls.FUNCTION_BEGIN, named_calls.FUNCTION_END),
+        named_calls.FUNCTION_FORM,
+    ),
+    "functionary": ToolMarkup(
+        named_calls.RecipientParser, (named_calls.RECIPIENT,), named_calls.RECIPIENT_FORM
+    ),
+    "pythonic": ToolMarkup(
+        pythonic.PythonicParser, (pythonic.BEGIN, pythonic.END, pythonic.TAG), pythonic.FORM
+    ),
+    "xlam": ToolMarkup(object_lists.ListParser, (), object_lists.FORM, lead="["),
+    "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,), llama.FORM, lead='{"'),
 }
+"""Families by name; of several that read a template's calls, the first one counts."""
 REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
 }
+
+
+NO_FORMAT = "the operator chose no format of calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +114,21 @@ class ChatMarkup:
     """The markup of the served model, for its parsers; None where the model has no such markup.
 
     `tool_ids` and `reasoning_ids` are the marker tokens; the parsers need their text.
+    `no_tools_reason` says why `tools` is None. `control_text` is None if control tokens in users'
+    text are allowed.
     """
 
     tools: ToolMarkup | None = None
     reasoning: ReasoningMarkers | None = None
     tool_ids: Mapping[str, int] = field(default_factory=dict)
     reasoning_ids: Mapping[str, int] = field(default_factory=dict)
+    no_tools_reason: str = NO_FORMAT
+    control_text: ControlText | None = None
+
+    def mark_control_tokens(self, given: TemplateInput) -> str | None:
+        """Marks what looks like control tokens in a template's input; returns the mark, or None
+        if there is none. Raises InvalidRequest."""
+        return None if self.control_text is None else self.control_text.mark(given)
 
     def kept_ids(self, conversation: Conversation) -> frozenset[int]:
         """Special tokens whose text must be kept in an answer."""
@@ -107,54 +155,92 @@ class ChatMarkup:
         in every attempt. `reasons` is False for an answer that cannot begin with reasoning.
         """
         reasoning = tools = None
-        if self.reasoning is not None and reasons:
-            goes_on = conversation.continue_final_message
-            is_open = not goes_on and self.reasoning.is_open(prompt)
-            reasoning = ReasoningParser(self.reasoning, is_open)
         if self.tools is not None and conversation.may_call_tools:
-            names = frozenset(tool.name for tool in conversation.tools)
-            tools = self.tools.parser(self.tools.call_ids(seed), names)
+            schemas = {tool.name: tool.schema for tool in conversation.tools}
+            tools = self.tools.parser(self.tools.call_ids(seed), schemas)
+        if self.reasoning is not None and reasons:
+            call_markers = tools.certain_markers if tools is not None else ()
+            is_open = self.reasoning.is_open(prompt, conversation.prefill)
+            reasoning = ReasoningParser(self.reasoning, is_open, call_markers)
         return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
+
+    def thoughts(self, conversation: Conversation, prompt: str) -> ThoughtMarkers | None:
+        """Where the answer's reasoning ends, for those who see its tokens."""
+        if self.reasoning is None:
+            return None
+        is_open = self.reasoning.is_open(prompt, conversation.prefill)
+        return ThoughtMarkers(self.reasoning.begin, self.reasoning.end, is_open)
+
+    def after_thoughts(self, conversation: Conversation, prompt: str, grammar: str) -> str | None:
+        """The grammar of an answer that may reason first and then follows `grammar`; None if there
+        can be no reasoning."""
+        if self.reasoning is None:
+            return None
+        before, rules = thought_rules(
+            self.reasoning, self.reasoning_ids, prompt, conversation.prefill
+        )
+        return with_thoughts(before, rules, grammar) if before else None
 
 
 def find_markup(
-    tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+    tokenizer: Tokenizer,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    allow_control_tokens: bool = False,
 ) -> ChatMarkup:
     """The served model's markup; parsers given by name override the detected ones.
 
     Raises ModelLoadError for an unknown name.
     """
-    tool_name = _tool_family(tokenizer) if tool_parser == AUTO else tool_parser
+    for template in (tokenizer.chat_template, tokenizer.tool_template):
+        assert template is None or template.shape, "it is found out now, and not by a request"
     reasoning_name = _reasoning_family(tokenizer) if reasoning_parser == AUTO else reasoning_parser
-    if tool_name not in TOOL_PARSERS or reasoning_name not in REASONING_PARSERS:
-        raise ModelLoadError(f"no parser is called {tool_name!r} or {reasoning_name!r}")
-    tools = TOOL_MARKUPS.get(tool_name)
+    if tool_parser not in TOOL_PARSERS or reasoning_name not in REASONING_PARSERS:
+        raise ModelLoadError(f"no parser is called {tool_parser!r} or {reasoning_name!r}")
     reasoning = REASONING_MARKERS.get(reasoning_name)
+    tools, reason = TOOL_MARKUPS.get(tool_parser), ""
+    if tool_parser == AUTO:
+        tools, reason = _detected_tools(tokenizer, reasoning)
+    markers = (
+        *(tools.markers if tools else ()),
+        *((reasoning.begin, reasoning.end) if reasoning else ()),
+    )
+    control = ControlTokens(tokenizer.control_texts)
     return ChatMarkup(
         tools,
         reasoning,
         tool_ids=_ids(tokenizer, tools.markers if tools else ()),
         reasoning_ids=_ids(tokenizer, (reasoning.begin, reasoning.end) if reasoning else ()),
+        no_tools_reason=reason or NO_FORMAT,
+        control_text=None
+        if allow_control_tokens
+        else ControlText(control, control.without(markers)),
     )
 
 
-def _tool_family(tokenizer: Tokenizer) -> str:
-    template = tokenizer.chat_template
+def _detected_tools(
+    tokenizer: Tokenizer, reasoning: ReasoningMarkers | None
+) -> tuple[ToolMarkup | None, str]:
+    """The family whose parser reads back the calls that the template writes, or why none does."""
+    template = tokenizer.tool_template
     if template is None or "tools" not in template.variables:
-        return NONE
-    if hermes.BEGIN in template.source:
-        return "hermes"
-    if mistral.MARKER in template.source or tokenizer.added_token_id(mistral.MARKER) is not None:
-        return "mistral"
-    if pythonic.EXAMPLE in template.source or tokenizer.added_token_id(pythonic.BEGIN) is not None:
-        return "pythonic"
-    if llama.MARKER in template.source or tokenizer.added_token_id(llama.MARKER) is not None:
-        return "llama3"
-    return NONE
+        return None, "the model's chat template takes none"
+    markers = {marker for markup in TOOL_MARKUPS.values() for marker in markup.markers}
+    call = written_call(template, tokenizer.control_texts - markers, reasoning)
+    if call is None:
+        return None, "the model's chat template writes no past calls, which would show their format"
+    schemas = {TOOL.name: TOOL.schema}
+    for markup in TOOL_MARKUPS.values():
+        parser = markup.parser(markup.call_ids("probe"), schemas)
+        if call.is_read_by(parser, markup.lead, reasoning):
+            return markup, ""
+    shown = shortened(call.text, MAX_PARAM_CHARS)
+    return None, f"no parser reads back the calls that the model's chat template writes: {shown!r}"
 
 
 def _reasoning_family(tokenizer: Tokenizer) -> str:
-    source = tokenizer.chat_template.source if tokenizer.chat_template else ""
+    templates = (tokenizer.chat_template, tokenizer.tool_template)
+    source = "".join(each.source for each in templates if each is not None)
     for name, markers in REASONING_MARKERS.items():
         if markers.end in source:
             return name

@@ -6,14 +6,17 @@ a parser for them; other text is content, unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from protocol.messages import FinishReason
 from router.chat.events import (
     ContentText,
     MessageDelta,
     MessageEvent,
     MessageFinish,
     ReasoningText,
-    ToolCallArguments,
     ToolCallBegin,
+    ToolCallBroken,
     ToolEvent,
 )
 from router.chat.reasoning import ReasoningParser
@@ -34,6 +37,7 @@ class MessageParser:
         self._tools = tools
         self._max_calls = max_calls
         self._called = False
+        self._is_broken = False
         self._length = 0
         self._has_content = False
 
@@ -46,9 +50,11 @@ class MessageParser:
             self._add_content(content, events)
         if delta.finish is None:
             return MessageDelta(events)
-        self._flush(events)
+        self._flush(events, is_cut=delta.finish is FinishReason.LENGTH)
         finish: MessageFinish = delta.finish.value
-        return MessageDelta(events, "tool_calls" if self._called and finish == "stop" else finish)
+        if finish == "stop" and self._called and not self._is_broken:
+            finish = "tool_calls"
+        return MessageDelta(events, finish)
 
     def _split(self, text: str, events: list[MessageEvent]) -> str:
         """Adds reasoning to the events; returns the rest of the text."""
@@ -69,23 +75,38 @@ class MessageParser:
             self._tools.begin_at(self._length - len(content))
         events += self._counted(self._tools.push(content))
 
-    def _flush(self, events: list[MessageEvent]) -> None:
+    def _flush(self, events: list[MessageEvent], is_cut: bool) -> None:
         if self._reasoning is not None:
-            reasoning, content = self._reasoning.flush()
+            reasoning, content, may_call = self._reasoning.flush(is_cut)
             if reasoning:
                 events.append(ReasoningText(reasoning))
             if content:
                 self._add_content(content, events)
+            if may_call and self._tools is not None:
+                events += self._call_in_thoughts(self._tools, may_call, is_cut)
+                return
         if self._tools is not None:
-            events += self._counted(self._tools.flush())
+            events += self._counted(self._tools.flush(is_cut))
+
+    def _call_in_thoughts(
+        self, tools: ToolParser, text: str, is_cut: bool
+    ) -> Sequence[MessageEvent]:
+        """The events of text at the end of reasoning that was never closed: a call, or else more
+        reasoning. A call that had hardly begun where the token limit came is dropped."""
+        tools.begin_at(self._length - len(text))
+        found = [*tools.push(text), *tools.flush(is_cut)]
+        if any(isinstance(event, ToolCallBegin) for event in found):
+            return self._counted(found)
+        return [] if is_cut else [ReasoningText(text)]
 
     def _counted(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """The events without those of calls beyond `max_calls`."""
         kept: list[ToolEvent] = []
         for event in events:
-            if isinstance(event, ToolCallBegin | ToolCallArguments):
+            if not isinstance(event, ContentText):
                 self._called = True
                 if self._max_calls is not None and event.index >= self._max_calls:
                     continue
+                self._is_broken = isinstance(event, ToolCallBroken)
             kept.append(event)
         return kept

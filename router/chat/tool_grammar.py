@@ -7,17 +7,18 @@ unless an answer without calls has its own form: then the whole answer is that f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import InvalidRequest
 from router.chat.conversation import Conversation, Tool, ToolMode
-from router.chat.keyword_grammar import keyword_call
 from router.chat.reasoning import ReasoningMarkers
-from router.text.grammar import json_schema_part, text_part
+from router.chat.thought_grammar import ANY_TEXT, marker_part, thought_rules
+from router.text.grammar import check_grammar_length, json_schema_part, text_part
 
-_ANY_TEXT = "/(?s:.*)/"
+CallRules = Callable[[str, str, dict[str, Any]], list[str]]
+"""The rules of one call, from the first one's name, the tool's name and its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class CallForm:
 
     Each is a sequence of texts, some of which may be single tokens. A call is a JSON object with
     the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
-    and the arguments. With `has_keywords`, a call is `name(key=value, ...)`, and no marker shows
-    where calls begin. If `separator` is None, there is at most one call.
+    and the arguments. A family that writes calls in its own way has `call_rules`. If nothing
+    `is_marked`, no text shows for certain where calls begin. If `separator` is None, there is at
+    most one call.
     """
 
     opening: tuple[str, ...] = ()
@@ -37,7 +39,8 @@ class CallForm:
     separator: tuple[str, ...] | None = None
     arguments_key: str | None = "arguments"
     middle: tuple[str, ...] = ()
-    has_keywords: bool = False
+    call_rules: CallRules | None = None
+    is_marked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,19 @@ class ToolGrammar:
         `form_without_calls` is the right side of a rule, for an answer with optional calls.
         """
         mode, tools = conversation.tool_choice.mode, conversation.tools
+        thought: tuple[str, list[str]] = ("", [])
+        if reasoning is not None:
+            thought = thought_rules(reasoning, self.ids, prompt, conversation.prefill)
         if mode is ToolMode.NAMED:
             chosen = [each for each in tools if each.name == conversation.tool_choice.name]
-            return self._whole(self._calls(False), chosen, self._thought(reasoning, prompt))
+            return self._whole(self._calls(False), chosen, thought)
         calls = self._calls(conversation.parallel_tool_calls)
         if mode is ToolMode.REQUIRED:
-            return self._whole(calls, tools, self._thought(reasoning, prompt))
+            return self._whole(calls, tools, thought)
         if mode is ToolMode.AUTO and form_without_calls is not None:
-            thought, rules = self._thought(reasoning, prompt)
+            before, rules = thought
             rules = [*rules, f"answer: {form_without_calls}"]
-            return self._whole(f"({calls} | answer)", tools, (thought, rules))
+            return self._whole(f"({calls} | answer)", tools, (before, rules))
         if mode is ToolMode.AUTO and any(tool.strict for tool in tools):
             return self._may_call(conversation)
         return None
@@ -87,24 +93,10 @@ class ToolGrammar:
         calls = self._call_rules(tools, strict_only=False)
         return "\n".join([f"start: {before} {answer}", *rules, *calls])
 
-    def _thought(self, reasoning: ReasoningMarkers | None, prompt: str) -> tuple[str, list[str]]:
-        """The reasoning that may precede the calls, and the rules for it."""
-        if reasoning is None:
-            return "", []
-        rule = f"thought[suffix={text_part(reasoning.end)}]: {_ANY_TEXT}"
-        if reasoning.end in self.ids:
-            rule = f"thought: {_ANY_TEXT} {self._part(reasoning.end)}"
-        gap = r"gap: /\n{0,2}/"
-        if reasoning.is_open(prompt):
-            return "thought gap", [rule, gap]
-        if reasoning.begin in self.ids and not prompt.rstrip().endswith(reasoning.end):
-            return f"({self._part(reasoning.begin)} thought gap)?", [rule, gap]
-        return "", []
-
     def _may_call(self, conversation: Conversation) -> str:
         form = self.form
         lead, *rest = [*form.opening, *form.begin] or [""]
-        if not lead or form.has_keywords:
+        if not lead or not form.is_marked:
             raise InvalidRequest(
                 "'tools': 'strict' needs 'tool_choice' to be \"required\" or a function's name, "
                 "since nothing marks where this model's calls begin",
@@ -119,12 +111,12 @@ class ToolGrammar:
         calls = f"{inner} {calls} {self._parts(form.closing)}"
         bare = self._call_rules(conversation.tools, strict_only=True, with_begin=False)
         if lead in self.ids:
-            start = f"start: {_ANY_TEXT} ({self._part(lead)} {calls} {_ANY_TEXT}){again}"
+            start = f"start: {ANY_TEXT} ({self._part(lead)} {calls} {ANY_TEXT}){again}"
             return "\n".join([start, *bare])
         return "\n".join(
             [
                 f"start: (lead {calls}){again} TAIL",
-                f"lead[suffix={text_part(lead)}]: {_ANY_TEXT}",
+                f"lead[suffix={text_part(lead)}]: {ANY_TEXT}",
                 f"TAIL: ~/(?s:.*){_escaped(lead)}(?s:.*)/",
                 *bare,
             ]
@@ -140,10 +132,11 @@ class ToolGrammar:
         rules = [f"call: {begin} ({names}) {self._parts(form.end)}"]
         for place, tool in enumerate(tools):
             schema = tool.schema if tool.strict or not strict_only else {"type": "object"}
-            if form.has_keywords:
-                rules += keyword_call(f"call_{place}", tool.name, schema)
+            if form.call_rules is not None:
+                rules += form.call_rules(f"call_{place}", tool.name, schema)
             else:
                 rules.append(f"call_{place}: {self._one_call(tool.name, schema)}")
+            check_grammar_length(sum(map(len, rules)), "tools")
         return rules
 
     def _one_call(self, name: str, schema: dict[str, Any]) -> str:
@@ -167,8 +160,7 @@ class ToolGrammar:
         return " ".join(self._part(text) for text in texts)
 
     def _part(self, text: str) -> str:
-        token_id = self.ids.get(text)
-        return text_part(text) if token_id is None else f"<[{token_id}]>"
+        return marker_part(text, self.ids)
 
 
 def _escaped(text: str) -> str:

@@ -1,25 +1,34 @@
 """Which KV blocks each worker holds, according to its published events.
 
 Owns one set of block hashes per worker, updated by numbered `CacheEvents` on top of a
-`CacheDump`. Knows no sockets: it reports when a dump is needed, and the caller requests one. The
-index is a hint for placement; a worker's own cache decides. Invariants: an event is applied only
-right after its predecessor, and only if it comes from the same incarnation. The blocks of a
-newly routed prompt count as expected, not as held, so that a burst of equal prompts goes to the
-same worker as the first one.
+`CacheDump`, and one index from hash to workers. Knows no sockets: it reports when a dump is needed,
+and the caller requests one. The index is a hint for placement; a worker's own cache decides.
+Invariants: after a missing event, which the next event or the worker's load report reveals, a
+worker's blocks are kept as a hint until a dump has come; an event counts only if it comes from the
+same incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a
+burst of equal prompts goes to the same worker as the first one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import msgspec
 
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump
+from router.fleet.block_holders import BlockHolders, Run
 
 MAX_BUFFERED_EVENTS = 4096
+RETRY_S, MAX_RETRY_S = 2.0, 60.0
+"""A dump that does not come is requested again after this time, which doubles each time."""
+MAX_PENDING = 32_768
+"""Blocks that are expected on one worker; of more, the oldest prompts are forgotten."""
+SLICE = 50_000
+"""Blocks that are indexed at once; a larger cache comes into the index bit by bit."""
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
@@ -29,26 +38,27 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     expected: int
 
 
-@dataclass
+NO_MATCH = PrefixMatch(0, 0)
+
+
+@dataclass(eq=False)
 class _WorkerBlocks:
-    """One worker's blocks. While a dump is awaited, `seq` is None and events wait in `buffer`.
+    """One worker's blocks; `bit` stands for it in the index. While a dump is awaited, `seq` is None
+    and events wait in `buffer`; the dump is requested again at `retry_at`.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
 
     incarnation: str
+    bit: int
     hashes: set[bytes] = field(default_factory=set)
     seq: int | None = None
     buffer: list[CacheEvents] = field(default_factory=list)
     pending: dict[bytes, float] = field(default_factory=dict)
-    routed: deque[tuple[float, list[bytes]]] = field(default_factory=deque)
-
-    def apply(self, events: CacheEvents) -> None:
-        self.hashes.difference_update(events.removed)
-        self.hashes.update(events.stored)
-        for digest in (*events.removed, *events.stored):
-            self.pending.pop(digest, None)
-        self.seq = events.seq
+    routed: deque[tuple[float, Sequence[bytes]]] = field(default_factory=deque)
+    retry_at: float | None = None
+    retry_s: float = RETRY_S
+    is_gone: bool = False
 
 
 class CacheIndex:
@@ -57,15 +67,28 @@ class CacheIndex:
     def __init__(self, pending_ttl_s: float) -> None:
         self._pending_ttl_s = pending_ttl_s
         self._workers: dict[str, _WorkerBlocks] = {}
+        self._held = BlockHolders()
+        self._expected = BlockHolders()
+        self._unsorted: deque[tuple[_WorkerBlocks, Iterator[bytes]]] = deque()
+        self._free_bits: list[int] = []
+        self._num_bits = 0
         self.gaps = 0
 
     def join(self, worker_id: str, incarnation: str) -> None:
         """Start to follow a worker with an empty set; the caller requests a dump from it."""
-        self._workers[worker_id] = _WorkerBlocks(incarnation)
+        self.leave(worker_id)
+        if not self._free_bits:
+            self._free_bits.append(1 << self._num_bits)
+            self._num_bits += 1
+        self._workers[worker_id] = _WorkerBlocks(incarnation, self._free_bits.pop())
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker."""
-        self._workers.pop(worker_id, None)
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            worker.is_gone = True
+            self._forget_pending(worker, list(worker.pending))
+            self._sort(worker, worker.hashes)
 
     def apply_events(self, events: CacheEvents) -> bool:
         """Take one event; True if the caller must request a dump because events are missing."""
@@ -73,11 +96,13 @@ class CacheIndex:
         if worker is None or worker.incarnation != events.incarnation:
             return False
         if worker.seq is None:
+            self._apply(worker, events)
             return self._hold(worker, events)
         if events.seq <= worker.seq:
             return False
+        self._apply(worker, events)
         if events.seq == worker.seq + 1:
-            worker.apply(events)
+            worker.seq = events.seq
             return False
         return self._lose_track(worker, events)
 
@@ -89,45 +114,94 @@ class CacheIndex:
         if worker.seq is not None and dump.seq < worker.seq:
             return False
         waiting, worker.buffer = worker.buffer, []
-        worker.hashes = set(dump.hashes)
-        worker.seq = dump.seq
-        for digest in dump.hashes:
-            worker.pending.pop(digest, None)
+        former, worker.hashes = worker.hashes, set(dump.hashes)
+        worker.seq, worker.retry_at, worker.retry_s = dump.seq, None, RETRY_S
+        self._forget_pending(worker, [each for each in worker.pending if each in worker.hashes])
+        self._sort(worker, former ^ worker.hashes)
         wants_dump = False
         for events in sorted(waiting, key=lambda each: each.seq):
             wants_dump = self.apply_events(events) or wants_dump
         return wants_dump
+
+    def check_seq(self, worker_id: str, incarnation: str, seq: int) -> bool:
+        """A worker says that its newest event has this number; True if that event has not come, and
+        the caller must request a dump."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return False
+        return worker.seq is not None and seq > worker.seq and self._lose_track(worker)
+
+    def overdue(self, now: float) -> list[str]:
+        """The workers whose dump has not come in time and must be requested again. Call it
+        periodically."""
+        found = []
+        for worker_id, worker in self._workers.items():
+            if worker.seq is not None:
+                continue
+            if worker.retry_at is None:
+                worker.retry_at = now + worker.retry_s
+            elif now >= worker.retry_at:
+                worker.retry_s = min(2 * worker.retry_s, MAX_RETRY_S)
+                worker.retry_at = now + worker.retry_s
+                found.append(worker_id)
+        return found
+
+    def tidy(self, now: float) -> None:
+        """Index the next part of caches that were too large to index at once, and forget expired
+        expectations. Call it periodically."""
+        for worker in self._workers.values():
+            self._expire(worker, now)
+        self._sort_some()
 
     def expect(self, worker_id: str, hashes: Sequence[bytes], now: float) -> None:
         """Expect these blocks of a routed prompt on a worker; the expectation expires."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        pending, routed = worker.pending, worker.routed
-        while routed and routed[0][0] <= now:
-            for digest in routed.popleft()[1]:
-                if pending.get(digest, now) <= now:
-                    pending.pop(digest, None)
+        self._expire(worker, now)
         expiry = now + self._pending_ttl_s
         new = [digest for digest in hashes if digest not in worker.hashes]
-        pending.update(dict.fromkeys(new, expiry))
         if new:
-            routed.append((expiry, new))
+            worker.pending.update(dict.fromkeys(new, expiry))
+            worker.routed.append((expiry, new))
+            self._expected.add(worker.bit, new)
+        while len(worker.pending) > MAX_PENDING and len(worker.routed) > 1:
+            self._forget_pending(worker, worker.routed.popleft()[1])
+
+    def matches(self, hashes: Sequence[bytes], now: float) -> dict[str, PrefixMatch]:
+        """How many leading blocks of a prompt each worker holds now and will soon hold, of the
+        workers that hold any. Behind the first `EXACT_BLOCKS` blocks, holes may be overlooked."""
+        everybody = expecting = 0
+        for worker in self._workers.values():
+            everybody |= worker.bit
+            if worker.routed and worker.routed[0][0] <= now:
+                self._expire(worker, now)
+            if worker.pending:
+                expecting |= worker.bit
+        runs = self._held.runs(hashes, everybody)
+        if runs and runs[-1].num_blocks == len(hashes):
+            expecting &= ~runs[-1].workers
+        held, soon = _by_bit(runs), _NOTHING
+        if expecting:
+            start = next(each.num_blocks for each in runs if each.workers & expecting)
+            soon = _by_bit(self._held.runs(hashes, expecting, start, also=self._expected))
+        found: dict[str, PrefixMatch] = {}
+        if not held and not soon:
+            return found
+        for worker_id, worker in self._workers.items():
+            count = held.get(worker.bit, 0)
+            expected = soon.get(worker.bit, count)
+            if expected:
+                found[worker_id] = PrefixMatch(count, expected)
+        return found
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
-        """How many leading blocks of a prompt a worker holds now and will soon hold."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            return PrefixMatch(0, 0)
-        held = 0
-        while held < len(hashes) and hashes[held] in worker.hashes:
-            held += 1
-        expected = held
-        while expected < len(hashes) and (
-            hashes[expected] in worker.hashes or worker.pending.get(hashes[expected], now) > now
-        ):
-            expected += 1
-        return PrefixMatch(held, expected)
+        """The same of one worker."""
+        return self.matches(hashes, now).get(worker_id, NO_MATCH)
+
+    def holders(self, digest: bytes) -> list[str]:
+        """The workers that hold a block."""
+        return [name for name, worker in self._workers.items() if digest in worker.hashes]
 
     def num_blocks(self, worker_id: str) -> int:
         """How many blocks a worker is known to hold."""
@@ -139,6 +213,14 @@ class CacheIndex:
         worker = self._workers.get(worker_id)
         return worker is not None and worker.seq is not None
 
+    def _apply(self, worker: _WorkerBlocks, events: CacheEvents) -> None:
+        worker.hashes.difference_update(events.removed)
+        worker.hashes.update(events.stored)
+        self._held.remove(worker.bit, events.removed)
+        self._held.add(worker.bit, events.stored)
+        if worker.pending:
+            self._forget_pending(worker, chain(events.removed, events.stored))
+
     @staticmethod
     def _hold(worker: _WorkerBlocks, events: CacheEvents) -> bool:
         """Buffer an event until the dump arrives; True if the buffer overflowed and a new dump
@@ -149,10 +231,56 @@ class CacheIndex:
         worker.buffer = [events]
         return True
 
-    def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents) -> bool:
-        """An event is missing: drop the blocks, which may be wrong, until the next dump."""
+    def _lose_track(self, worker: _WorkerBlocks, events: CacheEvents | None = None) -> bool:
+        """An event is missing: the blocks, some of which may be wrong, are a hint until the next
+        dump."""
         self.gaps += 1
-        worker.hashes.clear()
         worker.seq = None
-        worker.buffer = [events]
+        worker.buffer = [] if events is None else [events]
         return True
+
+    def _sort(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
+        """Bring the index in line with the worker's set, for these blocks."""
+        self._unsorted.append((worker, iter(list(digests))))
+        if len(self._unsorted) == 1:
+            self._sort_some()
+
+    def _sort_some(self) -> None:
+        budget = SLICE
+        while self._unsorted and budget > 0:
+            worker, digests = self._unsorted[0]
+            part = list(islice(digests, budget))
+            budget -= len(part)
+            held = () if worker.is_gone else worker.hashes.intersection(part)
+            self._held.remove(worker.bit, part)
+            self._held.add(worker.bit, held)
+            if budget > 0:
+                self._unsorted.popleft()
+                if worker.is_gone and not any(each is worker for each, _ in self._unsorted):
+                    self._free_bits.append(worker.bit)
+
+    def _expire(self, worker: _WorkerBlocks, now: float) -> None:
+        while worker.routed and worker.routed[0][0] <= now:
+            _, digests = worker.routed.popleft()
+            pending = worker.pending
+            self._forget_pending(
+                worker, [each for each in digests if pending.get(each, now) <= now]
+            )
+
+    def _forget_pending(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
+        gone = [each for each in digests if worker.pending.pop(each, None) is not None]
+        self._expected.remove(worker.bit, gone)
+
+
+_NOTHING: dict[int, int] = {}
+
+
+def _by_bit(runs: list[Run]) -> dict[int, int]:
+    """The number of blocks by worker, of the workers that hold any."""
+    found = {}
+    for num_blocks, mask in runs:
+        while num_blocks and mask:
+            bit = mask & -mask
+            found[bit] = num_blocks
+            mask ^= bit
+    return found

@@ -3,9 +3,9 @@
 Owns one `Worker` (and its link) per usable registration, and the cache index. Members come from
 the membership watcher. A worker is dead when another incarnation registered, or when its
 registration is gone and it does not answer; being slow, or missing from the registry, is not
-enough. The first READY worker decides what the fleet serves. A worker that differs is refused,
-and the log names both values once. Knows no requests: the fleet passes workers' messages and
-losses to its listener.
+enough. `router.fleet.election` decides what the fleet serves. A worker that differs is refused, and
+the log names both models once. Knows no requests: the fleet passes workers' messages and losses to
+its listener.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from protocol.errors import IncompatiblePeer
+from process.clock import wall_us
 from protocol.events import CacheEvents, EventMessage
-from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, ControlMessage, Role
+from protocol.messages import (
+    CacheDump,
+    CacheDumpRequest,
+    ControlMessage,
+    FlightPage,
+    Role,
+)
 from protocol.registration import WorkerInfo, WorkerState
-from router.fleet.cache_index import CacheIndex
+from router.fleet.cache_index import NO_MATCH, CacheIndex, PrefixMatch
+from router.fleet.election import FleetIdentity, WantedModel, elect
+from router.fleet.flight_questions import FlightQuestions
+from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks
 from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Link, Loss, Worker, describe
@@ -29,25 +37,8 @@ from router.routing.view import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class FleetIdentity:
-    """The properties that all workers of the fleet share."""
-
-    model: str
-    model_fingerprint: str
-    layout_fingerprint: str
-    block_size: int
-
-    def check(self, info: WorkerInfo) -> None:
-        """Raises IncompatiblePeer, with both values, for a worker that cannot be used."""
-        for what, ours, theirs in (
-            ("protocol version", str(PROTOCOL_VERSION), str(info.protocol_version)),
-            ("model fingerprint", self.model_fingerprint, info.model_fingerprint),
-            ("KV layout fingerprint", self.layout_fingerprint, info.layout_fingerprint),
-        ):
-            if ours != theirs:
-                raise IncompatiblePeer(what, ours, theirs)
+LONG_STEP_S = 8.0
+"""Prefill workers of which none answers are left out this much later: they may compute."""
 
 
 class FleetListener(Protocol):
@@ -61,8 +52,9 @@ class FleetListener(Protocol):
         """Workers came, went, or changed their state or load; may be called repeatedly."""
         ...
 
-    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
-        """A worker, or the connection to it, is gone; every attempt there ends now."""
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
+        """A worker, or the connection to it, is gone; every attempt there ends now. Returns how
+        many there were."""
         ...
 
 
@@ -78,8 +70,11 @@ class Fleet:
         index: CacheIndex,
         metrics: FleetMetrics,
         clock: Callable[[], float] = time.monotonic,
+        history: FleetHistory | None = None,
     ) -> None:
+        self.history = history or FleetHistory(wall_us)
         self.identity: FleetIdentity | None = None
+        self.flights = FlightQuestions()
         self._connect = connect
         self._index = index
         self._metrics = metrics
@@ -87,9 +82,16 @@ class Fleet:
         self._listener: FleetListener | None = None
         self._workers: dict[str, Worker] = {}
         self._members: dict[str, WorkerInfo] = {}
-        self._refused: set[str] = set()
+        self._max_context: int | None = None
+        self._refused: dict[str, str] = {}  # why, by incarnation
+        self._wanted = WantedModel("")
+        self._store_trouble: Callable[[], str | None] = lambda: None
         self._closing: list[Link] = []
         self._changed = asyncio.Event()
+
+    def want(self, wanted: WantedModel) -> None:
+        """Serve workers of this checkpoint only; call this before the first `update`."""
+        self._wanted = wanted
 
     def listen(self, listener: FleetListener) -> None:
         """Set the listener; call this before the first `update`."""
@@ -98,8 +100,10 @@ class Fleet:
     def update(self, members: Mapping[str, WorkerInfo]) -> None:
         """Bring the workers in line with the current registrations."""
         self._members = dict(members)
+        self.history.note_members(members)
         self.sweep()
-        self._refused &= {info.incarnation for info in members.values()}
+        present = {info.incarnation for info in members.values()}
+        self._refused = {each: why for each, why in self._refused.items() if each in present}
         self._elect(members)
         for info in members.values():
             worker = self._workers.get(info.worker_id)
@@ -110,6 +114,7 @@ class Fleet:
                 self._add(info)
             else:
                 worker.info = info
+        self._find_max_context()
         self._note_change()
 
     def sweep(self) -> None:
@@ -122,6 +127,9 @@ class Fleet:
             answers = worker.link.is_ready and worker.link.is_responsive(now)
             if worker_id not in self._members and not answers:
                 self._lose(worker_id, "its lease ended", Loss.SILENT)
+        self._index.tidy(now)
+        for worker_id in self._index.overdue(now):
+            self._workers[worker_id].link.send(CacheDumpRequest())
         self._note_change()
 
     async def close(self) -> None:
@@ -137,32 +145,45 @@ class Fleet:
         """The worker with this id, if the router uses it now."""
         return self._workers.get(worker_id)
 
+    def info(self, worker_id: str) -> WorkerInfo | None:
+        """The registration of this id, whether or not the router uses the worker."""
+        return self._members.get(worker_id)
+
     def ready(self, role: Role) -> list[Worker]:
         """Workers that new requests may go to.
 
-        A slow worker is not a dead one: workers that do not answer at the moment are left out
-        only if others answer.
+        A slow worker is not a dead one: decode workers that do not answer at the moment are left
+        out only if others answer. Prefill workers are left out in any case, because decode workers
+        can compute prompts, too.
         """
         usable = [
             each
             for each in self._workers.values()
             if each.info.role is role and each.takes_requests
         ]
-        if len(usable) < 2:
+        if role is Role.DECODE and len(usable) < 2:
             return usable
         now = self._clock()
-        return [each for each in usable if each.link.is_responsive(now)] or usable
+        answering = [each for each in usable if each.link.is_responsive(now)]
+        if role is Role.PREFILL:  # one that is alone may be in a long step
+            return answering or [e for e in usable if e.link.is_responsive(now - LONG_STEP_S)]
+        return answering or usable
 
     def known(self, role: Role) -> list[Worker]:
         """All workers of a role, connected or not."""
         return [each for each in self._workers.values() if each.role is role]
 
-    def loads(self, role: Role, hashes: Sequence[bytes]) -> list[WorkerLoad]:
-        """The load of each ready worker, and how many of these prompt blocks it holds."""
-        now = self._clock()
-        return [
-            each.load(self._index.match(each.worker_id, hashes, now)) for each in self.ready(role)
-        ]
+    def matches(self, hashes: Sequence[bytes]) -> Mapping[str, PrefixMatch]:
+        """How many of these leading blocks of a prompt each worker holds, if it holds any."""
+        return self._index.matches(hashes, self._clock()) if hashes else {}
+
+    def loads(self, role: Role, matches: Mapping[str, PrefixMatch]) -> list[WorkerLoad]:
+        """The load of each ready worker, with what it holds of a prompt."""
+        return [each.load(matches.get(each.worker_id, NO_MATCH)) for each in self.ready(role)]
+
+    def holders(self, digest: bytes) -> list[str]:
+        """The workers that hold a block."""
+        return self._index.holders(digest)
 
     def expect_cached(self, worker_id: str, hashes: Sequence[bytes]) -> None:
         """Expect a worker to hold these blocks: a prompt of them is being sent there."""
@@ -170,24 +191,61 @@ class Fleet:
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that every ready decode worker accepts; None if no worker is ready."""
-        return min((each.info.max_context for each in self.ready(Role.DECODE)), default=None)
+        """Tokens that some decode worker accepts, ready or for now not; None if there is none.
+        Placement knows the limits of each. One that drains counts only beside no other."""
+        return self._max_context
 
     def not_ready_reason(self) -> str | None:
         """Why nothing can be served now; None if something can."""
         if self.ready(Role.DECODE):
             return None
-        known = [each for each in self._workers.values() if each.role is Role.DECODE]
-        if known:
-            states = ", ".join(f"{each.worker_id} is {each.info.state.value}" for each in known)
-            return f"no decode worker is ready: {states}"
-        return "no decode worker is registered"
+        known = {e.worker_id: e.info for e in self._workers.values()} | self._members
+        standing = [
+            f"{info.worker_id} is {self.condition(info)}"
+            for info in known.values()
+            if info.role is Role.DECODE
+        ]
+        reason = "no decode worker is registered"
+        if standing:
+            reason = f"no decode worker is ready: {', '.join(sorted(standing))}"
+        trouble = self._store_trouble()
+        return reason if trouble is None else f"{reason}; {trouble}"
 
-    async def wait_for_decode(self) -> None:
-        """Wait until a decode worker is ready; the caller sets the timeout."""
-        while not self.ready(Role.DECODE):
+    def condition(self, info: WorkerInfo) -> str:
+        """How a registered worker stands with this router, in words: refused and why, loading,
+        draining, stalled, registered (not used yet), not connected, silent, full or ready."""
+        if info.incarnation in self._refused:
+            return f"refused: {self._refused[info.incarnation]}"
+        if info.state is not WorkerState.READY:
+            return info.state.value
+        worker = self._workers.get(info.worker_id)
+        if worker is None or worker.info.incarnation != info.incarnation:
+            return "registered, not used yet"
+        if not worker.link.is_ready:
+            return "not connected"
+        if not worker.link.is_responsive(self._clock()):
+            return "silent"
+        return "full" if worker.free_blocks <= 0 else "ready"
+
+    def watch_store(self, trouble: Callable[[], str | None]) -> None:
+        """Ask `trouble` what is wrong with the store, for the reasons of `not_ready_reason`."""
+        self._store_trouble = trouble
+
+    @property
+    def store_trouble(self) -> str | None:
+        """What is wrong with the store that holds the registrations; None if it answers."""
+        return self._store_trouble()
+
+    async def wait_for_decode(self, min_context: int = 0) -> None:
+        """Wait until a decode worker is ready that accepts so many tokens; the caller sets the
+        timeout."""
+        while not any(e.info.max_context >= min_context for e in self.ready(Role.DECODE)):
             self._changed.clear()
             await self._changed.wait()
+
+    def workers(self) -> list[Worker]:
+        """All workers that the router uses."""
+        return list(self._workers.values())
 
     def as_json(self) -> list[dict[str, Any]]:
         """The members as `/fleet` shows them, including those that load or are refused."""
@@ -195,7 +253,10 @@ class Fleet:
         members = sorted(known.values(), key=lambda each: (each.role, each.worker_id))
         workers = [(info, self._workers.get(info.worker_id)) for info in members]
         return [
-            worker.as_json() if worker else describe(info, None, is_connected=False)
+            {
+                **(worker.as_json() if worker else describe(info, None, is_connected=False)),
+                "condition": self.condition(info),
+            }
             for info, worker in workers
         ]
 
@@ -205,6 +266,7 @@ class Fleet:
         """A link's hello was accepted: request a dump of the worker's cached blocks."""
         worker = self._workers.get(worker_id)
         if worker is not None:
+            worker.broken_us = worker.requests_moved = 0
             log.info("connected to %s worker %s", worker.role.value, worker_id)
             worker.link.send(CacheDumpRequest())
             self._note_change()
@@ -218,7 +280,10 @@ class Fleet:
         if worker_id not in self._members:
             self._lose(worker_id, "its lease ended and its connection broke", Loss.BROKEN)
         elif self._listener is not None:
-            self._listener.on_lost(worker, "its connection broke", Loss.BROKEN)
+            worker.broken_us = self.history.wall_us()
+            worker.requests_moved = self._listener.on_lost(
+                worker, "its connection broke", Loss.BROKEN
+            )
         self._note_change()
 
     def on_control(self, worker_id: str, message: ControlMessage) -> None:
@@ -229,6 +294,8 @@ class Fleet:
         if isinstance(message, CacheDump):
             if self._index.apply_dump(worker_id, message):
                 worker.link.send(CacheDumpRequest())
+        elif isinstance(message, FlightPage):
+            self.flights.answer(message)
         elif self._listener is not None:
             self._listener.on_message(worker, message)
 
@@ -239,13 +306,17 @@ class Fleet:
             return
         named = (message.worker_id, message.incarnation)
         if named != (worker_id, worker.info.incarnation):
-            self._metrics.refused.labels("foreign").inc()
+            self._metrics.refused.add("foreign")
         elif isinstance(message, CacheEvents):
+            worker.evicted_blocks += len(message.removed)
             if self._index.apply_events(message):
                 self._metrics.cache_gaps.inc()
                 worker.link.send(CacheDumpRequest())
         else:
             worker.take_stats(message)
+            if self._index.check_seq(*named, message.cache_seq):
+                self._metrics.cache_gaps.inc()
+                worker.link.send(CacheDumpRequest())
 
     # -- membership -------------------------------------------------------------------------
 
@@ -253,39 +324,47 @@ class Fleet:
         """Decide what this fleet serves; decide again once no worker serves the former."""
         identity = self.identity
         if identity is not None and (
-            self._workers or any(_agrees(identity, each) for each in members.values())
+            self._workers or any(identity.refusal_of(each) is None for each in members.values())
         ):
             return
-        for info in members.values():
-            if info.state is WorkerState.READY and info.protocol_version == PROTOCOL_VERSION:
-                self.identity = FleetIdentity(
-                    info.model, info.model_fingerprint, info.layout_fingerprint, info.block_size
-                )
-                return
+        self.identity = elect(self._wanted, members.values()) or identity
 
     def _add(self, info: WorkerInfo) -> None:
         """Connect to a worker, unless it is still loading or cannot be used."""
-        if self.identity is None or info.state is WorkerState.LOADING:
+        if info.state is WorkerState.LOADING:
             return
-        try:
-            self.identity.check(info)
-        except IncompatiblePeer as error:
+        refusal = self._wanted.refusal_of(info)
+        if refusal is None and self.identity is not None:
+            refusal = self.identity.refusal_of(info)
+        if refusal is not None:
             if info.incarnation not in self._refused:
-                self._refused.add(info.incarnation)
-                log.error("worker %s is not used: %s", info.worker_id, error)
+                self._refused[info.incarnation] = refusal
+                log.error("worker %s is not used: %s", info.worker_id, refusal)
             return
+        if self.identity is None:
+            return
+        self._refused.pop(info.incarnation, None)
         self._index.join(info.worker_id, info.incarnation)
         self._workers[info.worker_id] = Worker(info, self._connect(info, self))
 
     def _lose(self, worker_id: str, reason: str, loss: Loss) -> None:
         worker = self._workers.pop(worker_id)
+        self._find_max_context()
         self._disconnect(worker)
         self._index.leave(worker_id)
         self._metrics.workers_lost.inc()
         message = "%s worker %s left: %s"
         log.log(_severity(worker), message, worker.role.value, worker_id, reason)
+        moved = worker.requests_moved
         if self._listener is not None:
-            self._listener.on_lost(worker, reason, loss)
+            moved += self._listener.on_lost(worker, reason, loss)
+        self.history.note_lost(worker.info, reason, moved)
+
+    def _find_max_context(self) -> None:
+        """Find `max_context` anew; every request reads it, and only the members change it."""
+        known = self.known(Role.DECODE)
+        staying = [each for each in known if each.info.state is not WorkerState.DRAINING]
+        self._max_context = max((each.info.max_context for each in staying or known), default=None)
 
     def _disconnect(self, worker: Worker) -> None:
         worker.link.close()
@@ -305,11 +384,3 @@ class Fleet:
 def _severity(worker: Worker) -> int:
     """The log level for a lost worker: INFO if the worker drains, since its end is expected."""
     return logging.INFO if worker.info.state is WorkerState.DRAINING else logging.WARNING
-
-
-def _agrees(identity: FleetIdentity, info: WorkerInfo) -> bool:
-    try:
-        identity.check(info)
-    except IncompatiblePeer:
-        return False
-    return True

@@ -9,13 +9,17 @@ what messages contain.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import zmq
 
 MAX_AT_ONCE = 64
+MAX_TURN_S = 0.005
+"""A message may hold tokens of hundreds of sequences."""
 RETRY_S = 0.01
 _NOWAIT = int(zmq.NOBLOCK)
+_clock = time.perf_counter
 
 
 class FrameSocket:
@@ -39,7 +43,7 @@ class FrameSocket:
         self._take = take
         self._fail = fail
         self._max_queued = max_queued
-        self._outbox: list[bytes] = []
+        self._outbox: list[list[bytes]] = []
         self._retry: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -47,14 +51,14 @@ class FrameSocket:
         self._loop.add_reader(self._descriptor, self._receive)
         self._loop.call_soon(self._receive)
 
-    def send(self, frame: bytes) -> bool:
-        """Queue a message of one frame for the next turn; False if the queue is full."""
+    def send(self, frames: list[bytes]) -> bool:
+        """Queue a message, in frames, for the next turn; False if the queue is full."""
         outbox = self._outbox
         if not outbox:
             self._loop.call_soon(self._flush)
         elif len(outbox) >= self._max_queued:
             return False
-        outbox.append(frame)
+        outbox.append(frames)
         return True
 
     def take_all(self) -> None:
@@ -74,13 +78,15 @@ class FrameSocket:
         self._socket.close(linger=linger_ms)
 
     def _receive(self) -> None:
-        """Take received messages in bounded batches, so that other callbacks get their turn."""
+        """Take received messages in batches, bounded in number and time, so that other callbacks
+        get their turn."""
         if self._take_some():
             self._loop.call_soon(self._receive)
 
     def _take_some(self) -> bool:
-        """Take up to MAX_AT_ONCE messages; returns whether there may be more."""
-        receive = self._socket.recv_multipart
+        """Take up to MAX_AT_ONCE messages, and none after MAX_TURN_S; returns whether there may be
+        more."""
+        receive, end = self._socket.recv_multipart, _clock() + MAX_TURN_S
         try:
             for _ in range(MAX_AT_ONCE):
                 if self._is_closed:
@@ -90,6 +96,8 @@ class FrameSocket:
                 except zmq.Again:
                     return False
                 self._take(frames)
+                if _clock() > end:
+                    return True
         except Exception as error:  # noqa: BLE001 - the top: `fail` ends the socket's session
             self._fail(error)
             return False
@@ -108,8 +116,11 @@ class FrameSocket:
         """Send as many queued messages as ZeroMQ accepts."""
         outbox, num_sent = self._outbox, 0
         try:
-            for frame in outbox:
-                self._socket.send(frame, _NOWAIT)
+            for frames in outbox:
+                if len(frames) == 1:  # cheaper, and by far the most
+                    self._socket.send(frames[0], _NOWAIT)
+                else:
+                    self._socket.send_multipart(frames, _NOWAIT)
                 num_sent += 1
         except zmq.Again:
             pass

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from process.clock import wall_us
 from process.sockets.authenticator import HANDSHAKE_FAILURES
 from process.sockets.control import NO_HELLO
 from process.sockets.network import Network
@@ -26,15 +29,18 @@ from protocol.errors import ProtocolError
 from protocol.events import EventMessage
 from protocol.messages import (
     ControlMessage,
+    Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
     Message,
     Ping,
     Pong,
+    Prefill,
 )
 from protocol.registration import WorkerInfo
-from protocol.wire import decode_control, decode_event, encode
+from protocol.wire import decode_control, decode_event, encode, joined, parts
+from router.fleet.clock_offset import ClockOffset
 from router.fleet.frame_socket import FrameSocket
 from router.fleet.metrics import FleetMetrics
 
@@ -42,6 +48,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
+_PINGS_TIMED = 64
 
 
 class LinkCallbacks(Protocol):
@@ -66,10 +73,12 @@ class LinkCallbacks(Protocol):
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """`ping_interval_s`: between pings; `silence_s`: when a silent worker is unresponsive."""
+    """`ping_interval_s`: between pings; `silence_s`: when a silent worker is unresponsive;
+    `unreachable_s`: when the log says that a worker has never answered."""
 
     ping_interval_s: float
     silence_s: float
+    unreachable_s: float = 5.0
 
 
 class WorkerLink:
@@ -85,6 +94,9 @@ class WorkerLink:
         metrics: FleetMetrics,
     ) -> None:
         self.refused: HelloRefused | None = None
+        self.session = ""
+        self.num_legs = 0
+        """Generate and Prefill messages that this session has sent."""
         self._network = network
         self._info = info
         self._hello = hello
@@ -100,7 +112,10 @@ class WorkerLink:
         self._last_heard = time.monotonic()
         self._num_pings = 0
         self._last_answered = 0
+        self.clock = ClockOffset()
+        self._sent_us: dict[int, int] = {}  # by number of ping, until it is answered
         self._hearing: dict[asyncio.Future[None], int] = {}  # waiters, with their ping's number
+        self._complaint = asyncio.get_running_loop().call_later(times.unreachable_s, self._complain)
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"link to {info.worker_id}"
         )
@@ -116,12 +131,16 @@ class WorkerLink:
 
     def send(self, message: Message) -> bool:
         """Queue a message; False if there is no connection or its queue is full."""
-        return self._is_ready and self._post(message)
+        is_sent = self._is_ready and self._post(message)
+        self.num_legs += is_sent and isinstance(message, (Generate, Prefill))
+        return is_sent
 
     def ping(self) -> int:
         """Send a ping, if there is a connection; returns the ping's number."""
         self._num_pings += 1
-        self.send(Ping(nonce=self._num_pings))
+        if self.send(Ping(nonce=self._num_pings)):
+            self._sent_us[self._num_pings] = wall_us()
+            self._sent_us.pop(self._num_pings - _PINGS_TIMED, None)
         return self._num_pings
 
     def has_answered(self, number: int) -> bool:
@@ -143,6 +162,7 @@ class WorkerLink:
     def close(self) -> None:
         """Stop the link; its sockets close when the task has ended, see `wait_closed`."""
         self._is_closed = True
+        self._complaint.cancel()
         self._end_ready()
         self._task.cancel()
 
@@ -183,7 +203,8 @@ class WorkerLink:
             published.connect(self._info.events)
             connection.connect(self._info.control)
             self._control = control
-            self._post(self._hello)
+            self.session, self.num_legs = secrets.token_hex(8), 0
+            self._post(msgspec.structs.replace(self._hello, session=self.session))
             self._ping_later()
             await self._ended
         finally:
@@ -229,13 +250,10 @@ class WorkerLink:
 
     def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
         """The decoded message; None for invalid frames, which are counted."""
-        if len(frames) != 1:
-            self._metrics.refused.labels("frame_count").inc()
-            return None
         try:
-            return decode(frames[0])
+            return decode(joined(frames))
         except ProtocolError as error:
-            self._metrics.refused.labels("undecodable").inc()
+            self._metrics.refused.add("undecodable")
             log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
             return None
 
@@ -262,7 +280,7 @@ class WorkerLink:
                 self._control.take_all()  # messages that arrived before the end
             self._end_session()
             return
-        self._metrics.refused.labels("handshake").inc()
+        self._metrics.refused.add("handshake")
         if not self._said_that_keys_differ:
             self._said_that_keys_differ = True
             log.warning(
@@ -274,7 +292,7 @@ class WorkerLink:
     def _post(self, message: Message) -> bool:
         if self._control is None or self._is_closed:
             return False
-        return self._control.send(encode(message))
+        return self._control.send(parts(encode(message)))
 
     def _take_control(self, message: ControlMessage) -> None:
         if isinstance(message, HelloAccepted):
@@ -284,12 +302,18 @@ class WorkerLink:
         elif isinstance(message, HelloRefused):
             self._refuse(message)
         elif not self._is_ready:
-            self._metrics.refused.labels("no_hello").inc()
+            self._metrics.refused.add("no_hello")
         elif isinstance(message, Pong):
-            self._last_answered = max(self._last_answered, message.nonce)
-            self._let_go(self._last_answered)
+            self._take_pong(message)
         else:
             self._callbacks.on_control(self._info.worker_id, message)
+
+    def _take_pong(self, message: Pong) -> None:
+        sent_us = self._sent_us.pop(message.nonce, 0)
+        if sent_us and message.wall_us:
+            self.clock.observe(sent_us, message.wall_us, wall_us())
+        self._last_answered = max(self._last_answered, message.nonce)
+        self._let_go(self._last_answered)
 
     def _accepted(self, message: HelloAccepted) -> None:
         """Become ready, if the worker that answers is the one that registered."""
@@ -299,10 +323,20 @@ class WorkerLink:
             self._refuse(HelloRefused(what="worker", ours=answering, theirs=registered))
         elif not self._is_ready:
             self._is_ready = True
+            self._complaint.cancel()
+            self.ping()
             self._callbacks.on_ready(self._info.worker_id)
+
+    def _complain(self) -> None:
+        log.warning(
+            "%s is registered, and has not answered at %s for %g s: is that address right, and "
+            "reachable from here? (advertise_address and control_port of the worker)",
+            self._info.worker_id, self._info.control, self._times.unreachable_s,
+        )  # fmt: skip
 
     def _refuse(self, refused: HelloRefused) -> None:
         self.refused = refused
+        self._complaint.cancel()
         self._end_ready()
         self._end_session()
         log.error(

@@ -1,9 +1,9 @@
 """One worker as the router knows it: registration, link, last stats, and recent reservations.
 
 A request that was just sent is not in the worker's stats yet, so it counts here as a reservation.
-The worker may have made the first stats message after the sending before it received the request,
-but not the second. A reservation therefore ends with the second one, unless its owner releases it
-earlier.
+Stats come over another connection than the one that carries requests, and in no order with them; so
+they say how many requests they count. A reservation ends with the first stats that count its
+request, unless its owner releases it earlier.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from protocol.events import WorkerStats
 from protocol.messages import Message, Role
 from protocol.registration import WorkerInfo, WorkerState
 from router.fleet.cache_index import PrefixMatch
+from router.fleet.clock_offset import ClockOffset
+from router.fleet.rates import Rates
+from router.routing.prediction import WorkerSpeed
 from router.routing.view import WorkerLoad
 
-_STATS_UNTIL_COUNTED = 2
+_CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not tell
 
 
 class Link(Protocol):
     """The connection to a worker, as `router.fleet.link.WorkerLink` implements it."""
+
+    clock: ClockOffset
+    session: str
+    num_legs: int
 
     @property
     def is_ready(self) -> bool: ...
@@ -48,11 +55,17 @@ class Loss(Enum):
 
 @dataclass(eq=False)
 class Reservation:
-    """Load that was sent to a worker and is not in the worker's stats yet."""
+    """Load that is sent to a worker and is not in the worker's stats yet. `number` is the
+    request's among those that `session` has sent; 0 until it is sent."""
 
     tokens: int
     blocks: int
-    stats_seen: int = 0
+    session: str = ""
+    number: int = 0
+
+    def is_counted(self, received: dict[str, int]) -> bool:
+        """Whether stats with these numbers of received requests count this one."""
+        return 0 < self.number <= received.get(self.session, 0)
 
 
 class Worker:
@@ -62,7 +75,15 @@ class Worker:
         self.info = info
         self.link = link
         self.stats: WorkerStats | None = None
-        self._reservations: list[Reservation] = []
+        self.speed: WorkerSpeed | None = None
+        self.rates = Rates()
+        self.broken_us = 0
+        """When the connection broke, if it did and is not back."""
+        self.requests_moved = 0
+        self.evicted_blocks = 0
+        """Cached blocks that it gave up since the router knows it."""
+        self._reservations: set[Reservation] = set()
+        self._reserved_tokens = self._reserved_blocks = 0
 
     @property
     def worker_id(self) -> str:
@@ -84,50 +105,91 @@ class Worker:
 
     @property
     def free_blocks(self) -> int:
-        """Unused blocks, by the last stats and the requests sent since."""
-        used = self.stats.blocks_used if self.stats else 0
-        return self.info.num_blocks - used - sum(each.blocks for each in self._reservations)
+        """Blocks that nothing uses or waits for, by the last stats and the requests sent since."""
+        return self.info.num_blocks - self._claimed_blocks
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that the worker has to compute, with the requests sent since its stats."""
+        queued = self.stats.queued_tokens if self.stats is not None else 0
+        return queued + self._reserved_tokens
+
+    @property
+    def _claimed_blocks(self) -> int:
+        """Blocks that are used (granted and fenced ones included), waited for, or reserved. The
+        queue of a prefill worker counts by its tokens instead."""
+        stats, reserved = self.stats, self._reserved_blocks
+        if stats is None:
+            return reserved
+        waiting = stats.blocks_waiting if self.role is Role.DECODE else 0
+        return stats.blocks_used + waiting + reserved
 
     def take_stats(self, stats: WorkerStats) -> None:
         """Take the newest stats; end the reservations that they must include."""
         self.stats = stats
-        for each in self._reservations:
-            each.stats_seen += 1
-        self._reservations = [
-            each for each in self._reservations if each.stats_seen < _STATS_UNTIL_COUNTED
-        ]
+        self.speed = _speed(self.info, stats)
+        self.rates.observe(stats)
+        for each in [e for e in self._reservations if e.is_counted(stats.received)]:
+            self.release(each)
 
     def reserve(self, tokens: int, blocks: int) -> Reservation:
         """Reserve load for a request sent now: prompt tokens to compute, blocks to hold."""
         reservation = Reservation(tokens, blocks)
-        self._reservations.append(reservation)
+        self._reservations.add(reservation)
+        self._reserved_tokens += tokens
+        self._reserved_blocks += blocks
         return reservation
+
+    def sent(self, reservation: Reservation) -> None:
+        """The request of a reservation has just been sent."""
+        reservation.session, reservation.number = self.link.session, self.link.num_legs
 
     def release(self, reservation: Reservation) -> None:
         """End a reservation: its request is done there or was never sent. May be called again."""
         if reservation in self._reservations:
             self._reservations.remove(reservation)
+            self._reserved_tokens -= reservation.tokens
+            self._reserved_blocks -= reservation.blocks
 
     def load(self, match: PrefixMatch) -> WorkerLoad:
         """The load for a placement: the last stats plus the reservations."""
         stats = self.stats
-        tokens = sum(each.tokens for each in self._reservations)
-        blocks = sum(each.blocks for each in self._reservations)
         return WorkerLoad(
             worker_id=self.worker_id,
             num_requests=(stats.num_waiting + stats.num_running if stats else 0)
             + len(self._reservations),
-            queued_tokens=(stats.queued_tokens if stats else 0) + tokens,
+            queued_tokens=self.queued_tokens,
             blocks_total=self.info.num_blocks,
-            blocks_used=(stats.blocks_used if stats else 0) + blocks,
+            blocks_claimed=self._claimed_blocks,
+            blocks_stuck=stats.blocks_stuck if stats else 0,
             held_blocks=match.held,
             expected_blocks=match.expected,
             max_context=self.info.max_context,
+            speed=self.speed,
         )
 
     def as_json(self) -> dict[str, Any]:
         """This worker as `/fleet` shows it."""
-        return describe(self.info, self.stats, is_connected=self.link.is_ready)
+        return {
+            **describe(self.info, self.stats, is_connected=self.link.is_ready),
+            "step_ms": self.rates.step_ms,
+            "tokens_per_s": self.rates.tokens_per_s,
+        }
+
+
+def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
+    """What predictions need of a worker. The context of the sequences that decode is taken to fill
+    the blocks in use."""
+    is_decode = info.role is Role.DECODE
+    return WorkerSpeed(
+        fixed_us=stats.step_fixed_us,
+        per_token_us=stats.step_per_token_us,
+        per_attended_us=stats.step_per_attended_us,
+        chunk_max_tokens=info.chunk_max_tokens or _CHUNK_TOKENS,
+        itl_target_ms=info.itl_target_ms or _ITL_TARGET_MS,
+        num_decodes=stats.num_running if is_decode else 0,
+        context_tokens=stats.blocks_used * info.block_size if is_decode else 0,
+    )
 
 
 def registered(info: WorkerInfo) -> dict[str, Any]:
@@ -142,7 +204,10 @@ def registered(info: WorkerInfo) -> dict[str, Any]:
         "model": info.model,
         "transport": info.transport,
         "transport_paths": list(info.transport_paths),
+        "incarnation": info.incarnation,
+        "max_batch_size": info.max_batch_size,
         "blocks_total": info.num_blocks,
+        "start_ms": info.start_ms,
     }
 
 
@@ -155,7 +220,10 @@ def describe(info: WorkerInfo, stats: WorkerStats | None, is_connected: bool) ->
         "queued_tokens": stats.queued_tokens if stats else 0,
         "blocks_used": stats.blocks_used if stats else 0,
         "blocks_cached": stats.blocks_cached if stats else 0,
+        "blocks_waiting": stats.blocks_waiting if stats else 0,
+        "blocks_stuck": stats.blocks_stuck if stats else 0,
         "num_handoffs": stats.num_handoffs if stats else 0,
+        "prefill_unreachable": bool(stats and stats.prefill_unreachable),
         "reported_us": stats.reported_us if stats else 0,
         "counters": stats.counters if stats else {},
         "connected": is_connected,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, PromptTooLong
 from router.http.errors import HttpError
 
 _PREFIX = "/v1/messages"
@@ -70,5 +70,17 @@ def anthropic_error(error: HttpError, request_id: str | None) -> bytes:
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     is_about_threads = error.code == ThreadsUnsupported.code
     details = UnsupportedThread(ThreadsUnsupported.code, ["thread"]) if is_about_threads else UNSET
-    detail = AnthropicErrorDetail(_TYPES.get(error.status, kind), error.message, details)
+    message = error.message if error.too_long is None else _too_long_message(error.too_long)
+    detail = AnthropicErrorDetail(_TYPES.get(error.status, kind), message, details)
     return msgspec.json.encode(AnthropicError(detail, request_id))
+
+
+def _too_long_message(error: PromptTooLong) -> str:
+    """Anthropic's words, by which clients know whether to shorten the prompt or the output."""
+    limit, prompt, output = error.limit, error.prompt, error.output
+    if prompt > limit or not output:
+        return f"prompt is too long: {prompt} {error.unit} > {limit} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {limit}, "
+        "decrease input length or `max_tokens` and try again"
+    )

@@ -1,54 +1,65 @@
 """One HTTP connection that a client cannot abuse: bounds on bytes received, memory and waits.
 
-Adds the limits that uvicorn's protocol lacks: the size of a request's head and of the whole
-message, the time to receive a request, and the time that a client may leave an answer unread.
-While a client does not read, flow control holds up the code that makes the answer. After the
-timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
+Adds what uvicorn's protocol lacks: limits on the size of a request's head and of the whole
+message, on the time to receive a request, and on the time that a client may leave an answer
+unread; and the strict reading of heads of `router.http.request_head`. Trailers count as head and
+are dropped. `Upgrade` is ignored. While a client does not read, flow control holds up the code
+that makes the answer. After the timeout the connection is aborted, and that code learns that the
+client is gone. Knows no paths.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httptools
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from protocol.errors import RequestError
+from router.http.connection_limits import ConnectionLimits, Countdown
 from router.http.disconnect import offer_connection
-from router.http.errors import HttpError
+from router.http.refusals import MALFORMED, Refusal, RefusalLog, Refused
+from router.http.request_head import (
+    FRAMING_HEADERS,
+    OTHER_PROTOCOL,
+    HeadReader,
+    head_without_upgrade,
+    is_of_other_protocol,
+)
 
 log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024
+MAX_PIPELINED = 32
+"""Requests read ahead of the one that is being answered."""
+PARSED_AT_ONCE = 8 * 1024
+"""Bytes; they hold some 300 requests, of which each takes 0.1 to 0.2 ms to read."""
+CLOSE_HEADER = (b"connection", b"close")
+"""Among the server's default headers, it closes each connection after the next answer."""
 _OK = b"HTTP/1.1 200 OK\r\n"
-_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Bounds on one connection.
+class _UntilClose(int):
+    """The length of an answer to an HTTP/1.0 client, which cannot read chunks: the answer ends when
+    the connection does. Uvicorn compares it with what was written, and finds it right."""
 
-    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: the longest body
-    that the application accepts; with chunk framing a message may be twice as long.
-    `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
-    the request. `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
-    """
+    def __lt__(self, other: object) -> bool:
+        return False
 
-    max_head_bytes: int = 32 * 1024
-    max_body_bytes: int = 32 * 1024 * 1024
-    receive_timeout_s: float = 60.0
-    stall_timeout_s: float = 30.0
+    def __ne__(self, other: object) -> bool:
+        return False
 
-    @property
-    def max_message_bytes(self) -> int:
-        """Bytes of one request on the wire."""
-        return self.max_head_bytes + 2 * self.max_body_bytes
+    def __sub__(self, other: int) -> _UntilClose:
+        return self
+
+    __eq__ = int.__eq__
+    __hash__ = int.__hash__
 
 
 class BoundedProtocols:
@@ -62,26 +73,41 @@ class BoundedProtocols:
             ["reason"],
             registry=registry,
         )
+        self.refusals = RefusalLog(log, time.monotonic)
 
     def factory(self) -> Any:
         """The value for uvicorn's `http` setting."""
-        return partial(BoundedProtocol, self.limits, self.cut)
+        return partial(BoundedProtocol, self)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with bounds. Owns its timers, which end with the connection."""
+    """Uvicorn's protocol with bounds. Owns its timers, which end with the connection.
 
-    def __init__(self, limits: ConnectionLimits, cut: Counter, *args: Any, **kwargs: Any) -> None:
+    A refused request is answered after all requests before it; what follows it is not read.
+    """
+
+    def __init__(self, shared: BoundedProtocols, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._limits = limits
-        self._cut = cut
+        self._limits = shared.limits
+        self._cut = shared.cut
+        self._refusals = shared.refusals
+        self._head = HeadReader()
         self._in_head = False
+        self._began = False  # a request, in the bytes being parsed
+        self._in_body = False
+        self._is_upgrade = False
         self._head_bytes = 0
+        self._bytes_after_body = 0  # received since the last byte of content: perhaps trailers
         self._message_bytes = 0
-        self._is_head_too_large = False
+        self._refusal = MALFORMED
+        self._last_answer: Refusal | None = None  # due when the answers before it are sent
+        self._data = b""  # being parsed
+        self._waiting = b""  # received, and to be parsed once fewer requests are pipelined
+        self._head_start = bytearray()  # of the request whose head is not complete yet
         self._is_receiving = False
-        self._receive_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
+        limits = shared.limits
+        self._receiving = Countdown(self.loop, limits.receive_timeout_s, self._on_receive_timeout)
+        self._stall = Countdown(self.loop, limits.stall_timeout_s, self._on_stall_timeout)
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
         self._running: RequestResponseCycle | None = None  # more may be pipelined behind it
@@ -93,19 +119,20 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._is_receiving = True
-        self._start_receiving()
+        self._receiving.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers and drop the last request, whose scope refers to this connection: the
         reference cycle would stay in memory until the garbage collector runs, which is rare."""
-        self._stop_receiving()
-        self._stop_stall()
+        self._receiving.close()
+        self._stall.close()
         self._is_lost = True
         super().connection_lost(exc)
         if self._running is not None:  # uvicorn notifies only the latest request
             self._running.disconnected = True
             self._running = None
         self.pipeline.clear()
+        self._waiting = b""
         self.cycle = None  # type: ignore[assignment]
         self.scope = None  # type: ignore[assignment]
         on_lost, self._on_lost = self._on_lost, None
@@ -113,34 +140,109 @@ class BoundedProtocol(HttpToolsProtocol):
             on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Parse within bounds. A message that begins in these bytes is counted from the next bytes
-        on, and is timed only if these bytes do not complete it."""
-        was_in_head = self._in_head
+        """Parse within bounds, a part at a time. What comes behind `MAX_PIPELINED` requests waits,
+        and no more is read until some are answered."""
+        if self._waiting:
+            self._waiting += data
+            return
+        for start in range(0, len(data), PARSED_AT_ONCE):
+            if len(self.pipeline) >= MAX_PIPELINED:
+                self._waiting = data[start:]
+                self.flow.pause_reading()
+                return
+            self._parse(data[start : start + PARSED_AT_ONCE])
+
+    def _go_on(self) -> None:
+        """Parse what waits, now that fewer requests are pipelined."""
+        waiting, self._waiting = self._waiting, b""
+        if not self._is_lost:
+            self.data_received(waiting)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse some bytes. A message that begins in them is counted from the next bytes on, and
+        is timed only if these bytes do not complete it. Drops bytes behind a malformed request."""
+        if self._last_answer is not None or self.transport.is_closing():
+            return
+        was_in_body = self._in_body
+        self._began = False
         if self.cycle is None or self.cycle.response_complete:
             self._is_receiving = True  # any byte ends the keep-alive time, even an empty line
-        self._message_bytes += len(data)
-        super().data_received(data)
-        if self.transport.is_closing():
+        num_bytes, head_bytes = len(data), self._head_bytes
+        self._message_bytes += num_bytes
+        self._bytes_after_body += num_bytes
+        self._unset_keepalive_if_required()
+        self._data = data
+        may_go_on = self._try_parse(data) and not self.transport.is_closing()
+        self._data = b""
+        if not may_go_on:
             return
-        if self._is_receiving and self._receive_timer is None:
-            self._start_receiving()
-        if was_in_head and self._in_head:
-            self._head_bytes += len(data)
+        if self._in_head:
+            self._head_start += data
+        if self._is_receiving:
+            self._receiving.start()
+        if self._in_head and not self._began:
+            self._head_bytes = max(self._head_bytes, head_bytes + num_bytes)  # a line may not end
             if self._head_bytes > self._limits.max_head_bytes:
-                self._is_head_too_large = True
-                self.send_400_response("")
+                self._refuse(self._limits.head_too_large())
         elif self._message_bytes > self._limits.max_message_bytes:
             self._abort("message too large")
+        elif (
+            was_in_body
+            and self._bytes_after_body >= num_bytes  # all of these bytes came after content
+            and self._head_bytes + self._bytes_after_body > self._limits.max_head_bytes
+            and self._in_body
+        ):
+            self._refuse(self._limits.head_too_large())
+
+    def _try_parse(self, data: bytes) -> bool:
+        """Feed the parser; False after a refusal."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._try_parse_rest(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
+            return False
+        return True
+
+    def _try_parse_rest(self, rest: memoryview) -> bool:
+        """Read a request that asks for an upgrade, and what follows its head, as if it did not.
+        The parser takes everything behind such a head for another protocol; so a new parser
+        reads the head again without that wish. False after a refusal."""
+        try:
+            while True:
+                self._is_upgrade = False
+                head = head_without_upgrade(
+                    self.parser.get_method(),
+                    self.url,
+                    self.parser.get_http_version(),
+                    self.headers,
+                )
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+                try:
+                    self.parser.feed_data(rest)
+                    return True
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+        except Refused as refused:
+            self._refuse(refused.refusal)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal)
+        return False
 
     # -- parser callbacks -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Handle a request's first byte."""
-        self._in_head = self._is_receiving = True
+        self._in_head = self._is_receiving = self._began = True
+        self._in_body = False
         self._head_bytes = 0
         self._message_bytes = 0
+        self._head.begin()
         if self.transport.get_write_buffer_size() == 0:
-            self._stop_stall()  # the previous answer was read: its timer must not cut this one
+            self._stall.stop()  # the previous answer was read: its timer must not cut this one
         super().on_message_begin()
         offer_connection(self.scope, self)
 
@@ -150,51 +252,114 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header or a trailer."""
+        """Handle a header, or count and drop a trailer."""
         self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_body:
+            return
+        name = name.lower()
+        if name in FRAMING_HEADERS:
+            try:
+                self._head.take(name, value)
+            except Refused as refused:
+                self._refusal = refused.refusal
+                raise
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Handle the end of the head: the application starts."""
+        try:
+            method = self.parser.get_method()
+            if is_of_other_protocol(self._head_start, self._data, method, self.url):
+                raise Refused(OTHER_PROTOCOL)
+            self._head.end(method, self.url, self.parser.get_http_version())
+        except Refused as refused:
+            self._refusal = refused.refusal
+            raise
+        if self.parser.should_upgrade():
+            self._is_upgrade = True  # the parser stops here, see `_try_parse_rest`
+            return
         self._in_head = False
+        self._head_start.clear()
+        self._in_body = True
+        self._bytes_after_body = 0
+        self.expect_100_continue = self._head.expects_continue
         former = self.cycle
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UntilClose()
         if former is None or former.response_complete:
             self._running = self.cycle
 
+    def on_body(self, body: bytes) -> None:
+        """Handle a part of the body."""
+        self._bytes_after_body = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Handle the end of the request."""
+        if self._is_upgrade:
+            return
+        self._in_body = False
         self._is_receiving = False
-        self._stop_receiving()
+        self._receiving.stop()
         super().on_message_complete()
 
     def _count_head(self, num_bytes: int) -> None:
-        """Count head bytes. Raises inside the parser, which then calls `send_400_response`."""
+        """Count head bytes. Raises inside the parser, and so ends the parsing."""
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.max_head_bytes:
-            self._is_head_too_large = True
-            raise ValueError("the head of the request is too large")
+            self._refusal = self._limits.head_too_large()
+            raise Refused(self._refusal)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer a malformed or oversized request and close the connection."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._abort("malformed request")  # an answer has already begun, perhaps its own
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a malformed or oversized request, if its answer has not begun, and close the
+        connection; first come the answers to the requests before it."""
+        self._refusals.note(self.client, refusal.message)
+        self._cut.labels(refusal.reason).inc()
+        self._receiving.stop()
+        self._last_answer = refusal
+        cycle = self.cycle
+        if cycle is not None and self._in_body:
+            if cycle.response_complete:
+                self._close()
+                return
+            if cycle is self._running and cycle.response_started:
+                self._end()
+                return
+            self._drop(cycle)
+        if self._running is not None:
+            self.flow.resume_reading()
             return
-        status = 400
-        if self._is_head_too_large:
-            status = 431
-            limit = self._limits.max_head_bytes
-            msg = f"request line and headers may have {limit} bytes together"
-        self._cut.labels("head too large" if status == 431 else "malformed request").inc()
-        body = HttpError(status, msg, RequestError.kind).body()
-        head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self._stop_receiving()
-        self.transport.write(head.encode() + body)
+        self.transport.write(refusal.answer())
+        self._close()
+
+    def _drop(self, cycle: RequestResponseCycle) -> None:
+        """Answer a request in place of the application, which may have begun to read it."""
+        if cycle is self._running:
+            self._running = None
+            cycle.response_started = True  # here; `disconnected` discards the application's
+        else:
+            self.pipeline.popleft()
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _close(self) -> None:
+        """Close the connection when the client has read everything, or its time for that is up."""
         self.transport.close()
-        self._start_stall()
+        self._stall.start()
+
+    def _end_after_answers(self) -> None:
+        """Send the last answer behind others, and close when the client does, or its time is up.
+        Closing at once would lose the unread answers of a client that still sends."""
+        assert self._last_answer is not None
+        self._unset_keepalive_if_required()
+        self.transport.write(self._last_answer.answer())
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+        self._stall.start()
 
     # -- for the code that answers, see `router.http.disconnect.ClientConnection` ------------
 
@@ -223,7 +388,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def write_chunk(self, data: bytes) -> None:
         """Write one chunk of the answer's body."""
-        if not self._is_lost:
+        if self._is_lost:
+            return
+        running = self._running
+        if running is not None and running.chunked_encoding is False:  # see `_UntilClose`
+            self.transport.write(data)
+        else:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def try_body(self, scope: Scope) -> bytes | None:
@@ -242,8 +412,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         cycle.response_started = cycle.response_complete = True
         cycle.message_event.set()
-        lines = [b"%b: %b\r\n" % each for each in (*self.server_state.default_headers, *headers)]
-        if not cycle.keep_alive:
+        defaults = self.server_state.default_headers
+        lines = [b"%b: %b\r\n" % each for each in (*defaults, *headers)]
+        if CLOSE_HEADER in defaults:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
         self.transport.write(
             b"%bcontent-length: %d\r\n%b\r\n%b" % (_OK, len(body), b"".join(lines), body)
@@ -260,21 +433,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # -- time to receive --------------------------------------------------------------------
 
-    def _start_receiving(self) -> None:
-        self._receive_timer = self.loop.call_later(
-            self._limits.receive_timeout_s, self._on_receive_timeout
-        )
-
-    def _stop_receiving(self) -> None:
-        if self._receive_timer is not None:
-            self._receive_timer.cancel()
-            self._receive_timer = None
-
     def _on_receive_timeout(self) -> None:
         if self.flow.read_paused:  # the delay is ours: we do not read
-            self._start_receiving()
+            self._receiving.start()
             return
-        self._receive_timer = None
         self._abort("request not received in time")
 
     # -- time to read an answer -------------------------------------------------------------
@@ -282,40 +444,41 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads too slowly: the code that makes the answer has to wait."""
         super().pause_writing()
-        self._start_stall()
+        self._stall.start()
 
     def resume_writing(self) -> None:
         """The client caught up."""
-        self._stop_stall()
+        self._stall.stop()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
         """The answer is written; start the stall timer if bytes of it are still buffered."""
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if self.transport.get_write_buffer_size() > 0:
-            self._start_stall()
-
-    def _start_stall(self) -> None:
-        if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(
-                self._limits.stall_timeout_s, self._on_stall_timeout
-            )
-
-    def _stop_stall(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.flow.pause_reading()
+        elif self._waiting:
+            self.loop.call_soon(self._go_on)
+        if self._last_answer is not None and self._running is None:
+            if not self.transport.is_closing():
+                self._end_after_answers()
+        elif self.transport.get_write_buffer_size() > 0:
+            self._stall.start()
 
     def _on_stall_timeout(self) -> None:
-        self._stall_timer = None
         if self.transport.get_write_buffer_size() > 0:
             self._abort("answer not read in time")
+        elif self._last_answer is not None:
+            self.transport.close()
 
     def _abort(self, reason: str) -> None:
-        """End the connection at once and discard unsent bytes."""
+        """Count and log why, and end the connection."""
         self._cut.labels(reason).inc()
         log.info("cut the connection of %s: %s", self.client, reason)
-        self._stop_receiving()
-        self._stop_stall()
+        self._end()
+
+    def _end(self) -> None:
+        """End the connection at once and discard unsent bytes."""
+        self._receiving.stop()
+        self._stall.stop()
         self.transport.abort()

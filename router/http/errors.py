@@ -15,16 +15,26 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from protocol.errors import InvalidRequest, Overloaded, RequestError, ServiceError
+from protocol.errors import (
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    ServiceError,
+    TooManyRequests,
+)
 
 logger = logging.getLogger(__name__)
 
+MAX_MESSAGE_CHARS = 1000
+MAX_PARAM_CHARS = 200
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error response."""
+    """An error response. `too_long` is the cause if a prompt was too long: Anthropic's API has
+    words of its own for that."""
 
     status: int
     message: str
@@ -32,6 +42,7 @@ class HttpError:
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    too_long: PromptTooLong | None = None
 
     def body(self) -> bytes:
         """The JSON document."""
@@ -51,12 +62,22 @@ class HttpError:
 def describe(error: Exception, request_id: str) -> HttpError:
     """The error response for an exception. Logs errors that are the service's fault."""
     if isinstance(error, RequestError):
-        return HttpError(error.status, error.message, error.kind, error.param, error.code)
+        message, param = shortened(error.message, MAX_MESSAGE_CHARS), error.param
+        if param is not None:
+            param = shortened(param, MAX_PARAM_CHARS)
+        too_long = error if isinstance(error, PromptTooLong) else None
+        headers = {}
+        if isinstance(error, TooManyRequests):
+            headers = {"retry-after": str(error.retry_after_s)}
+        return HttpError(
+            error.status, message, error.kind, param, error.code, headers, too_long=too_long
+        )
     if isinstance(error, HTTPException):
         code = _HTTP_CODES.get(error.status_code)
         headers = dict(error.headers or {})
         kind = RequestError.kind
-        return HttpError(error.status_code, str(error.detail), kind, None, code, headers)
+        message = shortened(str(error.detail), MAX_MESSAGE_CHARS)
+        return HttpError(error.status_code, message, kind, None, code, headers)
     if isinstance(error, Overloaded):
         headers = {"retry-after": str(error.retry_after_s)}
         return HttpError(error.status, error.message, error.kind, None, error.code, headers)
@@ -69,6 +90,12 @@ def describe(error: Exception, request_id: str) -> HttpError:
     logger.error("request %s failed unexpectedly", request_id, exc_info=error)
     message = f"internal error; its cause is in the router's log under request {request_id}"
     return HttpError(ServiceError.status, message, ServiceError.kind, None, "internal_error")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text with its middle left out if it exceeds `most` characters: errors quote clients."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
@@ -86,7 +113,7 @@ def _message(details: ErrorDetails, param: str | None) -> str:
         return "the body must be a JSON object" if kind == "model_type" else details["msg"]
     if kind == "missing":
         return f"'{param}' is required"
-    if kind == "extra_forbidden":
+    if kind == "unknown_field":
         return f"'{param}' is not a known field"
     return f"'{param}': {details['msg'][:1].lower()}{details['msg'][1:]}"
 

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+from router.http.paths import GENERATION
+from router.http.variants.head_requests import answer_head
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -29,20 +30,22 @@ class Application(FastAPI):
     def cut_short(
         self, routers: Iterable[APIRouter], surround: Callable[[ASGIApp], ASGIApp]
     ) -> None:
-        """Serve the routers' routes in `PATHS` directly, inside the middleware of `surround`."""
+        """Serve the routers' generation routes directly, inside the middleware of `surround`."""
         routes = [
             route for router in routers for route in router.routes if isinstance(route, APIRoute)
         ]
         self._short_cuts = {
             route.path: route.endpoint
             for route in routes
-            if route.path in PATHS and route.methods == {"POST"}
+            if route.path in GENERATION and route.methods == {"POST"}
         }
         self._short_cut = surround(self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, by a shortcut if its path has one."""
-        if (
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await answer_head(self, scope, receive, send)
+        elif (
             self._short_cut is not None
             and scope["type"] == "http"
             and scope["method"] == "POST"

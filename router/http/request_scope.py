@@ -1,30 +1,46 @@
-"""The id, the metrics and the error response of every HTTP request.
+"""The id, the metrics, the share of the budget and the error response of every HTTP request.
 
 ASGI middleware around the whole application. The answer's `x-request-id` repeats the client's, if
 that is well formed. `x-baton-request-id` (for Anthropic's clients also `request-id`) is always
-Baton's own id, which logs and traces use. Client ids are never used internally, since they need
-not be unique. A valid `traceparent` is answered with one that names our span in the client's
-trace.
+Baton's own id, which logs and traces use; `x-baton-receipt` is the path of a generation's receipt.
+Client ids are never used internally, since they need not be unique. A valid `traceparent` is
+answered with one that names our span in the client's trace. A request that generates passes the
+gate here, before its body is read.
+`x-baton-ignored` names the fields of
+the body that were ignored.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import quote
 
-from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from process.clock import wall_us
 from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
+from router.admission.gate import Gate, Ticket
+from router.admission.tenant import EVERYBODY, Tenant
+from router.admission.terms import TIMEOUT_HEADER, RequestTerms, read_timeout_s
+from router.http.access import CALLER
 from router.http.anthropic_errors import error_response, is_anthropics
+from router.http.byte_budget import ByteBudget
 from router.http.disconnect import ClientGone
 from router.http.errors import describe
-from router.http.metrics import CLIENT_GONE_STATUS, ApiMetrics
-from router.http.paths import COUNTED
+from router.http.metrics import CLIENT_GONE_STATUS, ApiMetrics, EndpointMetrics
+from router.http.origin import CURRENT_ORIGIN, NOBODY, Origin
+from router.http.paths import COUNTED, GENERATION
 
 MAX_CLIENT_ID_CHARS = 128
+MAX_IGNORED_BYTES = 1024
 _KEY = "baton.request"
 _OTHER = "other"
+_TIMEOUT = TIMEOUT_HEADER.encode()
+_UNCOUNTED = nullcontext()
 
 
 @dataclass(slots=True)
@@ -32,21 +48,50 @@ class RequestRecord:
     """One HTTP request: its own id, when it arrived (seconds), and the status of its answer.
 
     `headers` holds the first header of each name; `trace` is the client's trace, if it sent one;
-    `body_digest` is the digest of the body once the body was read.
+    `body_digest` is the body's digest once the body was read; `body_bytes` is its length so far;
+    `held_bytes` are taken from `budget` until the answer has ended. `tenant` is on whose behalf the
+    request runs; `ticket` its place behind `gate`, if it has to pass one.
+    `ignored` names what the answer does not honour of the body.
     """
 
     arrived: float
     path: str
     headers: dict[bytes, bytes]
+    budget: ByteBudget
     trace: TraceContext | None = None
     request_id: str = field(default_factory=lambda: new_id("req-"))
+    arrived_us: int = field(default_factory=wall_us)
+    ended_us: int = 0
     status: int | None = None
     body_digest: bytes = b""
+    body_bytes: int = 0
+    held_bytes: int = 0
+    tenant: Tenant = EVERYBODY
+    gate: Gate | None = None
+    ticket: Ticket | None = None
+    ignored: Sequence[str] = ()
 
     def header(self, name: bytes) -> str | None:
         """The value of the client's header with this lower-case name, if there is one."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def terms(self) -> RequestTerms:
+        """What the request may do. Raises InvalidRequest for a malformed time to wait."""
+        timeout = self.header(_TIMEOUT)
+        ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
+        return RequestTerms(self.tenant, self.ticket, ends_at)
+
+    def take_body(self, num_bytes: int) -> None:
+        """Count more bytes of the body. Raises Overloaded if the router has no room for them."""
+        self.hold(num_bytes)
+        self.body_bytes += num_bytes
+
+    def hold(self, num_bytes: int) -> None:
+        """Count more memory that the request holds until it has ended. Raises Overloaded if the
+        router has no room for it."""
+        self.budget.take(num_bytes)
+        self.held_bytes += num_bytes
 
     def names(self) -> list[tuple[bytes, bytes]]:
         """The headers that identify the request in the answer."""
@@ -57,10 +102,21 @@ class RequestRecord:
             (b"x-request-id", self.headers[b"x-request-id"] if is_shown else own),
             (b"x-baton-request-id", own),
         ]
+        if self.path in GENERATION:
+            names.append((b"x-baton-receipt", b"/v1/requests/%b/receipt" % own))
         if is_anthropics(self.path):
             names.append((b"request-id", own))
         if self.trace is not None:
             names.append((b"traceparent", self.trace.traceparent.encode("latin-1")))
+        limit = None if self.gate is None else self.gate.rate_limit(self.tenant)
+        if limit is not None:
+            names += [
+                (b"x-ratelimit-limit-requests", b"%d" % limit.limit),
+                (b"x-ratelimit-remaining-requests", b"%d" % limit.remaining),
+                (b"x-ratelimit-reset-requests", b"%ds" % limit.reset_s),
+            ]
+        if self.ignored:
+            names.append((b"x-baton-ignored", ignored_header(self.ignored)))
         return names
 
 
@@ -69,37 +125,57 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
+def ignored_header(names: Sequence[str]) -> bytes:
+    """The names in a header's value of at most `MAX_IGNORED_BYTES`, then how many more there are.
+    What is no printable ASCII, and a comma, is percent-encoded."""
+    shown: list[str] = []
+    room = MAX_IGNORED_BYTES - len(f", +{len(names)}")
+    for name in names:
+        part = quote(name, safe="!\"#$&'()*/:;<=>?@[]^`{|}~ ").strip()
+        room -= len(part) + len(", ")
+        if room < 0:
+            break
+        shown.append(part)
+    if len(shown) < len(names):
+        shown.append(f"+{len(names) - len(shown)}")
+    return ", ".join(shown).encode("ascii")
+
+
 def record_of(scope: Scope) -> RequestRecord:
     """The record of the request that this scope belongs to."""
     record: RequestRecord = scope[_KEY]
     return record
 
 
-class _EndpointMetrics:
-    """The metrics of one endpoint, cached: a lookup by label costs more than counting."""
+class RequestTracer(Protocol):
+    """Records the spans of HTTP requests that generate."""
 
-    def __init__(self, metrics: ApiMetrics, endpoint: str) -> None:
-        self.in_flight: Gauge = metrics.in_flight.labels(endpoint)
-        self.duration: Histogram = metrics.duration.labels(endpoint)
-        self._endpoint = endpoint
-        self._requests = metrics.requests
-        self._by_status: dict[int, Counter] = {}
+    def start(self) -> TraceContext:
+        """The context of a request whose client sent none."""
+        ...
 
-    def ended(self, status: int) -> None:
-        """Count one more request that ended with this status."""
-        counter = self._by_status.get(status)
-        if counter is None:
-            counter = self._by_status[status] = self._requests.labels(self._endpoint, str(status))
-        counter.inc()
+    def end(self, record: RequestRecord) -> None:
+        """The request was answered."""
+        ...
 
 
 class RequestScope:
     """The middleware; `app` is the application inside."""
 
-    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ApiMetrics,
+        budget: ByteBudget,
+        tracer: RequestTracer | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         self._app = app
+        self._tracer = tracer
+        self._gate = gate
         self._metrics = metrics
-        self._shown: dict[str, _EndpointMetrics] = {}
+        self._budget = budget
+        self._shown: dict[str, EndpointMetrics] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one HTTP request; other scopes pass through."""
@@ -107,28 +183,45 @@ class RequestScope:
             await self._app(scope, receive, send)
             return
         headers = dict(reversed(scope["headers"]))
-        record = scope[_KEY] = RequestRecord(self._metrics.clock(), scope["path"], headers)
+        record = scope[_KEY] = RequestRecord(
+            self._metrics.clock(), scope["path"], headers, self._budget
+        )
         endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
         shown = self._shown.get(endpoint)
         if shown is None:
-            shown = self._shown[endpoint] = _EndpointMetrics(self._metrics, endpoint)
-        shown.in_flight.inc()
+            shown = self._shown[endpoint] = self._metrics.endpoint(endpoint)
+        shown.in_flight += 1
         try:
             await self._answer(record, scope, receive, send)
         finally:
-            shown.in_flight.dec()
-            shown.ended(record.status or CLIENT_GONE_STATUS)
-            shown.duration.observe(self._metrics.clock() - record.arrived)
+            self._budget.give_back(record.held_bytes)
+            shown.in_flight -= 1
+            seconds = self._metrics.clock() - record.arrived
+            shown.ended(record.status or CLIENT_GONE_STATUS, seconds)
+            if self._tracer is not None and record.path in GENERATION:
+                record.ended_us = wall_us()
+                self._tracer.end(record)
 
     async def _answer(
         self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
     ) -> None:
         traceparent = record.header(b"traceparent")
         record.trace = None if traceparent is None else read_traceparent(traceparent)
+        if self._tracer is not None and record.trace is None and record.path in GENERATION:
+            record.trace = self._tracer.start()
         CURRENT_TRACE.set(record.trace)
+        caller = scope.get(CALLER, NOBODY)
+        origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller))
+        record.tenant = caller.tenant
+        if record.path in GENERATION and scope["method"] == "POST":
+            record.gate = self._gate
         named_send = _naming(record, send)
         try:
-            await self._app(scope, receive, named_send)
+            with (
+                _UNCOUNTED if record.gate is None else record.gate.passing(caller.tenant) as ticket
+            ):
+                record.ticket = ticket
+                await self._app(scope, receive, named_send)
         except ClientGone:
             record.status = CLIENT_GONE_STATUS
         except Exception as error:
@@ -138,6 +231,8 @@ class RequestScope:
                 describe(error, record.request_id), scope["path"], record.request_id
             )
             await response(scope, receive, named_send)
+        finally:
+            CURRENT_ORIGIN.reset(origin)
 
 
 def _naming(record: RequestRecord, send: Send) -> Send:

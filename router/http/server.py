@@ -18,8 +18,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from process.sockets.hosts import unbracketed
 from protocol.errors import ConfigError
-from router.http.connection import BoundedProtocols
+from router.http.certificates import CertificateReloader, TlsFiles
+from router.http.connection import CLOSE_HEADER, BoundedProtocols
 
 BACKLOG = 2048
 ABORT_WAIT_S = 2.0
@@ -29,17 +31,9 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 means any free port. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((unbracketed(host), port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """PEM files: the certificate with its chain, and its key if that is in another file."""
-
-    cert: str
-    key: str | None = None
 
 
 def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
@@ -95,6 +89,7 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             lifespan="off",
+            timeout_keep_alive=doorway.protocols.limits.idle_timeout_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
             server_header=False,
             proxy_headers=False,
@@ -105,6 +100,7 @@ class HttpServer(uvicorn.Server):
             assert tls is not None, "nothing else is read here"
             raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
         super().__init__(config)
+        self._tls = tls
         self._grace_s = grace_s
         self._on_started = on_started
         self._on_grace_over = on_grace_over
@@ -119,6 +115,18 @@ class HttpServer(uvicorn.Server):
         finally:
             watching.cancel()
             await asyncio.wait([watching])
+
+    def certificate_reloader(self) -> CertificateReloader | None:
+        """Keeps the server's certificate in line with its files; None without TLS."""
+        if self._tls is None or self.config.ssl is None:
+            return None
+        return CertificateReloader(self.config.ssl, self._tls)
+
+    def close_after_answers(self) -> None:
+        """From now on answers ask clients to close their connections."""
+        self.config.encoded_headers = [*self.config.encoded_headers, CLOSE_HEADER]
+        state = self.server_state
+        state.default_headers = [*state.default_headers, CLOSE_HEADER]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Run uvicorn's startup, then call `on_started`."""

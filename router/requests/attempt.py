@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from protocol.messages import Abort
 from protocol.registration import WorkerState
 from router.fleet.worker import Reservation, Worker
+from router.routing.forecast import Forecast
 from router.routing.view import Placement
 
 
@@ -30,6 +31,7 @@ class Attempt:
     decode_runs: bool = False
     is_moved: bool = False
     is_leaving: bool = False
+    forecast: Forecast | None = None
     gap_timer: asyncio.TimerHandle | None = None
 
     def involves(self, worker: Worker) -> bool:
@@ -45,6 +47,12 @@ class Attempt:
     def may_leave(self) -> bool:
         """Whether the decode worker drains and has not been asked to hand the request over."""
         return self.decode.info.state is WorkerState.DRAINING and not self.is_leaving
+
+    def sent(self, worker: Worker) -> None:
+        """The leg of this worker was just sent; its stats say how many legs they count."""
+        for owner, reservation in self.reservations:
+            if owner is worker:
+                owner.sent(reservation)
 
     def release(self, worker: Worker) -> None:
         """Release the load reserved on a worker."""

@@ -58,14 +58,20 @@ async def run_choices(
     generator: Generator,
     choices: Sequence[Choice],
     sink: TextSink,
-    probe: Callable[[], LatencyProbe],
+    probe: Callable[[Choice], LatencyProbe],
 ) -> None:
-    """Run all choices to their ends. The first error ends all choices and is raised."""
+    """Run all choices to their ends. The first error ends all choices and is raised.
+
+    Starting a choice takes time, so other requests get their turn between two starts.
+    """
     if len(choices) == 1:  # the usual case needs no task
-        await _run(generator, choices[0], sink, probe())
+        await _run(generator, choices[0], sink, probe(choices[0]))
         return
-    tasks = [asyncio.ensure_future(_run(generator, choice, sink, probe())) for choice in choices]
+    tasks: list[asyncio.Future[None]] = []
     try:
+        for choice in choices:
+            tasks.append(asyncio.ensure_future(_run(generator, choice, sink, probe(choice))))
+            await asyncio.sleep(0)
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 
 from protocol.errors import (
+    DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
@@ -20,6 +22,7 @@ from protocol.errors import (
     ProtocolError,
     RequestError,
     ServiceError,
+    UnusableConstraint,
 )
 from protocol.messages import (
     Abort,
@@ -44,7 +47,8 @@ from router.requests.deadlines import Deadlines
 from router.requests.generation import End, Failure, Generation
 from router.requests.handover import orders
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
-from router.requests.launch import Launcher, legs
+from router.requests.labels import error_label, failure_kind
+from router.requests.launch import Launcher, PlacedListener, legs
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
 from router.requests.token_stream import Piece, TokenPiece
@@ -62,37 +66,57 @@ class Dispatcher:
         traces: TraceStore,
         metrics: FleetMetrics,
         rng: random.Random,
+        on_placed: PlacedListener | None = None,
     ) -> None:
         self._settings = settings
         self._fleet = fleet
         self._traces = traces
         self._metrics = metrics
-        self._launcher = Launcher(settings, fleet, rng)
+        self._launcher = Launcher(settings, fleet, rng, on_placed)
         self._retries = Retries(settings, rng)
         self._searches = Searches(settings.resume_wait_s)
         self._deadlines = Deadlines()
         self._generations: dict[str, Generation] = {}
         self._is_stopping = False
+        metrics.inflight.set_function(lambda: self.inflight)
+        self.on_refused: Callable[[str, str], None] = lambda request_id, reason: None
+        """Called with each request that is not admitted, and the reason."""
 
     @property
     def inflight(self) -> int:
         """Generations that have not ended."""
         return len(self._generations)
 
+    @property
+    def local_prefill_threshold_tokens(self) -> int:
+        """The setting of that name; a change holds from the next placement on."""
+        return self._launcher.local_prefill_threshold_tokens
+
+    @local_prefill_threshold_tokens.setter
+    def local_prefill_threshold_tokens(self, value: int) -> None:
+        self._launcher.local_prefill_threshold_tokens = value
+
     async def generate(self, request: GenerationRequest, sink: DeltaSink) -> None:
         """See `Generator.generate`."""
-        generation = self._admit(request, sink)
+        try:
+            generation = self._admit(request, sink)
+        except (RequestError, ServiceError) as error:
+            self._metrics.refusals.add(error_label(error))
+            self.on_refused(request.request_id, str(error))
+            raise
         try:
             with self._deadlines.until(generation.deadline):
                 await self._follow(generation)
         except TimeoutError:
             generation.outcome = "failed"
-            raise GenerationFailed(
+            raise DeadlineExceeded(
                 f"request {request.request_id} was not finished within its deadline; "
                 f"attempts: {generation.num_attempts}"
             ) from None
-        except (RequestError, ServiceError):
+        except (RequestError, ServiceError) as error:
             generation.outcome = "failed"
+            if not generation.trace.attempts:
+                self._metrics.refusals.add(error_label(error))
             raise
         finally:
             self._end(generation)
@@ -121,13 +145,14 @@ class Dispatcher:
         trace = self._traces.begin(request.request_id, len(request.token_ids))
         generation = Generation(request, sink, time.monotonic() + timeout_s, trace)
         self._generations[request.request_id] = generation
-        self._metrics.inflight.set(self.inflight)
         return generation
 
     async def _follow(self, generation: Generation) -> None:
         """Follow a generation to its end, over as many attempts as it needs and may have."""
         if generation.request.life:
             await self._search(generation)
+        if self._launcher.is_long(generation):
+            await self._launcher.prepare(generation)
         while True:
             if generation.attempt is None and not generation.events:
                 self._launch(generation)
@@ -157,20 +182,26 @@ class Dispatcher:
         except (Overloaded, PromptTooLong) as error:
             if generation.num_attempts == 1:
                 raise
-            generation.events.put(Failure(str(error), isinstance(error, Overloaded)))
+            is_overload = isinstance(error, Overloaded)
+            generation.events.put(Failure(str(error), is_overload, lacks_room=is_overload))
             return
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts[attempt.placement.mode.value].inc()
+        self._metrics.attempts.add(attempt.placement.mode.value)
+        self._metrics.decisions.add(attempt.placement.rule.value)
         if generation.num_attempts > 1 and source is None:
             self._metrics.retries.inc()
         for worker, message in legs(generation, attempt):
             if not worker.link.send(message):
-                self._fail(generation, worker, f"{worker.worker_id} cannot be reached")
+                self._fail(generation, worker, Failure(f"{worker.worker_id} cannot be reached"))
                 return
+            attempt.sent(worker)
 
     async def _recover(self, generation: Generation, failure: Failure) -> None:
-        """Wait until another attempt may start. Raises GenerationFailed if none may."""
+        """Wait until another attempt may start. Raises GenerationFailed if none may, Overloaded if
+        that is for lack of room."""
         name = generation.request.request_id
+        if failure.code:
+            raise UnusableConstraint(f"request {name} failed: {failure.reason}", failure.code)
         if not failure.retryable:
             raise GenerationFailed(f"request {name} failed: {failure.reason}")
         if len(generation.stream.token_ids) >= generation.request.sampling.max_tokens:
@@ -178,13 +209,15 @@ class Dispatcher:
             return
         failures = generation.failures
         await asyncio.sleep(
-            self._retries.pause_s(name, failures, generation.num_attempts, failure.reason)
+            self._retries.pause_s(
+                name, failures, generation.num_attempts, failure.reason, failure.lacks_room
+            )
         )
         keeper = self._fleet.worker(failures.prefer_decode or "")
         await failures.wait_for_pong(keeper, self._settings.silence_s / 4)
         try:
             async with asyncio.timeout(self._settings.recovery_wait_s):
-                await self._fleet.wait_for_decode()
+                await self._fleet.wait_for_decode(generation.needed_context)
         except TimeoutError:
             raise GenerationFailed(
                 f"request {name} failed: {failure.reason}; no decode worker came back within "
@@ -201,9 +234,9 @@ class Dispatcher:
         if self._generations.get(name) is generation:
             del self._generations[name]
         self._traces.end(generation.trace, outcome)
-        self._metrics.outcomes[outcome].inc()
-        self._metrics.duplicates.inc(generation.stream.duplicates)
-        self._metrics.inflight.set(self.inflight)
+        self._metrics.outcomes.add(outcome)
+        if generation.stream.duplicates:
+            self._metrics.duplicates.inc(generation.stream.duplicates)
 
     def _end_life(self, generation: Generation) -> None:
         """The client continues over another connection, even if the former one is still open.
@@ -232,9 +265,10 @@ class Dispatcher:
             generation = self._current(worker, message.request_id, message.attempt)
             if generation is not None:
                 reason = f"{worker.worker_id}: {message.reason}"
-                self._fail(generation, worker, reason, retryable=message.retryable)
+                failure = Failure(reason, message.retryable, message.lacks_room, message.code)
+                self._fail(generation, worker, failure)
         else:
-            self._metrics.refused.labels("unexpected").inc()
+            self._metrics.refused.add("unexpected")
 
     def on_fleet(self) -> None:
         """See `FleetListener`: requests leave draining decode workers if another has room."""
@@ -244,14 +278,17 @@ class Dispatcher:
             attempt.is_leaving = attempt.decode.link.send(order)
         self._searches.ask()
 
-    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
         """See `FleetListener`: every attempt on the worker fails at once."""
+        num_failed = 0
         self._searches.rule_out(worker)
         for generation in self._generations.values():
             if generation.attempt is not None and generation.attempt.involves(worker):
-                self._fail(generation, worker, f"{worker.worker_id}: {reason}", loss=loss)
+                self._fail(generation, worker, Failure(f"{worker.worker_id}: {reason}"), loss)
+                num_failed += 1
             elif loss is Loss.BROKEN:
                 generation.failures.count_late_death(worker)
+        return num_failed
 
     def _on_resumed(self, worker: Worker, message: Resumed) -> None:
         """A worker has the stream, which continues there. A stream no longer wanted is aborted."""
@@ -264,9 +301,11 @@ class Dispatcher:
         placement = placement_of(worker)
         attempt = Attempt(message.attempt, 0, placement, worker, None, [], decode_runs=True)
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts[placement.mode.value].inc()
+        self._metrics.attempts.add(placement.mode.value)
         if message.trace is not None:
-            self._traces.attach_decode(message.request_id, message.attempt, message.trace)
+            self._traces.attach_decode(
+                message.request_id, message.attempt, message.trace, worker.link.clock
+            )
         generation.note_cached(message.cached_tokens)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
         self._take(generation, worker, piece)
@@ -275,7 +314,7 @@ class Dispatcher:
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
         """All KV has been written: the attempt no longer depends on the prefill worker."""
         self._traces.attach_prefill(
-            message.request_id, message.attempt, message.trace, is_final=True
+            message.request_id, message.attempt, message.trace, True, worker.link.clock
         )
         generation = self._generations.get(message.request_id)
         attempt = generation.attempt if generation else None
@@ -285,7 +324,7 @@ class Dispatcher:
     def _on_handed_over(self, worker: Worker, message: HandedOver) -> None:
         """A draining worker ended its part of the request: start the next attempt elsewhere."""
         name = message.request_id
-        self._traces.attach_decode(name, message.attempt, message.trace)
+        self._traces.attach_decode(name, message.attempt, message.trace, worker.link.clock)
         generation = self._current(worker, name, message.attempt)
         if generation is None or message.next_attempt != generation.attempt_number + 1:
             worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
@@ -301,7 +340,9 @@ class Dispatcher:
 
     def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
         if sequence.trace is not None:
-            self._traces.attach_decode(sequence.request_id, sequence.attempt, sequence.trace)
+            self._traces.attach_decode(
+                sequence.request_id, sequence.attempt, sequence.trace, worker.link.clock
+            )
         generation = self._current(worker, sequence.request_id, sequence.attempt)
         if generation is None:
             return
@@ -311,7 +352,7 @@ class Dispatcher:
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
         self._traces.attach_prefill(
-            message.request_id, message.attempt, message.trace, is_final=False
+            message.request_id, message.attempt, message.trace, False, worker.link.clock
         )
         generation = self._current(worker, message.request_id, message.attempt)
         if generation is None:
@@ -330,16 +371,19 @@ class Dispatcher:
         try:
             fresh = generation.stream.take(piece)
         except ProtocolError as error:
-            self._fail(generation, worker, f"{worker.worker_id}: {error}")
+            self._fail(generation, worker, Failure(f"{worker.worker_id}: {error}"))
             return
         if fresh:
             num_new = len(generation.stream.token_ids) - attempt.first_index
             generation.failures.on_progress(attempt, num_new)
+        trace = generation.trace
+        if fresh and not trace.first_token_received_us:
+            trace.first_token_received_us = self._traces.wall_us()
         for each in fresh:
-            generation.trace.note_tokens(len(each.token_ids), self._traces.wall_us())
             cached, told = generation.cached_tokens, each.prompt_logprobs
             delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
             generation.deliver(delta)
+            trace.note_tokens(len(each.token_ids), self._traces.wall_us())
         if generation.stream.finish is not None:
             generation.drop_attempt()
             return
@@ -359,32 +403,31 @@ class Dispatcher:
                 attempt.gap_timer = None
         elif attempt.gap_timer is None:
             source = attempt.prefill or attempt.decode
-            reason = f"{source.worker_id}: its first token did not come"
+            failure = Failure(f"{source.worker_id}: its first token did not come")
             attempt.gap_timer = asyncio.get_running_loop().call_later(
-                self._settings.first_token_wait_s, self._fail, generation, source, reason
+                self._settings.first_token_wait_s, self._fail, generation, source, failure
             )
 
     def _fail(
-        self,
-        generation: Generation,
-        worker: Worker,
-        reason: str,
-        retryable: bool = True,
-        loss: Loss | None = None,
+        self, generation: Generation, worker: Worker, failure: Failure, loss: Loss | None = None
     ) -> None:
-        """End the current attempt and blame one of its workers."""
-        attempt = self._end_attempt(generation, reason, "another leg failed", failed=worker)
-        generation.failures.blame(attempt, worker, loss)
-        generation.events.put(Failure(reason, retryable))
+        """End the current attempt and blame one of its workers, unless the request is at fault."""
+        told = failure.reason if failure.code else "another leg failed"
+        attempt = self._end_attempt(generation, failure.reason, told, failed=worker)
+        self._metrics.failures.add(failure_kind(failure.retryable, failure.lacks_room, loss))
+        if failure.lacks_room:
+            generation.failures.avoid(worker)
+        elif not failure.code:
+            generation.failures.blame(attempt, worker, loss)
+        generation.events.put(failure)
 
     def _give_up(self, generation: Generation, reason: str) -> None:
         """End the current attempt without blaming its workers, and start no other."""
         self._end_attempt(generation, reason, reason)
         generation.events.put(Failure(reason, retryable=False))
 
-    @staticmethod
     def _end_attempt(
-        generation: Generation, reason: str, told: str, failed: Worker | None = None
+        self, generation: Generation, reason: str, told: str, failed: Worker | None = None
     ) -> Attempt:
         """Drop the attempt, ignore its later messages, abort every leg but the failed one."""
         attempt = generation.drop_attempt()
@@ -392,7 +435,7 @@ class Dispatcher:
         attempt.abort(generation.request.request_id, told, failed=failed)
         trace = generation.trace.find(attempt.number)
         assert trace is not None, "every attempt is noted in the trace"
-        trace.failed = reason
+        trace.failed, trace.failed_us = reason, self._traces.wall_us()
         return attempt
 
     def _current(self, worker: Worker, request_id: str, attempt: int) -> Generation | None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import InvalidRequest
+from router.admission.terms import OPEN_TERMS, RequestTerms
 
 HEADER = "Last-Event-ID"
 _DIGEST_BYTES = 16
@@ -49,7 +50,7 @@ class StreamIdentity:
     the same event: it is the milliseconds since the stream began.
 
     `positions` says how much the client has of each choice; empty for a new stream. A stream that
-    `numbers_events` has one choice.
+    `numbers_events` has one choice. `terms` are those of the HTTP request at hand.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class StreamIdentity:
     positions: tuple[Position, ...] = ()
     knows_usage: bool = False
     numbers_events: bool = False
+    terms: RequestTerms = OPEN_TERMS
 
     def position_of(self, choice: int) -> Position:
         """How much the client has of a choice."""

@@ -25,10 +25,13 @@ class End:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt ended without finishing its generation."""
+    """Why an attempt ended without finishing its generation. `lacks_room`: only because no worker
+    has room for it now. `code`: the request itself is at fault, as `UnusableConstraint` says."""
 
     reason: str
-    retryable: bool
+    retryable: bool = True
+    lacks_room: bool = False
+    code: str = ""
 
 
 @dataclass
@@ -68,6 +71,17 @@ class Generation:
         return len(self.request.token_ids) + self.request.sampling.max_tokens
 
     @property
+    def needed_context(self) -> int:
+        """What a worker's context must hold: all that was asked for; without a limit, half of the
+        most output that some worker could give, and at least one token more than there are."""
+        if not self.request.is_open_ended:
+            return self.max_tokens
+        sampling, prompt = self.request.sampling, len(self.request.token_ids)
+        return max(
+            self.num_tokens + 1, prompt + sampling.min_tokens, prompt + -(-sampling.max_tokens // 2)
+        )
+
+    @property
     def attempt_number(self) -> int:
         """The latest attempt's number. Each life numbers its attempts above those of former
         lives, so that attempts of another router always count as older."""
@@ -77,7 +91,9 @@ class Generation:
         """From now on, accept messages of this attempt only."""
         self.attempt = attempt
         self.stream.start_attempt(is_remote=attempt.placement.mode is Mode.REMOTE)
-        self.trace.attempts.append(AttemptTrace(attempt.number, attempt.placement, now_us))
+        self.trace.attempts.append(
+            AttemptTrace(attempt.number, attempt.placement, now_us, forecast=attempt.forecast)
+        )
 
     def drop_attempt(self) -> Attempt | None:
         """From now on, accept no message. Closes and returns the running attempt, if any."""
@@ -91,9 +107,14 @@ class Generation:
         return self.attempt is not None and self.attempt.prefill is worker
 
     def note_cached(self, cached_tokens: int) -> None:
-        """Note how much of the prompt was cached when the first attempt computed it."""
-        if self.num_attempts == 1 and not self.cached_tokens:
-            self.cached_tokens = min(cached_tokens, len(self.request.token_ids))
+        """Note how much of the prompt a worker of the first attempt had cached. Of the two workers
+        of a split attempt, the one that had more counts; the block of the last token never does,
+        because its logits are computed, and nothing does if all log-probabilities are."""
+        if self.num_attempts == 1 and self.request.sampling.prompt_logprobs is None:
+            forecast = self.attempt.forecast if self.attempt is not None else None
+            block_size = forecast.block_size if forecast is not None else 1
+            most = (len(self.request.token_ids) - 1) // block_size * block_size
+            self.cached_tokens = max(self.cached_tokens, min(cached_tokens, most))
 
     def deliver(self, delta: TokenDelta) -> None:
         """Give a new delta to the sink, or queue it until the sink has caught up."""

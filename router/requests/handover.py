@@ -23,7 +23,7 @@ def orders(generations: Iterable[Generation], targets: Sequence[Worker]) -> list
         attempt = generation.attempt
         if attempt is None or not attempt.may_leave:
             continue
-        fitting = [each for each in targets if generation.max_tokens <= each.info.max_context]
+        fitting = [each for each in targets if generation.needed_context <= each.info.max_context]
         target = max(fitting, key=free.__getitem__, default=None)
         if target is None:
             continue

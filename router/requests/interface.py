@@ -10,7 +10,7 @@ read: waking a task for each token would cost more than processing the token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -18,9 +18,12 @@ import msgspec
 
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
+from router.requests.prompt_hashes import PromptHashes
 
 _T = TypeVar("_T")
 
+TEST_PREFIX = "test-"
+"""Begins the ids of operators' test prompts, which count in no target."""
 ReadinessCheck = Callable[[], str | None]
 """Returns None while requests can be served, otherwise the reason why not."""
 
@@ -30,17 +33,24 @@ class ServedModel:
     """The model that this router serves.
 
     `path` is the checkpoint's folder. `context` returns how many tokens a prompt and its output
-    may have together in the present fleet. `created` is in seconds since the Unix epoch.
+    may have together in the present fleet. `created` is in seconds since the Unix epoch. Clients
+    may call the model by its `name`, which answers carry, or by any of `other_names`.
     """
 
     name: str
     path: Path
     context: Callable[[], int]
     created: int
+    other_names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, the one that answers carry first."""
+        return (self.name, *self.other_names)
 
     @property
     def max_context(self) -> int:
-        """Prompt plus output tokens that every decode worker currently accepts."""
+        """Prompt plus output tokens that some decode worker currently accepts."""
         return self.context()
 
 
@@ -49,7 +59,11 @@ class GenerationRequest:
     """One sequence to generate. `deadline_ms` is the time left for the whole request.
 
     Another router may take over a resumable request if this one dies: `life` is 0 at first and
-    grows with every takeover. In every life the deltas begin with the first token.
+    grows with every takeover. In every life the deltas begin with the first token. If the client
+    gave no limit of its output (`is_open_ended`), `max_tokens` is the most that some worker could
+    give, and an attempt may end earlier, where its worker's context does. Requests with the same
+    `token_ids` may share `hashes`. If `only_workers` names workers of a role, the request goes to
+    no other worker of that role. Workers give each `share` equal turns.
     """
 
     request_id: str
@@ -60,6 +74,10 @@ class GenerationRequest:
     cache_salt: str
     is_resumable: bool = False
     life: int = 0
+    is_open_ended: bool = False
+    hashes: PromptHashes = field(default_factory=PromptHashes, compare=False)
+    only_workers: frozenset[str] = frozenset()
+    share: str = ""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

@@ -7,100 +7,171 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from protocol.errors import Overloaded, PromptTooLong
-from protocol.hashing import block_hashes, chain_root
+from protocol.hashing import chain_root, more_hashes, seed_of
 from protocol.messages import Generate, Prefill, PrefillPeer, Role
-from router.fleet.fleet import Fleet, FleetIdentity
+from protocol.sampling import SamplingParams
+from router.fleet.election import FleetIdentity
+from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
+from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
+from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
-from router.routing.view import Mode, Placement, PlacementQuery
+from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
 from router.settings import RouterSettings
+
+PlacedListener = Callable[[list[bytes], Placement, int], None]
+"""Called with the block hashes of a newly placed prompt, its placement, and the block size."""
 
 
 class Launcher:
-    """Opens attempts on the workers of a fleet."""
+    """Opens attempts on the workers of a fleet. `local_prefill_threshold_tokens` is the setting
+    of that name and may change while the router runs."""
 
-    def __init__(self, settings: RouterSettings, fleet: Fleet, rng: random.Random) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        rng: random.Random,
+        on_placed: PlacedListener | None = None,
+    ) -> None:
+        self._on_placed = on_placed
+        self.local_prefill_threshold_tokens = settings.local_prefill_threshold_tokens
         self._fleet = fleet
         self._rng = rng
+        self._seed = seed_of(settings.cluster_secret)
 
     def check_length(self, request: GenerationRequest) -> None:
-        """Raises PromptTooLong for more tokens than every ready decode worker accepts."""
+        """Raises PromptTooLong for more tokens than any ready decode worker accepts."""
         needed, limit = len(request.token_ids), self._fleet.max_context
-        if limit is not None and needed + request.sampling.max_tokens > limit:
-            raise PromptTooLong(
-                f"the context holds {limit} tokens, but {needed} in the prompt and up to "
-                f"{request.sampling.max_tokens} of output were asked for"
-            )
+        output = 1 if request.is_open_ended else request.sampling.max_tokens
+        if limit is not None and needed + output > limit:
+            raise PromptTooLong(limit, needed, output)
+
+    def is_long(self, generation: Generation) -> bool:
+        """Whether the prompt's blocks are to be hashed in a thread, by `prepare`."""
+        return len(generation.request.token_ids) > LONG_PROMPT_TOKENS
+
+    async def prepare(self, generation: Generation) -> None:
+        """Hash the blocks of a long prompt, so that `open` need not."""
+        identity, request = self._fleet.identity, generation.request
+        if identity is not None:
+            root = self._root(generation, identity)
+            await request.hashes.prepare(request.token_ids, root, identity.block_size)
 
     def open(self, generation: Generation, source: Worker | None = None) -> Attempt:
         """Choose workers for the generation's next attempt and reserve its load on them.
 
         `source` is the decode worker that hands the request over. It has the KV of all tokens but
         the newest, and sends that token as the next attempt's first one. Raises Overloaded when
-        there is no decode worker, PromptTooLong when none has the room.
+        there is no decode worker, or for now none that is large enough; PromptTooLong when none
+        that is known could ever be.
         """
-        identity, reason = self._fleet.identity, self._fleet.not_ready_reason()
-        if identity is None or reason is not None:
-            raise Overloaded(reason or "no worker is registered")
+        identity = self._fleet.identity
+        if identity is None:
+            raise Overloaded(self._fleet.not_ready_reason() or "no worker is registered")
         first_index = len(generation.stream.token_ids) - (source is not None)
-        tokens = generation.request.token_ids + generation.stream.token_ids[:first_index]
-        salt = generation.request.cache_salt
-        root = chain_root(identity.model_fingerprint, salt, self._settings.hash_seed)
-        hashes = block_hashes(root, tokens, identity.block_size)
-        query = self._query(generation, identity, len(tokens))
+        hashes = self._hashes(generation, identity, first_index)
+        num_tokens = len(generation.request.token_ids) + first_index
+        query = self._query(generation, identity, num_tokens)
         is_scored = generation.request.sampling.prompt_logprobs is not None
         computes_all = is_scored and first_index == 0 and source is None
         useful = [] if computes_all else hashes
-        loads = self._fleet.loads(Role.DECODE, useful)
+        matches = self._fleet.matches(useful)
+        loads = self._fleet.loads(Role.DECODE, matches)
+        prefill_loads: Sequence[WorkerLoad] = ()
+        self._check_ready(query, loads)
         if source is None:
-            prefill_loads = self._fleet.loads(Role.PREFILL, useful)
-            threshold = self._settings.local_prefill_threshold_tokens
+            prefill_loads = self._fleet.loads(Role.PREFILL, matches)
+            threshold = self.local_prefill_threshold_tokens
             placement = place(query, loads, prefill_loads, threshold, self._rng)
         else:
             placement = place_handover(query, source.worker_id, loads, self._rng)
-        attempt = self._charge(generation.attempt_number, first_index, placement, hashes)
+        attempt = self._charge(
+            generation.attempt_number, first_index, placement, hashes, identity.block_size
+        )
         attempt.prefill = attempt.prefill or source
+        attempt.forecast = forecast(placement, query, loads, prefill_loads)
+        if self._on_placed is not None and generation.num_attempts == 1:
+            self._on_placed(hashes, placement, identity.block_size)
         return attempt
+
+    def _hashes(
+        self, generation: Generation, identity: FleetIdentity, first_index: int
+    ) -> list[bytes]:
+        """Hashes of the full blocks of the prompt and the output before `first_index`."""
+        request, root = generation.request, self._root(generation, identity)
+        hashes = request.hashes.of(request.token_ids, root, identity.block_size)
+        if not first_index:
+            return hashes
+        tokens = request.token_ids + generation.stream.token_ids[:first_index]
+        return more_hashes(hashes, root, tokens, identity.block_size)
+
+    def _root(self, generation: Generation, identity: FleetIdentity) -> bytes:
+        salt = generation.request.cache_salt
+        return chain_root(identity.model_fingerprint, salt, self._seed)
+
+    def _check_ready(self, query: PlacementQuery, loads: Sequence[WorkerLoad]) -> None:
+        """Raises Overloaded if no worker is ready, or only others are large enough."""
+        if not loads:
+            raise Overloaded(self._fleet.not_ready_reason() or "no decode worker is ready")
+        most = max(each.max_context for each in loads)
+        if most < query.max_tokens <= (self._fleet.max_context or 0):
+            raise Overloaded(
+                f"prompt and output may have {query.max_tokens} tokens; the decode worker that "
+                f"takes so many is not ready, the others take {most}"
+            )
 
     def _query(
         self, generation: Generation, identity: FleetIdentity, num_tokens: int
     ) -> PlacementQuery:
-        excluded = (
-            each.worker_id
-            for role in (Role.PREFILL, Role.DECODE)
-            for each in self._fleet.ready(role)
-            if each.info.incarnation in generation.failures.failed
-        )
+        failed, only = generation.failures.failed, generation.request.only_workers
+        excluded: set[str] = set()
+        for role in (Role.PREFILL, Role.DECODE) if failed or only else ():
+            ready = self._fleet.ready(role)
+            excluded.update(each.worker_id for each in ready if each.info.incarnation in failed)
+            names = {each.worker_id for each in ready}
+            excluded.update(names - only if names & only else ())
         return PlacementQuery(
             num_tokens=num_tokens,
-            max_tokens=generation.max_tokens,
+            max_tokens=generation.needed_context,
             block_size=identity.block_size,
-            exclude=frozenset(excluded if generation.failures.failed else ()),
+            exclude=frozenset(excluded),
             prefer_decode=generation.failures.prefer_decode,
         )
 
     def _charge(
-        self, number: int, first_index: int, placement: Placement, hashes: list[bytes]
+        self,
+        number: int,
+        first_index: int,
+        placement: Placement,
+        hashes: list[bytes],
+        block_size: int,
     ) -> Attempt:
-        """Reserve load and note expected blocks, so that the next placement counts this one."""
-        num_blocks = len(hashes) + 1
+        """Reserve load and note expected blocks, so that the next placement counts this one. Blocks
+        that a worker has, or will have from a prompt that was routed there, are not charged."""
         decode = self._chosen(placement.decode.worker_id)
-        local_tokens = placement.decode.missing_tokens if placement.mode is Mode.LOCAL else 0
-        charges = [(decode, decode.reserve(local_tokens, num_blocks))]
+        missing = placement.decode.recompute_tokens
+        local_tokens = missing if placement.mode is Mode.LOCAL else 0
+        charges = [(decode, decode.reserve(local_tokens, missing // block_size + 1))]
         prefill = None
         if placement.prefill is not None:
             prefill = self._chosen(placement.prefill.worker_id)
-            reserved = prefill.reserve(placement.prefill.recompute_tokens, num_blocks)
-            charges.append((prefill, reserved))
+            missing = placement.prefill.recompute_tokens
+            charges.append((prefill, prefill.reserve(missing, missing // block_size + 1)))
         for worker, _ in charges:
-            self._fleet.expect_cached(worker.worker_id, hashes)
+            chosen = placement.decode if worker is decode else placement.prefill
+            assert chosen is not None, "only chosen workers are charged"
+            held = max(0, len(hashes) - -(-chosen.missing_tokens // block_size))
+            self._fleet.expect_cached(worker.worker_id, hashes[held:])
         return Attempt(
             number=number,
             first_index=first_index,
@@ -116,6 +187,15 @@ class Launcher:
         return worker
 
 
+def _sampling(generation: Generation, attempt: Attempt) -> SamplingParams:
+    """The request's sampling; an open-ended output ends where the decode worker's context does."""
+    request, sampling = generation.request, generation.request.sampling
+    room = attempt.decode.info.max_context - len(request.token_ids)
+    if not request.is_open_ended or sampling.max_tokens <= room:
+        return sampling
+    return msgspec.structs.replace(sampling, max_tokens=room)
+
+
 def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
     """The messages that start an attempt, each with its worker."""
     request = generation.request
@@ -124,11 +204,13 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "attempt": attempt.number,
         "token_ids": request.token_ids + generation.stream.token_ids[: attempt.first_index],
         "num_output": attempt.first_index,
-        "sampling": request.sampling,
+        "sampling": _sampling(generation, attempt),
         "priority": request.priority,
         "deadline_ms": max(1, round((generation.deadline - time.monotonic()) * 1000)),
         "cache_salt": request.cache_salt,
+        "share": request.share,
         "is_resumable": request.is_resumable,
+        "trace_id": generation.trace.trace_id or "",
     }
     if attempt.prefill is None:
         return [(attempt.decode, Generate(**common))]
@@ -139,4 +221,5 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
     generate = Generate(prefill=peer, **common)
     if attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
-    return [(attempt.decode, generate), (attempt.prefill, Prefill(**common))]
+    prefill = Prefill(target=attempt.decode.worker_id, **common)
+    return [(attempt.decode, generate), (attempt.prefill, prefill)]

@@ -1,8 +1,9 @@
 """From the tokens of one sequence to the text that its client sees.
 
 Combines detokenizing and stop strings, and keeps log-probabilities aligned with text: a token's
-entry is reported together with the end of its text, and tokens after a stop are not reported. The
-token that ends a sequence (end of text, or a stop token) has no text unless the caller wants it.
+entry is reported together with the end of its text. The token that ends a sequence (end of text,
+or a stop token) has no text unless the caller wants it. Stop strings are not searched for in the
+reasoning before an answer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.requests.interface import TokenDelta
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopMatcher
+from router.text.thoughts import ThoughtMarkers, ThoughtScan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,18 @@ class StopRules:
 
 
 class OutputText:
-    """The state of one sequence's text; nothing may be pushed after a delta with `finish`."""
+    """The state of one sequence's text; nothing may be pushed after a delta with `finish`.
 
-    def __init__(self, detokenizer: Detokenizer, stop: StopRules) -> None:
+    `thoughts` marks the reasoning of a model that reasons before it answers.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stop: StopRules, thoughts: ThoughtMarkers | None = None
+    ) -> None:
         self._detokenizer = detokenizer
+        self._scan = None if thoughts is None else ThoughtScan(thoughts)
+        self._thoughts = self._scan
+        self._is_plain = not stop.strings and thoughts is None
         self._stop = stop
         self._matcher = StopMatcher(stop.strings, stop.include_in_output)
         self._num_tokens = 0
@@ -69,6 +79,11 @@ class OutputText:
         self._emitted = 0
         self._unreported: deque[OutputToken] = deque()
         self._ended_by: int | None = None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens the reasoning took so far; None if the model does not reason."""
+        return None if self._scan is None else self._scan.num_tokens
 
     @property
     def matched_stop(self) -> str | None:
@@ -82,15 +97,16 @@ class OutputText:
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` completes; a matched stop string also sets `finish`."""
-        if delta.finish is None and delta.logprobs is None and not self._stop.strings:
+        if self._is_plain and delta.finish is None and delta.logprobs is None:
             return self._push_plain(delta)
         pieces: list[str] = []
         taken = 0
         for token_id in delta.token_ids:
             taken += 1
-            if self._is_silent_end(delta, taken):
-                break
             logprobs = delta.logprobs[taken - 1] if delta.logprobs else None
+            if self._is_silent_end(delta, taken):
+                self._note(token_id, logprobs, self._decoded)
+                break
             pieces.append(self._push_token(token_id, logprobs))
             if self._matcher.matched:
                 break
@@ -99,7 +115,11 @@ class OutputText:
             last = delta.token_ids[-1]
             self._ended_by = last if last in self._stop.named else None
         if finish and not self._matcher.matched:
-            pieces.append(self._match(self._detokenizer.flush()))
+            rest = self._detokenizer.flush()
+            if self._thoughts is not None:
+                rest = self._thoughts.flush() + rest
+                self._thoughts = None
+            pieces.append(self._match(rest))
             pieces.append(self._matcher.flush())
         text = "".join(pieces)
         self._emitted += len(text)
@@ -134,9 +154,18 @@ class OutputText:
         piece = self._detokenizer.push(token_id)
         start = self._decoded
         self._decoded += len(piece)
+        self._note(token_id, logprobs, start)
+        if self._thoughts is None:
+            return self._match(piece)
+        reasoning, answer = self._thoughts.push(piece)
+        if self._thoughts.is_over:
+            self._thoughts, self._is_plain = None, not self._stop.strings
+        return reasoning + self._match(answer)
+
+    def _note(self, token_id: int, logprobs: TokenLogprobs | None, start: int) -> None:
+        """Note a token to report, whose text begins at `start` and ends where the text does."""
         if logprobs is not None:
             self._unreported.append(OutputToken(token_id, logprobs, start, self._decoded))
-        return self._match(piece)
 
     def _match(self, piece: str) -> str:
         if self._num_tokens < self._stop.min_tokens:
@@ -144,12 +173,9 @@ class OutputText:
         return self._matcher.push(piece)
 
     def _report(self, finish: FinishReason | None) -> list[OutputToken]:
-        """Take the tokens whose text was emitted; at the end, all but those after a stop string."""
+        """Take the tokens whose text was emitted; at the end, all. What a stop string cut off the
+        text lies beyond its end."""
         ready: list[OutputToken] = []
-        while self._unreported and self._unreported[0].end <= self._emitted:
+        while self._unreported and (finish or self._unreported[0].end <= self._emitted):
             ready.append(self._unreported.popleft())
-        if finish:
-            cut = self._emitted if self._matcher.matched else None
-            ready += [token for token in self._unreported if cut is None or token.start < cut]
-            self._unreported.clear()
         return ready

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from protocol.messages import NotKept, Resume, Resumed
 from router.fleet.worker import Worker
-from router.routing.view import Candidate, Mode, Placement
+from router.routing.view import Candidate, Mode, Placement, Rule
 
 
 class Search:
@@ -99,6 +99,7 @@ def placement_of(worker: Worker) -> Placement:
         mode=Mode.RESUME,
         decode=Candidate(worker.worker_id, 0, 0, 0, 0, 0),
         prefill=None,
+        rule=Rule.KEPT,
         reason=f"resume: {worker.worker_id} kept the stream",
         decode_candidates=(),
         prefill_candidates=(),

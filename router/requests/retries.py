@@ -11,7 +11,8 @@ import logging
 import random
 from dataclasses import dataclass, field
 
-from protocol.errors import GenerationFailed
+from process.logs import about
+from protocol.errors import GenerationFailed, Overloaded
 from router.fleet.worker import Loss, Worker
 from router.requests.attempt import Attempt
 from router.settings import RouterSettings
@@ -78,6 +79,11 @@ class FailureHistory:
             incarnation = attempt.prefill.info.incarnation
         self.failed.add(incarnation)
 
+    def avoid(self, worker: Worker) -> None:
+        """The next attempt goes elsewhere: this worker has no room for it."""
+        self.prefer_decode = None
+        self.failed.add(worker.info.incarnation)
+
     def count_late_death(self, worker: Worker) -> None:
         """Count the death of a failed handoff's other end that the router saw only after the
         failure. The worker that reported the failure outlived that death."""
@@ -120,11 +126,17 @@ class Retries:
         self._rng = rng
 
     def pause_s(
-        self, request_id: str, failures: FailureHistory, num_attempts: int, reason: str
+        self,
+        request_id: str,
+        failures: FailureHistory,
+        num_attempts: int,
+        reason: str,
+        lacks_room: bool = False,
     ) -> float:
         """Count a failure of the `num_attempts`th attempt; returns the seconds until the next.
 
-        Raises GenerationFailed if no other attempt is allowed.
+        Raises GenerationFailed if no other attempt is allowed, Overloaded if the last one failed
+        only because no worker had room (`lacks_room`).
         """
         if failures.num_deaths >= MAX_DEATHS:
             raise GenerationFailed(
@@ -133,10 +145,11 @@ class Retries:
             )
         failures.num_failures += 1
         if failures.num_failures >= self._settings.max_attempts:
-            raise GenerationFailed(
+            error = Overloaded if lacks_room else GenerationFailed
+            raise error(
                 f"request {request_id} failed after {num_attempts} attempts; the last: {reason}"
             )
-        log.info("request %s is tried again: %s", request_id, reason)
+        log.info("request %s is tried again: %s", request_id, reason, extra=about(request_id))
         backoff_ms: float = self._settings.retry_backoff_ms * 2 ** (failures.num_failures - 1)
         backoff_ms = min(backoff_ms, self._settings.retry_backoff_max_ms)
         return backoff_ms / 1000 * self._rng.uniform(0.5, 1.0)

@@ -1,28 +1,38 @@
-"""Where each generation's time went, for running generations and the last finished ones.
+"""What happened to each generation, for running ones and the last finished ones.
 
-Owns the traces behind `/requests/{id}/trace`. Accepts workers' traces whenever they arrive: a
+Owns the traces behind `/requests` and receipts. Accepts workers' traces whenever they arrive: a
 prefill worker's last one comes after its handoff closed, often after the stream ended. Times are
-microseconds since the Unix epoch on each process's clock; durations are milliseconds.
+microseconds since the Unix epoch on each process's clock; durations are milliseconds. The JSON is
+made by `router.requests.trace_json`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
-
-from process.trace_context import CURRENT_TRACE
+from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import DecodeTrace, PrefillTrace
+from router.fleet.clock_offset import ClockOffset
 from router.fleet.metrics import FleetMetrics
+from router.http.origin import CURRENT_ORIGIN
+from router.requests.shifted import ClockReading
+from router.routing.forecast import Forecast
 from router.routing.view import Placement
+
+_MAX_UNTOLD = 4096
+_SAME_CLOCK = ClockReading(0, 0)
+EndListener = Callable[["RequestTrace"], None]
+BatchListener = Callable[[Sequence["RequestTrace"]], None]
+MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 
 
 @dataclass
 class AttemptTrace:
-    """One attempt: its placement, its workers' traces, and why it failed if it did."""
+    """One attempt: its placement, its workers' traces, and why it failed if it did. `clocks` are
+    readings of the workers' clocks from when their traces came; `path` is the way that its KV took,
+    "" if it is not known."""
 
     number: int
     placement: Placement
@@ -30,6 +40,10 @@ class AttemptTrace:
     prefill: PrefillTrace | None = None
     decode: DecodeTrace | None = None
     failed: str | None = None
+    failed_us: int = 0
+    forecast: Forecast | None = None
+    path: str = ""
+    clocks: dict[str, ClockReading] = field(default_factory=dict)
 
     @property
     def last_chunk_end_us(self) -> int:
@@ -37,35 +51,47 @@ class AttemptTrace:
         chunks = self.prefill.chunks if self.prefill else self.decode.chunks if self.decode else ()
         return chunks[-1].end_us if chunks else 0
 
-    def as_json(self) -> dict[str, Any]:
-        """This attempt as the trace endpoint shows it."""
-        return {
-            "attempt": self.number,
-            "mode": self.placement.mode.value,
-            "started_us": self.started_us,
-            "prefill": None if self.prefill is None else msgspec.to_builtins(self.prefill),
-            "decode": None if self.decode is None else msgspec.to_builtins(self.decode),
-            "failed": self.failed,
-        }
+    @property
+    def workers(self) -> str:
+        """The workers, for people."""
+        prefill = self.placement.prefill
+        decode = self.placement.decode.worker_id
+        return decode if prefill is None else f"{prefill.worker_id} → {decode}"
+
+    def clock_of(self, worker_id: str) -> ClockReading:
+        """The reading of a worker's clock; the same as ours if there is none."""
+        return self.clocks.get(worker_id, _SAME_CLOCK)
+
+    def read_clock(self, worker_id: str, clock: ClockOffset | None) -> None:
+        """Note a worker's clock."""
+        if clock is not None and clock.is_known:
+            self.clocks[worker_id] = ClockReading(clock.offset_us, clock.error_us)
 
 
 @dataclass
 class RequestTrace:
     """One generation from its arrival to its end; `outcome` stays None while it runs.
 
-    `trace_id` is the id of the client's own trace, if the client sent one.
+    `context` is the trace that the request is part of, the client's own or one that begins here;
+    `owner` the digest of the key that sent the request, `key` its name. `phases` are the durations
+    at the end.
     """
 
     request_id: str
     received_us: int
     num_prompt_tokens: int
+    tokenized_us: int = 0
     attempts: list[AttemptTrace] = field(default_factory=list)
     num_output_tokens: int = 0
+    first_token_received_us: int = 0
     first_token_us: int = 0
     last_token_us: int = 0
     finished_us: int = 0
     outcome: str | None = None
-    trace_id: str | None = None
+    context: TraceContext | None = None
+    owner: bytes = b""
+    key: str = ""
+    phases: dict[str, float | None] = field(default_factory=dict)
 
     def note_tokens(self, count: int, now_us: int) -> None:
         """Tokens went out to the client."""
@@ -77,40 +103,52 @@ class RequestTrace:
         """The attempt with this number, if there is one."""
         return next((each for each in self.attempts if each.number == attempt), None)
 
-    def durations(self) -> dict[str, float | None]:
-        """Milliseconds of each phase of the last attempt; None where it did not happen."""
-        ttft = _span_ms(self.received_us, self.first_token_us)
-        decode = _span_ms(self.first_token_us, self.last_token_us)
-        tpot = None
-        if decode is not None and self.num_output_tokens > 1:
-            tpot = decode / (self.num_output_tokens - 1)
-        spans: dict[str, float | None] = dict.fromkeys(("queue_ms", "prefill_ms", "handoff_ms"))
-        if self.attempts:
-            spans = _phases(self.attempts[-1])
-        return {"ttft_ms": ttft, **spans, "decode_ms": decode, "tpot_ms": tpot}
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace that the request is part of."""
+        return None if self.context is None else self.context.trace_id
 
-    def as_json(self) -> dict[str, Any]:
-        """The body of `/requests/{id}/trace`."""
-        last = self.attempts[-1] if self.attempts else None
-        prefill = last.prefill if last else None
-        local = last.decode.chunks if last and last.decode else ()
-        return {
-            "request_id": self.request_id,
-            "trace_id": self.trace_id,
-            "outcome": self.outcome or "running",
-            "received_us": self.received_us,
-            "placement": _placement_json(last.placement) if last else None,
-            "attempts": [each.as_json() for each in self.attempts],
-            "first_token_us": self.first_token_us,
-            "finished_us": self.finished_us,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_output_tokens": self.num_output_tokens,
-            "num_chunks": len(prefill.chunks if prefill else local),
-            "blocks_moved": prefill.blocks_moved if prefill else 0,
-            "bytes_moved": prefill.bytes_moved if prefill else 0,
-            "transport": prefill.transport if prefill else "",
-            **self.durations(),
-        }
+    @property
+    def ttft_ms(self) -> float | None:
+        """From the arrival to the first token; None without one."""
+        return _span_ms(self.received_us, self.first_token_us)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first; None for fewer than two."""
+        decode = _span_ms(self.first_token_us, self.last_token_us)
+        if decode is None or self.num_output_tokens < 2:
+            return None
+        return decode / (self.num_output_tokens - 1)
+
+    def durations(self) -> dict[str, float | None]:
+        """Milliseconds of each phase of the last attempt; None where it did not happen. Written
+        without helpers where it can be: every request that ends pays for it."""
+        received, first, last = self.received_us, self.first_token_us, self.last_token_us
+        attempts, decode_ms = self.attempts, _span_ms(first, last)
+        found = dict(_NOTHING)
+        if self.tokenized_us:
+            found["tokenize_ms"] = max(0, self.tokenized_us - received) / 1000
+            if attempts:
+                found["placement_ms"] = max(0, attempts[0].started_us - self.tokenized_us) / 1000
+        if first:
+            found["ttft_ms"] = max(0, first - received) / 1000
+            found["delivery_ms"] = _span_ms(self.first_token_received_us, first)
+            found["total_ms"] = max(0, last - received) / 1000
+            found["decode_ms"] = decode_ms
+            if decode_ms is not None and self.num_output_tokens > 1:
+                found["tpot_ms"] = decode_ms / (self.num_output_tokens - 1)
+        if attempts:
+            _add_phases(attempts[-1], found)
+        return found
+
+
+_NOTHING: dict[str, float | None] = dict.fromkeys(
+    (
+        "tokenize_ms", "placement_ms", "dispatch_ms", "queue_ms", "prefill_ms", "ttft_ms",
+        "delivery_ms", "handoff_ms", "first_step_ms", "decode_ms", "tpot_ms", "total_ms",
+    )
+)  # fmt: skip
 
 
 class TraceStore:
@@ -122,6 +160,30 @@ class TraceStore:
         self.wall_us = wall_us
         self._running: dict[str, RequestTrace] = {}
         self._ended: OrderedDict[str, RequestTrace] = OrderedDict()
+        self._on_end: list[EndListener] = []
+        self._on_ended: list[BatchListener] = []
+        self._untold: list[RequestTrace] = []
+        self._on_moved: list[MovedListener] = []
+
+    def on_end(self, listener: EndListener) -> None:
+        """Call `listener` with each trace when its generation has ended."""
+        self._on_end.append(listener)
+
+    def on_ended(self, listener: BatchListener) -> None:
+        """Call `listener` with the traces of generations that have ended, many at once: one by one
+        would cost each request more. A listener calls `tell_ended` before it answers others."""
+        self._on_ended.append(listener)
+
+    def tell_ended(self) -> None:
+        """Tell the listeners of `on_ended` which generations have ended since the last call."""
+        untold, self._untold = self._untold, []
+        if untold:
+            for listener in self._on_ended:
+                listener(untold)
+
+    def on_moved(self, listener: MovedListener) -> None:
+        """Call `listener` when all blocks of an attempt have moved."""
+        self._on_moved.append(listener)
 
     @property
     def num_running(self) -> int:
@@ -129,11 +191,14 @@ class TraceStore:
         return len(self._running)
 
     def begin(self, request_id: str, num_prompt_tokens: int) -> RequestTrace:
-        """Open the trace of a generation."""
-        trace = RequestTrace(request_id, self.wall_us(), num_prompt_tokens)
-        context = CURRENT_TRACE.get()
-        if context is not None:
-            trace.trace_id = context.trace_id
+        """Open the trace of a generation: its prompt is tokenised."""
+        now_us, origin = self.wall_us(), CURRENT_ORIGIN.get()
+        received_us = now_us if origin is None else origin.arrived_us
+        trace = RequestTrace(request_id, received_us, num_prompt_tokens, now_us)
+        if origin is not None:
+            trace.owner = origin.caller.digest
+            trace.key = origin.caller.tenant.terms.name
+        trace.context = CURRENT_TRACE.get()
         self._running[request_id] = trace
         return trace
 
@@ -143,7 +208,16 @@ class TraceStore:
         life's trace is kept."""
         trace.outcome = outcome
         trace.finished_us = self.wall_us()
-        self._metrics.observe_durations(trace.durations())
+        trace.phases = trace.durations()
+        self._metrics.observe_durations(trace.phases)
+        self._count_sources(trace)
+        if len(trace.attempts) == 1 and trace.first_token_received_us:
+            self._observe_forecast(trace, trace.attempts[0])
+        for listener in self._on_end:
+            listener(trace)
+        self._untold.append(trace)
+        if len(self._untold) >= _MAX_UNTOLD:
+            self.tell_ended()
         if self._running.get(trace.request_id) is not trace:
             return
         del self._running[trace.request_id]
@@ -152,8 +226,31 @@ class TraceStore:
         while len(self._ended) > self._history:
             self._ended.popitem(last=False)
 
+    def _count_sources(self, trace: RequestTrace) -> None:
+        """Where the prompt's KV came from, in the attempt that had the first token."""
+        first = next((each for each in trace.attempts if each.last_chunk_end_us), None)
+        worker = None if first is None else first.prefill or first.decode
+        if first is None or worker is None:
+            return
+        cached = min(worker.cached_tokens, trace.num_prompt_tokens)
+        self._metrics.prompt_tokens.add("cached", cached)
+        self._metrics.prompt_tokens.add("computed", trace.num_prompt_tokens - cached)
+        if first.prefill is not None and first.decode is not None and first.forecast is not None:
+            moved = first.decode.granted_blocks * first.forecast.block_size
+            self._metrics.prompt_tokens.add("transferred", min(moved, trace.num_prompt_tokens))
+
+    def _observe_forecast(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
+        if attempt.forecast is not None and attempt.forecast.ttft_ms is not None:
+            took_ms = (trace.first_token_received_us - attempt.started_us) / 1000
+            self._metrics.observe_forecast(attempt.forecast.ttft_ms, took_ms)
+
     def attach_prefill(
-        self, request_id: str, attempt: int, trace: PrefillTrace, is_final: bool
+        self,
+        request_id: str,
+        attempt: int,
+        trace: PrefillTrace,
+        is_final: bool,
+        clock: ClockOffset | None = None,
     ) -> None:
         """Take a prefill worker's trace; the final one replaces the first token's."""
         if is_final:
@@ -162,12 +259,19 @@ class TraceStore:
         found = self._attempt(request_id, attempt)
         if found is not None:
             found.prefill = trace
+            found.read_clock(trace.worker_id, clock)
+            if is_final:
+                for listener in self._on_moved:
+                    listener(found, trace)
 
-    def attach_decode(self, request_id: str, attempt: int, trace: DecodeTrace) -> None:
+    def attach_decode(
+        self, request_id: str, attempt: int, trace: DecodeTrace, clock: ClockOffset | None = None
+    ) -> None:
         """Take a decode worker's trace; a later one replaces an earlier one."""
         found = self._attempt(request_id, attempt)
         if found is not None:
             found.decode = trace
+            found.read_clock(trace.worker_id, clock)
 
     def get(self, request_id: str) -> RequestTrace | None:
         """A generation's trace; an HTTP request's id means its first choice."""
@@ -177,28 +281,48 @@ class TraceStore:
                 return found
         return None
 
+    def recent(self) -> Iterator[RequestTrace]:
+        """Every trace that is kept: running ones, then those that ended, the latest first."""
+        yield from self._running.values()
+        yield from reversed(self._ended.values())
+
+    def all(self) -> Iterator[RequestTrace]:
+        """Every trace that is kept, running ones last."""
+        yield from self._ended.values()
+        yield from self._running.values()
+
     def _attempt(self, request_id: str, attempt: int) -> AttemptTrace | None:
         found = self._running.get(request_id) or self._ended.get(request_id)
         return found.find(attempt) if found else None
 
 
-def _phases(attempt: AttemptTrace) -> dict[str, float | None]:
-    """Queue, prefill and handoff durations of one attempt, on whichever worker they took place.
+def _add_phases(attempt: AttemptTrace, found: dict[str, float | None]) -> None:
+    """Add the phases of one attempt, on whichever worker they took place.
 
     The handoff lasts from the end of the last chunk to the first decode step that has its KV.
     """
     prefill, decode = attempt.prefill, attempt.decode
-    chunks = prefill.chunks if prefill else decode.chunks if decode else ()
-    queue = handoff = None
+    worker = prefill or decode
+    if worker is None:
+        return
+    chunks = worker.chunks
+    offset_us = attempt.clock_of(worker.worker_id).offset_us
+    if worker.received_us:
+        found["dispatch_ms"] = max(0, worker.received_us - offset_us - attempt.started_us) / 1000
+    if chunks:
+        found["prefill_ms"] = max(0, chunks[-1].end_us - chunks[0].start_us) / 1000
     if prefill is not None:
-        queue = _span_ms(prefill.received_us, prefill.scheduled_us)
-        if decode is not None:
-            handoff = _span_ms(attempt.last_chunk_end_us, decode.first_step_us)
+        found["queue_ms"] = _span_ms(prefill.received_us, prefill.scheduled_us)
     elif decode is not None:
         scheduled = chunks[0].start_us if chunks else decode.admitted_us
-        queue = _span_ms(decode.received_us, scheduled)
-    computed = _span_ms(chunks[0].start_us, chunks[-1].end_us) if chunks else None
-    return {"queue_ms": queue, "prefill_ms": computed, "handoff_ms": handoff}
+        found["queue_ms"] = _span_ms(decode.received_us, scheduled)
+    if decode is None:
+        return
+    found["first_step_ms"] = decode.first_step_ms
+    if prefill is not None and chunks and decode.first_step_us:
+        began_us = chunks[-1].end_us - offset_us
+        first_us = decode.first_step_us - attempt.clock_of(decode.worker_id).offset_us
+        found["handoff_ms"] = max(0, first_us - began_us) / 1000
 
 
 def _span_ms(start_us: int, end_us: int) -> float | None:
@@ -209,12 +333,3 @@ def _span_ms(start_us: int, end_us: int) -> float | None:
     if not start_us or not end_us:
         return None
     return max(0, end_us - start_us) / 1000
-
-
-def _placement_json(placement: Placement) -> dict[str, Any]:
-    """The placement, with its decode and prefill workers given by name."""
-    return {
-        **msgspec.to_builtins(placement),
-        "decode": placement.decode.worker_id,
-        "prefill": placement.prefill.worker_id if placement.prefill else None,
-    }

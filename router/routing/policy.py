@@ -2,9 +2,10 @@
 
 Takes a snapshot of the fleet and returns a decision with all its reasons. Costs are in tokens of
 prefill work, so that queues, missing prefixes and memory shortage add up in one unit. The rule:
-local if a decode worker already holds all of the prompt except at most a threshold; otherwise
-remote, on the cheapest pair, counting load and prefix hits. Without prefill workers every request
-is local. Knows no clock and no sockets; the random generator that breaks near-ties is passed in.
+local if a decode worker already holds all of the prompt except at most a threshold, unless that
+worker is so loaded that a pair of other workers costs less; otherwise remote, on the cheapest pair,
+counting load and prefix hits. Without prefill workers every request is local. Knows no clock and no
+sockets; the random generator that breaks near-ties is passed in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 from collections.abc import Sequence
 
 from protocol.errors import Overloaded, PromptTooLong
-from router.routing.view import Candidate, Mode, Placement, PlacementQuery, WorkerLoad
+from router.routing.view import Candidate, Mode, Placement, PlacementQuery, Rule, WorkerLoad
 
 REQUEST_COST_TOKENS = 16
 """A waiting or running request costs a worker about as much as this many prompt tokens."""
@@ -22,6 +23,8 @@ RECOMPUTE_WEIGHT = 1.25
 TRANSFER_WEIGHT = 0.125
 """The cost of moving a token's KV, relative to computing it."""
 NEAR_TIE = 0.05
+RETRY_STUCK_S = 5
+"""When a caller may ask again, if only stuck blocks stand in the way."""
 
 
 def place(
@@ -34,26 +37,32 @@ def place(
     """Choose the workers of an attempt.
 
     Excluded decode workers are used after all if no other is left. Excluded prefill workers are
-    not, because a decode worker can also prefill. Raises Overloaded when there is no decode
-    worker, PromptTooLong when no decode worker could ever hold the prompt and its output.
+    not, because a decode worker can also prefill. A worker is no candidate if the prompt fits there
+    only when stuck blocks return. Raises Overloaded when there is no decode worker, or none with
+    room, PromptTooLong when no decode worker could ever hold the prompt and its output.
     """
     prefillers = [
         _weigh(query, each, RECOMPUTE_WEIGHT)
         for each in prefill
-        if _fits(query, each) and each.worker_id not in query.exclude
+        if _may_prefill(query, each) and each.worker_id not in query.exclude
     ]
     decoders = _decode_loads(query, decode)
-    is_near = any(_missing(query, each.held_blocks) <= local_threshold_tokens for each in decoders)
-    mode = Mode.LOCAL if is_near or not prefillers else Mode.REMOTE
-    weight = RECOMPUTE_WEIGHT if mode is Mode.LOCAL else TRANSFER_WEIGHT
-    candidates = tuple([_weigh(query, each, weight) for each in decoders])
-    near = [each for each in candidates if each.missing_tokens <= local_threshold_tokens]
-    chosen = _pick(query, near or candidates, rng)
+    most_missing = local_threshold_tokens if prefillers else query.num_tokens
+    here, candidates = _local(query, decoders, most_missing, rng)
+    chosen, source = here, None
+    if prefillers and (here is None or here.cost > min(each.cost for each in prefillers)):
+        remote = tuple([_weigh(query, each, TRANSFER_WEIGHT) for each in decoders])
+        pair = _pick(query, remote, rng), _pick(query, prefillers, rng)
+        if here is None or here.cost > tie_limit(pair[0].cost + pair[1].cost):
+            candidates, (chosen, source) = remote, pair
+    assert chosen is not None, "without prefill workers any decode worker may compute the prompt"
+    rule = _rule(chosen, source, bool(prefill), here, local_threshold_tokens)
     return Placement(
-        mode=mode,
+        mode=Mode.LOCAL if source is None else Mode.REMOTE,
         decode=chosen,
-        prefill=_pick(query, prefillers, rng) if mode is Mode.REMOTE else None,
-        reason=_reason(mode, chosen, bool(prefill), is_near, local_threshold_tokens),
+        prefill=source,
+        rule=rule,
+        reason=_reason(rule, chosen, source, here, local_threshold_tokens),
         decode_candidates=candidates,
         prefill_candidates=tuple(prefillers),
         excluded=tuple(sorted(query.exclude)),
@@ -69,6 +78,7 @@ def place_handover(
     chosen = _pick(query, candidates, rng)
     return Placement(
         mode=Mode.HANDOVER,
+        rule=Rule.DRAIN,
         decode=chosen,
         prefill=None,
         reason=f"handover: {source} drains, {chosen.worker_id} goes on with its blocks",
@@ -76,6 +86,21 @@ def place_handover(
         prefill_candidates=(),
         excluded=tuple(sorted(query.exclude)),
     )
+
+
+def _local(
+    query: PlacementQuery,
+    decode: Sequence[WorkerLoad],
+    most_missing: int,
+    rng: random.Random,
+) -> tuple[Candidate | None, tuple[Candidate, ...]]:
+    """The best worker of those that lack at most so many tokens, among all local candidates; None,
+    and no candidates, if every worker lacks more."""
+    if all(_missing(query, each.held_blocks) > most_missing for each in decode):
+        return None, ()
+    candidates = tuple([_weigh(query, each, RECOMPUTE_WEIGHT) for each in decode])
+    near = [each for each in candidates if each.missing_tokens <= most_missing]
+    return _pick(query, near, rng), candidates
 
 
 def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[WorkerLoad]:
@@ -87,18 +112,41 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
         capacity = max(each.blocks_total for each in decode) * query.block_size
         if query.num_tokens > capacity:
             raise PromptTooLong(
-                f"the prompt has {query.num_tokens} tokens, but the largest KV pool of this "
-                f"service holds {capacity}"
+                capacity,
+                query.num_tokens,
+                reason=f"The largest KV pool of this service holds {capacity} tokens.",
             )
+        limit = max(min(each.max_context, each.blocks_total * query.block_size) for each in decode)
         raise PromptTooLong(
-            f"prompt and output may have {query.max_tokens} tokens, but no decode worker that is "
-            "ready takes so many"
+            limit,
+            query.num_tokens,
+            query.max_tokens - query.num_tokens,
+            reason="No decode worker that is ready takes so many.",
         )
-    return [each for each in fitting if each.worker_id not in query.exclude] or fitting
+    roomy = [each for each in fitting if _has_room(query, each)]
+    if not roomy:
+        raise Overloaded(
+            f"the prompt needs {_blocks(query)} KV blocks, and no decode worker has so many beside "
+            "those that workers which do not answer may still write to",
+            RETRY_STUCK_S,
+        )
+    return [each for each in roomy if each.worker_id not in query.exclude] or roomy
 
 
 def _fits(query: PlacementQuery, load: WorkerLoad) -> bool:
     return _blocks(query) <= load.blocks_total and query.max_tokens <= load.max_context
+
+
+def _may_prefill(query: PlacementQuery, load: WorkerLoad) -> bool:
+    """Whether a prefill worker takes the prompt; the output is not its own."""
+    fits = _blocks(query) <= load.blocks_total and query.num_tokens <= load.max_context
+    return fits and _has_room(query, load)
+
+
+def _has_room(query: PlacementQuery, load: WorkerLoad) -> bool:
+    """Whether the prompt may fit even if the worker's stuck blocks never return. The prefix that it
+    holds may lie in these; if it does not, the worker gives the request back."""
+    return _blocks(query) - load.held_blocks <= load.blocks_total - load.blocks_stuck
 
 
 def _blocks(query: PlacementQuery) -> int:
@@ -114,14 +162,16 @@ def _missing(query: PlacementQuery, cached_blocks: int) -> int:
 def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
     """The cost of a worker; `weight` is the cost of a token that is not in its cache."""
     load_tokens = load.queued_tokens + load.num_requests * REQUEST_COST_TOKENS
-    recompute = _missing(query, max(load.held_blocks, load.expected_blocks))
-    free = load.blocks_total - load.blocks_used
+    missing = recompute = _missing(query, load.held_blocks)
+    if load.expected_blocks > load.held_blocks:
+        recompute = _missing(query, load.expected_blocks)
+    free = load.blocks_total - load.blocks_claimed
     shortage = max(0, _blocks(query) - load.held_blocks - free) * query.block_size
     return Candidate(
         worker_id=load.worker_id,
         cost=round(load_tokens + weight * recompute + shortage),
         load_tokens=load_tokens,
-        missing_tokens=_missing(query, load.held_blocks),
+        missing_tokens=missing,
         recompute_tokens=recompute,
         shortage_tokens=shortage,
     )
@@ -132,17 +182,49 @@ def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Ra
     for each in candidates:
         if each.worker_id == query.prefer_decode:
             return each
-    best = min(each.cost for each in candidates)
-    limit = best + max(NEAR_TIE * best, REQUEST_COST_TOKENS / 2)
+    limit = tie_limit(min(each.cost for each in candidates))
     return rng.choice([each for each in candidates if each.cost <= limit])
 
 
-def _reason(mode: Mode, chosen: Candidate, has_prefill: bool, is_near: bool, threshold: int) -> str:
-    if is_near:
+def tie_limit(best: float) -> float:
+    """The highest cost that is as good as the best one."""
+    return best + max(NEAR_TIE * best, REQUEST_COST_TOKENS / 2)
+
+
+def _rule(
+    chosen: Candidate,
+    prefill: Candidate | None,
+    has_prefill: bool,
+    near: Candidate | None,
+    threshold: int,
+) -> Rule:
+    if prefill is not None:
+        return Rule.NOT_CACHED if near is None else Rule.LOADED
+    if chosen.missing_tokens <= threshold:
+        return Rule.NEAR
+    return Rule.PREFILL_UNFIT if has_prefill else Rule.NO_PREFILL
+
+
+def _reason(
+    rule: Rule,
+    chosen: Candidate,
+    prefill: Candidate | None,
+    near: Candidate | None,
+    threshold: int,
+) -> str:
+    """The rule in words; `near` is the best worker that holds nearly all of the prompt."""
+    if rule is Rule.LOADED and near is not None and prefill is not None:
+        return (
+            f"remote: {near.worker_id} lacks {near.missing_tokens} tokens at a cost of "
+            f"{near.cost}; {prefill.worker_id} and {chosen.worker_id} cost less"
+        )
+    if rule is Rule.NEAR:
         return (
             f"local: {chosen.worker_id} lacks {chosen.missing_tokens} tokens, "
             f"at most {threshold} are prefilled there"
         )
-    if mode is Mode.LOCAL:
-        return "local: no prefill worker " + ("may take it" if has_prefill else "is ready")
+    if rule is Rule.NO_PREFILL:
+        return "local: no prefill worker is ready"
+    if rule is Rule.PREFILL_UNFIT:
+        return "local: no prefill worker may take it"
     return f"remote: no decode worker holds all but {threshold} tokens of the prompt"

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from router.routing.prediction import WorkerSpeed
+
 
 class Mode(StrEnum):
     """Where the KV comes from. LOCAL: the decode worker computes the prompt. REMOTE: a prefill
@@ -22,19 +24,22 @@ class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     """One worker as a placement sees it.
 
     `queued_tokens` are prompt tokens still to compute there, `num_requests` its waiting and
-    running requests. `held_blocks` and `expected_blocks` are leading blocks of this prompt in
-    its cache: now, and once the prompts recently routed there are computed. `max_context` bounds
-    a prompt and its output together.
+    running requests. `blocks_claimed` are in use, waited for or reserved; `blocks_stuck` of them
+    do not come back by themselves. `held_blocks` and `expected_blocks` are leading blocks of this
+    prompt in its cache: now, and once the prompts recently routed there are computed. `max_context`
+    bounds a prompt and its output together. `speed` is for predictions only.
     """
 
     worker_id: str
     num_requests: int
     queued_tokens: int
     blocks_total: int
-    blocks_used: int
+    blocks_claimed: int
+    blocks_stuck: int
     held_blocks: int
     expected_blocks: int
     max_context: int
+    speed: WorkerSpeed | None = None
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, gc=False):
@@ -65,8 +70,27 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     shortage_tokens: int
 
 
+class Rule(StrEnum):
+    """Which rule of the policy decided."""
+
+    NEAR = "near_prefix"
+    """A decode worker holds nearly all of the prompt."""
+    LOADED = "near_prefix_loaded"
+    """A decode worker holds nearly all of the prompt, and is loaded more than that is worth."""
+    NO_PREFILL = "no_prefill_worker"
+    """No prefill worker is ready."""
+    PREFILL_UNFIT = "no_fitting_prefill_worker"
+    """Prefill workers are ready, and none may take the prompt."""
+    NOT_CACHED = "not_cached"
+    """No decode worker holds enough of the prompt."""
+    DRAIN = "drain"
+    """Its decode worker drains."""
+    KEPT = "kept_stream"
+    """Its decode worker kept the stream."""
+
+
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """The decision, with every candidate that was considered."""
+    """The decision, with every candidate that was considered. `reason` is `rule` in words."""
 
     mode: Mode
     decode: Candidate
@@ -75,3 +99,4 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     decode_candidates: tuple[Candidate, ...]
     prefill_candidates: tuple[Candidate, ...]
     excluded: tuple[str, ...]
+    rule: Rule = Rule.NOT_CACHED

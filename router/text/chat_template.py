@@ -2,7 +2,8 @@
 
 Templates get the same environment as in Hugging Face's transformers: sandbox, loop controls,
 `raise_exception`, `strftime_now`, `tojson` without HTML escaping, and the `{% generation %}` tag,
-which has no effect on the text. A template is compiled once.
+which has no effect on the text. A template is compiled once. It is a stranger's program: whatever
+it raises is an error of the checkpoint or the request, and its work is bounded.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from protocol.errors import InvalidRequest, ModelLoadError
+from router.text.template_budget import CURRENT, Budget, BudgetedEnvironment
+from router.text.template_shape import TemplateShape, shape_of
 
 RESERVED_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
@@ -35,13 +38,17 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_developer_role = "developer" in source
         environment = _environment()
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
+
+    @cached_property
+    def shape(self) -> TemplateShape:
+        """In which form the template wants its input. Renders a dozen small conversations."""
+        return shape_of(self.source, lambda messages: self.render(messages, False))
 
     def render(
         self,
@@ -50,8 +57,10 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        param: str = "messages",
     ) -> str:
-        """The prompt text. Raises InvalidRequest with the template's own message."""
+        """The prompt text. Raises InvalidRequest with the template's own message, naming the field
+        `param`."""
         names = {
             **self._special_tokens,
             **(variables or {}),
@@ -60,12 +69,14 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
+        token = CURRENT.set(Budget())
         try:
             return self._template.render(names)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidRequest(
-                f"the chat template refuses 'messages': {error}", "messages"
-            ) from error
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise InvalidRequest(f"the chat template refuses '{param}': {reason}", param) from error
+        finally:
+            CURRENT.reset(token)
 
 
 class _GenerationTag(Extension):
@@ -78,13 +89,13 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BudgetedEnvironment:
+    environment = BudgetedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

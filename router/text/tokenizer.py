@@ -8,17 +8,23 @@ the work runs in a small thread pool that this object owns (`close`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
 
+from checkpoint.regular_file import read_small
 from protocol.errors import ModelLoadError
-from router.text.chat_template import ChatTemplate
-from router.text.checkpoint_files import read_json
+from router.text.checkpoint_texts import (
+    TokenizerConfig,
+    load_chat_templates,
+    load_tokenizer_config,
+    load_vocab_size,
+)
+from router.text.control_tokens import is_control
 from router.text.detokenizer import Detokenizer
 from router.text.token_bytes import TokenBytes
 from router.text.word_table import make_word_table
@@ -31,6 +37,7 @@ MAX_INLINE_CHARS = 1000
 known, even `word_table.MAX_TEXT_CHARS` characters take at most half a millisecond."""
 
 
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 CHARS_PER_TOKEN = 8
 """More than almost any text has: `most` times this many characters show that a text has too many
 tokens."""
@@ -40,31 +47,39 @@ class Tokenizer:
     """Encodes prompts and creates detokenizers.
 
     `vocab_size` bounds the ids that a caller may name; `special_ids` have no text unless
-    requested; `chat_template` is None for checkpoints without one.
+    requested; `chat_template` is None for checkpoints without one, and `tool_template` is the one
+    for conversations with tools. `control_texts` are the texts of tokens that control the model.
     """
 
     def __init__(self, path: Path, threads: int = 2) -> None:
         """Load the files in the folder `path`. Raises ModelLoadError, which names the file."""
-        config = read_json(path / "tokenizer_config.json", required=False)
+        config = load_tokenizer_config(path)
         self._tokenizer = _load(path / "tokenizer.json")
         _add_configured_tokens(self._tokenizer, config)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._added_ids = {token.content: id_ for id_, token in added.items()}
         self.vocab_size = _vocab_size(self._tokenizer, path)
-        self.special_tokens = _special_tokens(config)
+        self.special_tokens = config.special_tokens
         self.eos_id = self._token_id("eos_token")
-        self.chat_template = _chat_template(path, config, self.special_tokens)
-        self._add_bos: bool | None = config.get("add_bos_token")
+        templates = load_chat_templates(path)
+        self.chat_template, self.tool_template = templates.default, templates.for_tools
+        named = {text for text in self.special_tokens.values() if is_control(text, True)}
+        controls = {token.content for token in added.values() if _controls(token)}
+        self.control_texts = frozenset(named | controls)
+        self._add_bos = config.add_bos_token
         self._bos_id = self._token_id("bos_token")
         self._before, self._behind = _added_around(self._tokenizer)
+        self._lead = _lead(self._tokenizer, added)
         self._token_bytes = TokenBytes(self._tokenizer)
         self._words = make_word_table(self._tokenizer)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._one_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-one")
 
     def close(self) -> None:
-        """Stop the thread pool after the encodings that are running."""
+        """Stop the threads after the encodings that are running."""
         self._threads.shutdown(cancel_futures=True)
+        self._one_thread.shutdown(cancel_futures=True)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; special tokens are added as the checkpoint's settings say."""
@@ -97,6 +112,23 @@ class Tokenizer:
             return ids[1:]
         return ids
 
+    def encode_parts(self, parts: Sequence[str], add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that comes in parts. No token spans two parts."""
+        if len(parts) == 1:
+            return self.encode(parts[0], add_special_tokens)
+        ids = self.encode(parts[0], add_special_tokens=False)
+        for part in parts[1:]:
+            ids += self._encode_inner(part)
+        if not add_special_tokens:
+            return ids
+        return self._as_set([*self._before, *ids, *self._behind])
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Token ids of text inside another one, where some tokenizers put no space before it."""
+        if self._lead is None:
+            return self.encode(text, add_special_tokens=False)
+        return self.encode(self._lead + text, add_special_tokens=False)[1:]
+
     def added_token_id(self, text: str) -> int | None:
         """Id of the added token (special or not) that stands for exactly this text."""
         return self._added_ids.get(text)
@@ -127,6 +159,15 @@ class Tokenizer:
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """Run work in the thread pool that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def start_in_thread(self, work: Callable[[], None]) -> None:
+        """Run work in the thread pool without waiting for it."""
+        self._threads.submit(work)
+
+    async def in_turn(self, work: Callable[[], _T]) -> _T:
+        """Run work that holds the interpreter's lock for long, in a thread of its own: two at once
+        would pass the lock to each other, past the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._one_thread, work)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
@@ -163,10 +204,9 @@ class Tokenizer:
 
 
 def _load(path: Path) -> HfTokenizer:
-    if not path.is_file():
-        raise ModelLoadError(f"{path} is missing: the checkpoint needs a fast tokenizer file")
+    content = read_small(path, MAX_TOKENIZER_BYTES)
     try:
-        tokenizer = HfTokenizer.from_file(str(path))
+        tokenizer = HfTokenizer.from_buffer(content)
     except Exception as error:
         raise ModelLoadError(f"{path} cannot be read as a tokenizer: {error}") from error
     tokenizer.no_truncation()
@@ -185,11 +225,25 @@ def _added_around(tokenizer: HfTokenizer) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def _add_configured_tokens(tokenizer: HfTokenizer, config: dict[str, Any]) -> None:
+def _controls(token: AddedToken) -> bool:
+    return is_control(token.content, token.special)
+
+
+def _lead(tokenizer: HfTokenizer, added: Mapping[int, AddedToken]) -> str | None:
+    """A token behind which a text is encoded as inside another one; None if a text has the same
+    ids alone."""
+    alone = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    for id_, token in added.items():
+        if token.special and not token.rstrip:
+            behind = tokenizer.encode(token.content + _PROBE, add_special_tokens=False).ids
+            if behind[:1] == [id_]:
+                return token.content if behind[1:] != alone else None
+    return None
+
+
+def _add_configured_tokens(tokenizer: HfTokenizer, config: TokenizerConfig) -> None:
     """Add the tokens that only `tokenizer_config.json` names, in the order of their ids."""
-    entries = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
-        options = {key: value for key, value in entry.items() if key != "__type"}
+    for _, options in sorted(config.added_tokens.items()):
         token = AddedToken(**options)
         if token.special:
             tokenizer.add_special_tokens([token])
@@ -200,28 +254,5 @@ def _add_configured_tokens(tokenizer: HfTokenizer, config: dict[str, Any]) -> No
 def _vocab_size(tokenizer: HfTokenizer, path: Path) -> int:
     """One more than the largest id that both the tokenizer and the model know."""
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    model_size = read_json(path / "config.json", required=False).get("vocab_size")
-    return min(size, model_size) if isinstance(model_size, int) else size
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, as text."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        if not name.endswith("_token") or isinstance(value, bool):
-            continue
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _chat_template(
-    path: Path, config: dict[str, Any], special_tokens: dict[str, str]
-) -> ChatTemplate | None:
-    file = path / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    return None if source is None else ChatTemplate(source, special_tokens)
+    model_size = load_vocab_size(path)
+    return size if model_size is None else min(size, model_size)

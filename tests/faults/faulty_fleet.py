@@ -7,8 +7,9 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,20 @@ class FaultyFleet:
 
         wait_for(f"{name} to reach {point} for the {passes}th time", is_there)
 
+    def compute_until(self, name: str, what: str, condition: Callable[[], object]) -> None:
+        """Let a worker that is held after a prompt's first chunk compute one chunk after the other
+        until the condition holds; between two of them it reads its messages."""
+        for chunk in range(2, 6):
+            self.move_on(name, "chunk", chunk)
+            until = time.monotonic() + 2.0
+            while time.monotonic() < until:
+                if condition():
+                    return
+                time.sleep(0.01)
+        raise AssertionError(f"four more chunks did not bring {what}")
+
     def release(self, name: str, point: str) -> None:
-        """Let a held worker, which must be able to run, go on; it may be armed anew after that."""
+        """Let a held worker, which is not stopped, continue; it may be armed again after that."""
         (self._folder / f"{name}.{point}").unlink()
         reached = self._folder / f"{name}.{point}.reached"
         wait_for(f"{name} to leave {point}", lambda: not reached.exists())
@@ -131,7 +144,7 @@ class FaultyFleet:
                 path.unlink()
 
     def revive(self) -> None:
-        """Start anew whatever has ended, and wait until the router uses everybody."""
+        """Restart the processes that have ended, and wait until the router uses every worker."""
         self.release_all()
         children = [c for c in self.fleet.processes.values() if c.role is not Role.ROUTER]
         for child in children:
@@ -162,6 +175,9 @@ def faulty_fleet(
     environment: Mapping[str, str] | None = None, **settings: Any
 ) -> Iterator[FaultyFleet]:
     """As `running_fleet`; whatever was killed must have been revived at the end.
+
+    Tests of faults that meet blocks on their way name the `transport`: NIXL and shared memory both,
+    or NIXL alone and both nightly. The others take the default, shared memory.
 
     `environment` reaches its processes, for settings that `baton up` has not.
     """

@@ -110,7 +110,7 @@ def install(points: FaultPoints) -> None:
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)
     TransferService.__init__.__defaults__ = (WRITE_TIMEOUT_S,)
-    HandoffSender.__init__.__defaults__ = (MAX_WRITE_BLOCKS,)
+    HandoffSender.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"))
     run = Engine.run
 
     @wraps(run)

@@ -1,4 +1,4 @@
-"""A short run of the chaos bench, seeded: nothing is lost."""
+"""A short run of the chaos bench with each transport, seeded: nothing is lost."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import counters, wait_for, workers
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
@@ -23,10 +24,15 @@ SETTINGS = {"BATON_REQUEST_TIMEOUT_S": str(TIMEOUT_S), "BATON_SILENCE_S": "60"}
 """The second one, so that a worker that is held for longer is still given requests."""
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     with faulty_fleet(
-        SETTINGS, prefill=1, decode=1, num_blocks=NUM_BLOCKS, chunk_max_tokens=CHUNK
+        SETTINGS,
+        prefill=1,
+        decode=1,
+        num_blocks=NUM_BLOCKS,
+        chunk_max_tokens=CHUNK,
+        transport=request.param,
     ) as fleet:
         yield fleet
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import NUM_TOKENS, Reference
@@ -20,9 +21,9 @@ WRITING = {
 """Where the prefill worker is held, at which pass, and whether its first token is out."""
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(prefill=1, decode=2) as fleet:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=1, decode=2, transport=request.param) as fleet:
         yield fleet
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from cli.child import baton_command, baton_environment
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import trace_of, wait_for, workers
 from tests.integration.reference import BLOCK, Reference
@@ -24,9 +25,9 @@ EARLY = 20
 """Steps after which a worker is told to go; its outputs would take far more."""
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(prefill=2, decode=3) as fleet:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=2, decode=3, transport=request.param) as fleet:
         yield fleet
 
 
@@ -91,7 +92,7 @@ def test_what_runs_moves_with_its_blocks(
     wait_for("it to leave", lambda: drained not in workers(fleet.fleet))
 
 
-def test_what_has_not_begun_to_decode_is_placed_anew(
+def test_what_has_not_begun_to_decode_is_placed_again(
     fleet: FaultyFleet, expected: list[int]
 ) -> None:
     fleet.revive()
@@ -180,8 +181,12 @@ def test_a_prefill_worker_finishes_what_it_has_and_gets_nothing_new(
 
 
 def _busy(fleet: FaultyFleet, but: str = "") -> str | None:
-    """A decode worker that holds blocks for somebody."""
+    """A decode worker that has somebody's request."""
     for name, shown in workers(fleet.fleet).items():
-        if name != but and shown["role"] == "decode" and shown["num_handoffs"]:
+        if (
+            name != but
+            and shown["role"] == "decode"
+            and (shown["num_handoffs"] or shown["num_waiting"])
+        ):
             return name
     return None

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.http_client import HTTP
 from tests.integration.fleets import counters, wait_for
@@ -18,9 +19,11 @@ CHUNK = 64
 NUM_STEPS = 5
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(prefill=1, decode=1, chunk_max_tokens=CHUNK) as fleet:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(
+        prefill=1, decode=1, chunk_max_tokens=CHUNK, transport=request.param
+    ) as fleet:
         yield fleet
 
 
@@ -61,7 +64,7 @@ def connect(url: str, prompt: list[int]) -> socket.socket:
     data = json.dumps(body | {"stream": True}).encode()
     address = urlsplit(url)
     client = socket.create_connection((address.hostname, address.port), timeout=30)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     return client
 

@@ -97,7 +97,9 @@ def test_without_another_prefill_worker_the_decode_worker_prefills(
     fleet.arm(["prefill-1"], "chunk", 1)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
-    wait_for("the grant", lambda: workers(fleet.fleet)["decode-1"]["num_handoffs"])
+    fleet.compute_until(
+        "prefill-1", "the grant", lambda: workers(fleet.fleet)["decode-1"]["num_handoffs"]
+    )
     fleet.move_on("prefill-1", "chunk", 6)
     arrived = received_when_settled(fleet) - before["blocks_received"]
     assert arrived > 0

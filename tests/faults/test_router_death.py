@@ -13,39 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.faults.second_router import SecondRouter
 from tests.http_client import HTTP
-from tests.integration.fleets import all_counters, wait_for, workers
+from tests.integration.fleets import all_counters, wait_for
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
 GRACE_S = 15.0
-
-
-class Victim:
-    """A second router of a fleet, to be killed."""
-
-    def __init__(self, fleet: FaultyFleet, folder: Path) -> None:
-        real = fleet.fleet.processes["router"]
-        self._port_file = folder / "port"
-        command = [
-            f"--port-file={self._port_file}" if each.startswith("--port-file") else each
-            for each in real._command
-        ]
-        self.child = Child("router-2", Role.ROUTER, command, real._env, folder / "log")
-
-    def start(self) -> str:
-        """A new life of it, and its URL."""
-        self._port_file.unlink(missing_ok=True)
-        self.child.start()
-        wait_for("the second router to serve", self._port_file.exists, 60)
-        return f"http://127.0.0.1:{self._port_file.read_text().strip()}"
-
-    def kill(self) -> None:
-        """SIGKILL, until it is gone."""
-        self.child.signal(signal.SIGKILL)
-        assert self.child.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +31,9 @@ def fleet() -> Iterator[FaultyFleet]:
 
 
 @pytest.fixture
-def victim(fleet: FaultyFleet, tmp_path: Path) -> Iterator[Victim]:
+def victim(fleet: FaultyFleet, tmp_path: Path) -> Iterator[SecondRouter]:
     fleet.revive()
-    victim = Victim(fleet, tmp_path)
+    victim = SecondRouter(fleet, tmp_path)
     yield victim
     victim.kill()
 
@@ -68,7 +43,7 @@ def connected(url: str, fleet: FaultyFleet) -> str:
 
     def is_connected() -> bool:
         answer = HTTP.get(f"{url}/fleet")
-        listed = answer.json() if answer.status_code == 200 else []
+        listed = answer.json()["workers"] if answer.status_code == 200 else []
         return len(listed) == 3 and all(each["connected"] for each in listed)
 
     wait_for("the second router to know all workers", is_connected, 30)
@@ -82,12 +57,6 @@ def totals(fleet: FaultyFleet) -> dict[str, int]:
     return {name: sum(counts.get(name, 0) for counts in each) for name in each[0]}
 
 
-def num_granted(fleet: FaultyFleet) -> int:
-    """Handoffs that decode workers wait for."""
-    shown = workers(fleet.fleet).values()
-    return sum(each["num_handoffs"] for each in shown if each["role"] == "decode")
-
-
 def modes(fleet: FaultyFleet, name: str) -> list[str]:
     """Of the attempts of a generation that may still run; none if it is not known."""
     answer = HTTP.get(f"{fleet.url}/requests/{name}/trace")
@@ -95,7 +64,7 @@ def modes(fleet: FaultyFleet, name: str) -> list[str]:
 
 
 def test_between_two_steps(
-    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+    fleet: FaultyFleet, victim: SecondRouter, long_prompts: list[Reference]
 ) -> None:
     url = connected(victim.start(), fleet)
     reference = long_prompts[0]
@@ -160,7 +129,7 @@ class Events:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_among_the_events_of_a_token(fleet: FaultyFleet, victim: Victim, path: str) -> None:
+def test_among_the_events_of_a_token(fleet: FaultyFleet, victim: SecondRouter, path: str) -> None:
     """Also where the last one was in the middle of what a token makes."""
     url = connected(victim.start(), fleet)
     undisturbed = Events(fleet.url, path).wait().told
@@ -182,7 +151,7 @@ def test_among_the_events_of_a_token(fleet: FaultyFleet, victim: Victim, path: s
 
 
 def test_when_all_was_generated_but_not_read(
-    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+    fleet: FaultyFleet, victim: SecondRouter, long_prompts: list[Reference]
 ) -> None:
     url = connected(victim.start(), fleet)
     reference = long_prompts[1]
@@ -205,7 +174,7 @@ def test_when_all_was_generated_but_not_read(
 
 
 def test_the_decode_worker_dies_too(
-    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+    fleet: FaultyFleet, victim: SecondRouter, long_prompts: list[Reference]
 ) -> None:
     """Nobody has the stream then: it is generated again from its seed, also when it is sampled."""
     url = connected(victim.start(), fleet)
@@ -229,7 +198,7 @@ def test_the_decode_worker_dies_too(
 
 
 def test_while_a_prompt_is_prefilled(
-    fleet: FaultyFleet, victim: Victim, long_prompts: list[Reference]
+    fleet: FaultyFleet, victim: SecondRouter, long_prompts: list[Reference]
 ) -> None:
     """Of two prompts one has a few tokens; the other has none yet, and its prefill has begun."""
     url = connected(victim.start(), fleet)
@@ -240,7 +209,6 @@ def test_while_a_prompt_is_prefilled(
     fleet.arm(["prefill-1"], "chunk", 1)
     stream = Stream(url, prompts, NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
-    wait_for("both prompts' grants", lambda: num_granted(fleet) == 2)
     fleet.arm(fleet.names(Role.DECODE), "decode", 4)
     fleet.move_on("prefill-1", "chunk", 11)
     decoding = fleet.held("decode")

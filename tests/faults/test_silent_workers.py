@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.http_client import HTTP
 from tests.integration.fleets import assert_idle, trace_of, wait_for, workers
@@ -19,9 +20,11 @@ SILENCE = {"BATON_PEER_SILENCE_S": "2.5"}
 CHUNK = 64
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(SILENCE, prefill=2, decode=1, chunk_max_tokens=CHUNK) as fleet:
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(
+        SILENCE, prefill=2, decode=1, chunk_max_tokens=CHUNK, transport=request.param
+    ) as fleet:
         yield fleet
 
 

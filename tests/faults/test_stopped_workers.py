@@ -20,9 +20,9 @@ from tests.integration.fleets import (
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[FaultyFleet]:
-    with faulty_fleet(prefill=2, decode=2) as fleet:
+@pytest.fixture(scope="module", params=["nixl", "shm"])
+def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    with faulty_fleet(prefill=2, decode=2, transport=request.param) as fleet:
         yield fleet
 
 
@@ -69,6 +69,12 @@ def test_a_decode_worker_that_was_taken_for_dead(
     assert again.tokens == list(reference.output)
 
 
+def receivers(fleet: FaultyFleet) -> list[str]:
+    """Decode workers that have granted blocks."""
+    shown = workers(fleet.fleet).items()
+    return [n for n, each in shown if each["role"] == "decode" and each["num_handoffs"]]
+
+
 def test_a_decode_worker_that_was_taken_for_dead_while_it_was_written_to(
     fleet: FaultyFleet, long_prompts: list[Reference]
 ) -> None:
@@ -78,14 +84,7 @@ def test_a_decode_worker_that_was_taken_for_dead_while_it_was_written_to(
     fleet.arm(fleet.names(Role.PREFILL), "chunk", 3)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     writing = fleet.held("chunk")
-    (receiving,) = wait_for(
-        "the handoff to be shown",
-        lambda: [
-            name
-            for name, each in workers(fleet.fleet).items()
-            if each["role"] == "decode" and each["num_handoffs"]
-        ],
-    )
+    (receiving,) = wait_for("the handoff to be shown", lambda: receivers(fleet))
     former = lapses(fleet, receiving)
     fleet.signal(receiving, signal.SIGSTOP)
     fleet.release(writing, "chunk")
@@ -134,6 +133,8 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     fleet.arm(fleet.names(Role.PREFILL), point)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held(point)
+    if point == "chunk":
+        fleet.compute_until(stopped, "the grant", lambda: receivers(fleet))
     former = stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))

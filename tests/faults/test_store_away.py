@@ -43,7 +43,7 @@ def test_streams_go_on_and_new_requests_are_served(long_prompts: list[Reference]
         pids = {name: pid for name, pid in pids.items() if fleet.fleet.processes[name].is_running()}
         valkey.restart()
         wait_for(
-            "all to register anew",
+            "all to register again",
             lambda: read_fleet(fleet.fleet.redis_url, "default").keys() == pids.keys() - {"router"},
         )
         stream = Stream(fleet.url, list(long_prompts[4].prompt), NUM_TOKENS).wait()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import assert_idle, counters, trace_of
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
@@ -18,7 +19,7 @@ REASONS = {
 }
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     with faulty_fleet(prefill=2, decode=1, transport=request.param, kv_checksum=True) as fleet:
         yield fleet

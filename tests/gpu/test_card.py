@@ -16,14 +16,15 @@ from safetensors.torch import save_file
 
 from bench.gpu.checks import random_model
 from bench.tools.checkpoints import random_weights
+from checkpoint.json_keys import JsonKeys
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig, parse_model_config
-from engine.checkpoint.json_keys import JsonKeys
 from engine.device import bind_thread
 from engine.engine import Engine
 from engine.gpu.backend import CardBackend
-from engine.gpu.fp8_linear import MIN_CAPABILITY, Fp8Linear, scaled_rows
+from engine.gpu.fp8_format import MIN_CAPABILITY
+from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
@@ -276,14 +277,14 @@ def test_kv_in_fp8_gives_nearly_torchs_logits():
         [(40, 0, tables[0]), (17, 0, tables[1])],
         [(1, 40, tables[0]), (20, 17, tables[1])],
     ):
-        check_near(forward(model, ours, parts), forward(model, theirs, parts))
+        assert_near(forward(model, ours, parts), forward(model, theirs, parts))
     decodes = [(1, 41, tables[0]), (1, 37, tables[1])]
     segments = [Segment(1, start + 1, table) for _, start, table in decodes]
     replayed = graphs.logits([5, 5], [41, 37], segments)
-    check_near(replayed, forward(model, theirs, decodes))
+    assert_near(replayed, forward(model, theirs, decodes))
 
 
-def check_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Within what e4m3 loses of keys and values, and far from another result."""
     assert (logits - expected).norm() / expected.norm() < 0.1
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from kv_transfer.transports.registry import create_transport
+from process.store.embedded_valkey import EmbeddedValkey
+from process.store.membership import WorkerLease
+from protocol.registration import WorkerInfo
 from tests.effort import times
 from tests.integration.control_bench import Bench
 from tests.integration.reference import Reference, load_references
-from tests.integration.transport_workers import TransportWorker, Worker, files_of
+from tests.integration.transport_workers import TransportWorker, Worker
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +22,37 @@ def references() -> list[Reference]:
     """Prompts of all lengths, and their greedy continuations by transformers; one of each length,
     nightly two."""
     return load_references()[:: times(2, 1)]
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[EmbeddedValkey]:
+    """A store for a module's tests."""
+    with EmbeddedValkey() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster() -> str:
+    """Unlike that of any other test."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., WorkerLease]]:
+    """Makes leases that are started, and closed after the test; checks that no thread is left."""
+    threads = threading.active_count()
+    made: list[WorkerLease] = []
+
+    def make(info: WorkerInfo, lease_s: float = 0.9, **options: float) -> WorkerLease:
+        lease = WorkerLease(valkey.url, cluster, info, lease_s, **options)
+        made.append(lease)
+        lease.start()
+        return lease
+
+    yield make
+    for lease in made:
+        lease.close()
+    assert threading.active_count() == threads
 
 
 @pytest.fixture
@@ -30,7 +65,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture(params=["nixl", "shm"])
 def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[..., Worker]]:
-    """Start workers of a kind; all are gone, with all their files, after the test."""
+    """Start workers of a kind; all are gone after the test."""
     workers: list[Worker] = []
 
     def start(
@@ -43,9 +78,6 @@ def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[..., Worker]]:
         yield start
         for worker in workers:
             worker.end()
-        create_transport("shm", "cpu").close()  # sweeps what the killed ones left
-        left = [file for worker in workers if worker.agent for file in files_of(worker.agent)]
-        assert left == []
     finally:
         for worker in workers:
             if worker.process._popen is not None and worker.process.is_alive():

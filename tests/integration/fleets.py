@@ -66,7 +66,8 @@ def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any)
         yield fleet
         assert_idle(fleet)
         segments = segments_of(fleet)
-        assert segments or settings.get("transport") != "shm", "the pools lie in shared memory"
+        is_shared = chosen.transport in ("auto", "shm")
+        assert shares_memory(fleet) == is_shared, "whether pools lie in memory without a name"
         exits = fleet.processes
         fleet.stop()
         assert {name: child.exit_status() for name, child in exits.items()} == dict.fromkeys(
@@ -90,8 +91,9 @@ def logs_on_failure(fleet: Fleet) -> Iterator[None]:
 
 
 def workers(fleet: Fleet) -> dict[str, dict[str, Any]]:
-    """`GET /fleet`, by worker id."""
-    listed = HTTP.get(f"{fleet.url}/fleet").raise_for_status().json()
+    """The members in `GET /fleet`, by worker id; those that were lost are listed there, too."""
+    shown = HTTP.get(f"{fleet.url}/fleet").raise_for_status().json()["workers"]
+    listed = [each for each in shown if each["state"] != "lost"]
     return {each["worker_id"]: each for each in listed}
 
 
@@ -209,8 +211,15 @@ def our_processes() -> set[int]:
 
 
 def segments_of(fleet: Fleet) -> set[Path]:
-    """Files in shared memory that the fleet's processes have mapped."""
-    maps = [
-        m for child in fleet.processes.values() for m in psutil.Process(child.pid).memory_maps()
-    ]
-    return {Path(m.path) for m in maps if Path(m.path).is_relative_to(SHARED_MEMORY)}
+    """Files in shared memory that the fleet's processes have mapped: UCX makes some."""
+    return {path for path in _mapped(fleet) if path.is_relative_to(SHARED_MEMORY)}
+
+
+def shares_memory(fleet: Fleet) -> bool:
+    """Whether a process of the fleet has mapped a pool of the transport shm."""
+    return any(path.name.startswith("memfd:baton-kv") for path in _mapped(fleet))
+
+
+def _mapped(fleet: Fleet) -> set[Path]:
+    pids = [child.pid for child in fleet.processes.values()]
+    return {Path(each.path) for pid in pids for each in psutil.Process(pid).memory_maps()}

@@ -45,6 +45,12 @@ class Api:
     def prompt_tokens(self, **fields: Any) -> int:
         return int(self.chat(**fields)["usage"]["prompt_tokens"])
 
+    def ignored(self, path: str, **fields: Any) -> str:
+        """What the answer does not honour."""
+        answer = HTTP.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.headers.get("x-baton-ignored", "")
+
     def refusal(self, path: str, **fields: Any) -> str:
         answer = HTTP.post(f"{self.url}{path}", json=self.body(path, fields), timeout=60)
         assert answer.status_code == 400, answer.text

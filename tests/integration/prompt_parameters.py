@@ -29,8 +29,14 @@ def truncation(api: Api) -> None:
 
 
 @SHOWN.by(
-    *("request_id", "service_tier", "user", "metadata", "store"),
-    *("prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("request_id", "service_tier", "user", "metadata", "store", "prediction"),
+    *(
+        "verbosity",
+        "web_search_options",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    ),
 )
 def bookkeeping(api: Api) -> None:
     assert api.chat(request_id="mine")["id"] == "chatcmpl-mine"
@@ -39,10 +45,13 @@ def bookkeeping(api: Api) -> None:
     plain = api.message()
     for silent in (
         {"user": "me", "prompt_cache_key": "mine", "safety_identifier": "me"},
-        {"metadata": {"a": "b"}, "store": False, "prompt_cache_retention": "in_memory"},
+        {"metadata": {"a": "b"}, "store": False, "prompt_cache_retention": "24h"},
+        {"prediction": {"type": "content", "content": "x"}},
     ):
         assert api.message(**silent) == plain
-    assert api.refusal(CHAT, store=True) == "store"
+    assert api.ignored(CHAT, store=True, service_tier="flex") == "store"
+    for name, value in (("verbosity", "low"), ("web_search_options", {})):
+        assert api.ignored(CHAT, **{name: value}) == name
 
 
 @SHOWN.by("priority")
@@ -56,7 +65,7 @@ def priority(api: Api) -> None:
         done.append(number)
 
     def has_queue() -> bool:
-        listed = HTTP.get(f"{api.url}/fleet").json()
+        listed = HTTP.get(f"{api.url}/fleet").json()["workers"]
         return any(each["role"] == "prefill" and each["num_waiting"] >= 6 for each in listed)
 
     with ThreadPoolExecutor(12) as pool:
@@ -126,5 +135,4 @@ def template(api: Api) -> None:
     assert api.prompt_tokens(reasoning_effort="high") == plain
     assert api.refusal(CHAT, chat_template_kwargs={"no_such": 1}) == "chat_template_kwargs"
     assert api.prompt_tokens(documents=[{"title": "a", "text": "b"}]) > plain
-    for name in ("chat_template", "verbosity", "prediction"):
-        assert api.refusal(CHAT, **{name: "x"}) == name
+    assert api.refusal(CHAT, chat_template="x") == "chat_template"

@@ -21,17 +21,23 @@ import torch
 import torch.distributed as dist
 
 from engine.kv_pool import KvPool, block_digest
-from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import (
+from kv_transfer.handoff.actions import (
+    Begun,
+    Close,
     Complete,
     Failed,
-    HandoffReceiver,
+    PostWrite,
+    Release,
     SendAbort,
+    SendAsk,
+    SendBegun,
     SendGrant,
     SendRenew,
     Unfence,
 )
-from kv_transfer.handoff.sender import Close, HandoffSender, PostWrite, Release
+from kv_transfer.handoff.key import HandoffKey
+from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
@@ -43,7 +49,7 @@ from kv_transfer.transports.registry import create_transport
 from process.process_watch import WatchedProcess
 from protocol import wire
 from protocol.layout import KvLayout
-from protocol.messages import Abort, KvClosed, KvGrant, KvRenew, PeerDescriptor
+from protocol.messages import Abort, KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, PeerDescriptor
 
 DEADLINE_S = 60.0
 LANDING_S = 0.2
@@ -136,6 +142,7 @@ class SourceRank(Rank):
                 self.service.add_peer(peer.agent, peer.descriptor, peer.num_blocks, slices)
         now = time.monotonic()
         self.carry_out(self.sender.open(KEY, sorted(self.peers), PROMPT_BLOCKS, now, now + 20))
+        self.carry_out(self.sender.begin(KEY, now))
 
     def turn(self) -> None:
         for event in self.service.drain():
@@ -171,6 +178,8 @@ class SourceRank(Rank):
     def receive(self, sender: int, message: Any) -> None:
         target, now = sender - self.case.source_size, time.monotonic()
         match message:
+            case KvAsk():
+                self.carry_out(self.sender.ask(target, message, now))
             case KvGrant():
                 self.carry_out(self.sender.grant(target, message, now))
             case KvRenew():
@@ -185,6 +194,9 @@ class SourceRank(Rank):
             match action:
                 case ForLane(target, PostWrite() as write):
                     self.post(target, write)
+                case ForLane(target, SendBegun(key)):
+                    begun = KvBegun(request_id=key.request_id, attempt=key.attempt)
+                    self.outbox.append((self.case.source_size + target, begun))
                 case ForLane(target, Close(key, _, error)):
                     closed = KvClosed(request_id=key.request_id, attempt=key.attempt, error=error)
                     self.outbox.append((self.case.source_size + target, closed))
@@ -215,6 +227,7 @@ class TargetRank(Rank):
         self.receiver = ShardedReceiver(
             lambda: HandoffReceiver(self.service.agent, 20.0, LANDING_S, case.checksum)
         )
+        self.has_answer = False
         self.sources: dict[int, KvLayout] = {}
         self.processes: dict[str, WatchedProcess] = {}
         self.outcome = {"complete": 0, "failed": [], "unfenced": 0}
@@ -228,7 +241,7 @@ class TargetRank(Rank):
                 self.processes[f"source {rank}"] = WatchedProcess(pid)
         peers = {rank: f"source {rank}" for rank in self.sources}
         now = time.monotonic()
-        self.carry_out(self.receiver.offer(KEY, peers, FIRST_BLOCK, TARGET_BLOCKS, now))
+        self.carry_out(self.receiver.ask(KEY, peers, now))
 
     def turn(self) -> None:
         for event in self.service.drain():
@@ -240,18 +253,25 @@ class TargetRank(Rank):
             if process.has_ended():
                 self.carry_out(self.receiver.agent_gone(name, now))
         self.carry_out(self.receiver.sweep(now))
-        self.is_done = self.receiver.num_open == 0
+        self.is_done = self.has_answer and self.receiver.num_open == 0
         self.num_arrived = len(self.receiver.arrived(KEY))
 
     def receive(self, sender: int, message: Any) -> None:
+        if isinstance(message, KvBegun):
+            self.carry_out(self.receiver.begun(sender, message))
+            return
         assert isinstance(message, KvClosed)
         self.carry_out(self.receiver.closed(sender, message, time.monotonic()))
 
     def carry_out(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
-                case SendGrant(peer, message) | SendRenew(peer, message):
+                case SendAsk(peer, message) | SendGrant(peer, message) | SendRenew(peer, message):
                     self.send(peer, message)
+                case Begun():
+                    now = time.monotonic()
+                    self.carry_out(self.receiver.offer(KEY, FIRST_BLOCK, TARGET_BLOCKS, now))
+                    self.has_answer = True
                 case SendAbort(key, peer):
                     self.send(peer, Abort(request_id=key.request_id, attempt=key.attempt))
                 case VerifyLane(source, verify):
@@ -262,6 +282,7 @@ class TargetRank(Rank):
                     self.outcome["complete"] += 1
                     self.outcome["right"] = self.right_blocks()
                 case Failed(_, reason, arrived):
+                    self.has_answer = True
                     self.outcome["failed"].append((reason, arrived))
                     self.outcome["right"] = self.right_blocks()
                 case Unfence():
@@ -319,7 +340,7 @@ def rounds(player: SourceRank | TargetRank | None, rank: int) -> dict[str, Any]:
             mine, player.outbox = (player.outbox, player.is_done, player.num_arrived), []
         try:
             everybody = gather(mine)
-        except RuntimeError:  # a rank is dead, and with it the group: whoever waits for us hears
+        except RuntimeError:  # a rank is dead, and so is the group: ranks that wait hear of it
             dist.destroy_process_group()
             return alone(player)
         if all(done for _, done, _ in everybody):

@@ -157,7 +157,10 @@ def _play(split: Split, rank: int, groups: dict[tuple[int, int], Any]) -> list[i
 
 def _hand_over(split: Split, side: Side, rank: int) -> list[int]:
     plan: dict[str, Any] = {}
-    sequence = asked(split.prompt, prefill_only=rank == 0, remote=rank == split.prefill)
+    is_receiver = rank == split.prefill
+    sequence = asked(
+        split.prompt, prefill_only=rank == 0, remote=is_receiver, source_has_begun=is_receiver
+    )
 
     def prefill(engine: Engine) -> None:
         engine.scheduler.add(sequence)

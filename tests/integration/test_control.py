@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import zmq
 
@@ -13,13 +14,16 @@ from protocol.errors import ConfigError, ProtocolError
 from protocol.events import CacheEvents
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Generate,
     Hello,
     HelloAccepted,
     HelloRefused,
     KvClosed,
     Ping,
+    Prefill,
     Role,
 )
+from protocol.sampling import SamplingParams
 from tests.integration.control_bench import (
     ANY_PORT,
     HELLO,
@@ -44,6 +48,34 @@ def test_hello_then_messages_in_both_directions(bench: Bench) -> None:
     answer = until(link.receive, link.socket)
     assert answer == [KvClosed(request_id="r", attempt=2)]
     assert not server.refused
+
+
+def test_requests_are_counted_by_the_session_that_brought_them(bench: Bench) -> None:
+    def leg(kind: type[Generate] | type[Prefill]) -> Generate | Prefill:
+        return kind(
+            request_id="r",
+            attempt=1,
+            token_ids=[1],
+            num_output=0,
+            sampling=SamplingParams(max_tokens=1, seed=0),
+            deadline_ms=1000,
+        )
+
+    server = bench.serve()
+    first = bench.link(server, msgspec.structs.replace(HELLO, session="a"))
+    assert connected(server, first).session == "a"
+    second = bench.link(server, msgspec.structs.replace(HELLO, session="b"))
+    until(lambda: (server.receive(), second.receive(), second.accepted)[-1], server.socket)
+    assert server.legs_received == {}
+    for message in (leg(Generate), abort(1), leg(Prefill)):
+        assert first.send(message)
+    assert second.send(leg(Generate))
+    received(server, 4)
+    assert server.legs_received == {"a": 2, "b": 1}
+    bench.clock.now += 100
+    server.receive()
+    assert len(server.lost(bench.clock.now)) == 2
+    assert server.legs_received == {}
 
 
 def test_pings_are_answered_on_both_sides(bench: Bench) -> None:

@@ -70,6 +70,12 @@ class Api:
         shown = [each for each in data if json.loads(each)["type"] != "ping"]
         return [EVENTS[path].validate_json(each, strict=True) for each in shown]
 
+    def ignores(self, path: str, **fields: Any) -> str:
+        """What an answer does not honour of fields."""
+        answer = self.post(path, **fields)
+        assert answer.status_code == 200, answer.text
+        return answer.headers.get("x-baton-ignored", "")
+
     def refuses(self, path: str, **fields: Any) -> None:
         """Each field by its name."""
         for name, value in fields.items():
@@ -144,7 +150,8 @@ def reasoning_and_form(api: Api) -> None:
     text = api.respond(text={"format": wanted}, max_output_tokens=60).output_text
     assert json.loads(text)["city"] in ("Rome", "Oslo")
     assert api.respond(text={"format": {"type": "text"}}).output_text == api.respond().output_text
-    api.refuses(RESPONSES, reasoning={"summary": "detailed"}, text={"verbosity": "low"})
+    ignored = api.ignores(RESPONSES, reasoning={"summary": "detailed"}, text={"verbosity": "low"})
+    assert ignored == "reasoning.summary, text.verbosity"
 
 
 @OF_RESPONSES.by("include", "top_logprobs")
@@ -160,13 +167,15 @@ def logprobs(api: Api) -> None:
         each.token for each in told
     ]
     assert api.respond().output[0].content[0].logprobs == []
-    api.refuses(RESPONSES, top_logprobs=3, include=["reasoning.encrypted_content"])
+    api.refuses(RESPONSES, top_logprobs=3)
+    encrypted = "reasoning.encrypted_content"
+    assert api.ignores(RESPONSES, include=[encrypted]) == f"include[{encrypted}]"
 
 
 @OF_RESPONSES.by("truncation")
 def truncation(api: Api) -> None:
     items = [*TURNS, {"role": "user", "content": QUESTION}]
-    assert api.post(RESPONSES, input=items).status_code == 413
+    assert api.post(RESPONSES, input=items).status_code == 400
     answer = api.respond(input=items, truncation="auto")
     assert answer.truncation == "auto"
     assert 3600 < answer.usage.input_tokens <= 4096 - 24
@@ -174,7 +183,7 @@ def truncation(api: Api) -> None:
 
 @OF_RESPONSES.by(
     *("metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("store", "background", "service_tier"),
+    *("store", "background", "service_tier", "cache_salt", "max_tool_calls"),
 )
 def labels(api: Api) -> None:
     named = dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), "me")
@@ -182,15 +191,20 @@ def labels(api: Api) -> None:
     assert answer.output_text == api.respond().output_text
     assert (answer.metadata, answer.store, answer.service_tier) == ({"a": "b"}, False, "default")
     assert {name: getattr(answer, name) for name in named} == named
-    kept = api.respond(prompt_cache_retention="in_memory")
+    kept = api.respond(prompt_cache_retention="24h", service_tier="flex", max_tool_calls=1)
     assert kept.output_text == answer.output_text
-    api.refuses(RESPONSES, store=True, background=True, service_tier="flex")
-    api.refuses(RESPONSES, prompt_cache_retention="24h")
+    first, second = (
+        api.respond(cache_salt="own", instructions="word " * 50).usage.input_tokens_details
+        for _ in range(2)
+    )
+    assert first.cached_tokens == 0 < second.cached_tokens
+    assert api.ignores(RESPONSES, store=True) == "store"
+    api.refuses(RESPONSES, background=True)
 
 
-@OF_RESPONSES.by("previous_response_id", "conversation", "prompt", "max_tool_calls")
+@OF_RESPONSES.by("previous_response_id", "conversation", "prompt")
 def what_needs_a_store(api: Api) -> None:
-    api.refuses(RESPONSES, previous_response_id="resp_1", conversation="c", max_tool_calls=1)
+    api.refuses(RESPONSES, previous_response_id="resp_1", conversation="c")
     api.refuses(RESPONSES, prompt={"id": "p"})
 
 
@@ -265,23 +279,25 @@ def thinking_and_form(api: Api) -> None:
 
 
 @OF_MESSAGES.by(
-    *("metadata", "service_tier", "speed"),
+    *("metadata", "service_tier", "speed", "cache_salt"),
     *("container", "inference_geo", "mcp_servers", "context_management", "thread"),
 )
 def labels_and_services(api: Api) -> None:
     plain = api.message().content
     assert api.message(metadata={"user_id": "me"}, service_tier="auto").content == plain
     assert api.message(speed="standard", mcp_servers=[]).content == plain
-    api.refuses(MESSAGES, container="c", inference_geo="eu", speed="fast", mcp_servers=[{}])
-    api.refuses(MESSAGES, context_management={}, service_tier="flex", thread={"type": "create"})
+    assert api.message(service_tier="flex", cache_salt="own").usage.cache_read_input_tokens == 0
+    services = {"container": "c", "speed": "fast", "mcp_servers": [{}], "context_management": {}}
+    assert set(api.ignores(MESSAGES, **services).split(", ")) == services.keys()
+    api.refuses(MESSAGES, inference_geo="eu", thread={"type": "create"})
 
 
 CHECKS = dict.fromkeys([*OF_RESPONSES.values(), *OF_MESSAGES.values()])
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda each: each.__name__)
-def test_a_parameter_has_its_effect(api: Api, check: Check) -> None:
-    check(api)
+@pytest.mark.parametrize("assert_effect", CHECKS, ids=lambda each: each.__name__)
+def test_a_parameter_has_its_effect(api: Api, assert_effect: Check) -> None:
+    assert_effect(api)
 
 
 def test_every_field_is_shown() -> None:

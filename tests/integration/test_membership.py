@@ -12,8 +12,7 @@ import socket
 import struct
 import threading
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -21,7 +20,13 @@ import pytest
 import redis
 
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.membership import FleetWatcher, WorkerLease, read_fleet, request_drain
+from process.store.membership import (
+    FleetWatcher,
+    WorkerLease,
+    read_fleet,
+    request_drain,
+    request_resume,
+)
 from process.store.registry import Registry
 from protocol import wire
 from protocol.errors import ServiceError
@@ -31,40 +36,11 @@ from tests.registration import registration
 LEASE_S = 0.9
 STORE_LEASE_S = 3.0
 """Where the store is the subject: a loaded machine may keep a lease's thread waiting for a second,
-and whoever lapses does not come back by itself."""
+and a worker that lapses does not come back by itself."""
 WAIT_S = 15.0
 POLL_S = 0.005
 NUM_RESETS = 30
 PAUSE = threading.Event()
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[EmbeddedValkey]:
-    with EmbeddedValkey() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
-def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., WorkerLease]]:
-    """Makes leases that are started, and closed after the test; checks that no thread is left."""
-    threads = threading.active_count()
-    made: list[WorkerLease] = []
-
-    def make(info: WorkerInfo, lease_s: float = LEASE_S) -> WorkerLease:
-        lease = WorkerLease(valkey.url, cluster, info, lease_s)
-        made.append(lease)
-        lease.start()
-        return lease
-
-    yield make
-    for lease in made:
-        lease.close()
-    assert threading.active_count() == threads
 
 
 def until(check: Callable[[], object]) -> None:
@@ -137,13 +113,13 @@ def test_a_worker_registers_renews_and_leaves(valkey, cluster, leases) -> None:
         until(lambda: client.pttl(key) > shorter_ms)
     lease.close()
     assert read_fleet(valkey.url, cluster) == {}
-    assert (lease.lapses, lease.is_replaced) == (0, False)
+    assert (lease.lapses, lease.refusal) == (0, None)
 
 
 def test_a_registration_ends_by_itself_when_nobody_renews_it(valkey, cluster, leases) -> None:
     info = registration("a")
     with redis.Redis.from_url(valkey.url) as client:
-        client.eval(*Registry(cluster).renew(info, 0.2, True))
+        client.eval(*Registry(cluster).claim(info, 0.2))
         assert read_fleet(valkey.url, cluster) == {"a": info}
         until(lambda: read_fleet(valkey.url, cluster) == {})
         assert client.smembers(Registry(cluster).workers_key) == set(), "and no id is left over"
@@ -157,10 +133,31 @@ def test_a_new_state_is_announced(valkey, cluster, leases) -> None:
     until(lambda: read_fleet(valkey.url, cluster) == {"a": draining})
 
 
+def test_the_phases_of_a_start_are_announced_once_it_is_over(valkey, cluster) -> None:
+    lease = WorkerLease(valkey.url, cluster, registration("a"), STORE_LEASE_S)
+    told: list[dict[str, WorkerInfo]] = []
+
+    def on_registered() -> None:
+        told.append(dict(read_fleet(valkey.url, cluster)))
+        lease.note_start({"weights": 8000, "registration": 20})
+
+    lease.start(on_registered)
+    try:
+        until(lambda: told)
+        assert told == [{"a": registration("a")}], "registered by then"
+        started = msgspec.structs.replace(
+            registration("a"), start_ms={"weights": 8000, "registration": 20}
+        )
+        until(lambda: read_fleet(valkey.url, cluster) == {"a": started})
+    finally:
+        lease.close()
+    assert len(told) == 1
+
+
 def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     valkey, cluster, leases
 ) -> None:
-    lease = leases(registration("a"))
+    lease = leases(registration("a"), LEASE_S)
     assert lease.wait_registered(WAIT_S)
     assert time.monotonic() < lease.holds_until() <= time.monotonic() + LEASE_S
     with redis.Redis.from_url(valkey.url) as client:
@@ -169,12 +166,12 @@ def test_after_a_lapse_a_worker_comes_back_as_another_and_not_by_itself(
     held_until = lease.holds_until()
     assert read_fleet(valkey.url, cluster) == {}
     assert lease.holds_until() == held_until, "nothing is renewed meanwhile"
-    lease.register_anew("life-2")
+    lease.register_again("life-2")
     until(lambda: read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")})
-    assert (lease.lapses, lease.has_lapsed, lease.is_replaced) == (1, False, False)
+    assert (lease.lapses, lease.has_lapsed, lease.refusal) == (1, False, None)
 
 
-def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> None:
+def test_a_worker_that_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> None:
     """The owner's thread may see that it lapsed before the lease's thread has said so."""
     lease = leases(registration("a"))
     assert lease.wait_registered(WAIT_S)
@@ -182,7 +179,7 @@ def test_whoever_comes_back_at_once_has_lapsed_once(valkey, cluster, leases) -> 
     class Hasty(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if lease.has_lapsed:
-                lease.register_anew(f"life-{lease.lapses + 1}")
+                lease.register_again(f"life-{lease.lapses + 1}")
 
     handler = Hasty()
     log = logging.getLogger("process.store.membership")
@@ -210,15 +207,14 @@ def test_a_request_to_drain_reaches_the_incarnation_that_it_was_meant_for(
     assert not successor.is_asked_to_drain
 
 
-def test_a_newcomer_takes_an_id_over_and_the_former_owner_yields(valkey, cluster, leases) -> None:
-    former = leases(registration("a", "life-1"))
-    assert former.wait_registered(WAIT_S)
-    newcomer = leases(registration("a", "life-2"))
-    assert newcomer.wait_registered(WAIT_S)
-    until(lambda: former.is_replaced)
-    former.close()
-    assert read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")}
-    assert not newcomer.is_replaced
+def test_a_request_to_drain_can_be_taken_back(valkey, cluster, leases) -> None:
+    assert request_resume(valkey.url, cluster, "a") is None
+    lease = leases(registration("a"))
+    assert lease.wait_registered(WAIT_S)
+    request_drain(valkey.url, cluster, "a")
+    until(lambda: lease.is_asked_to_drain)
+    assert request_resume(valkey.url, cluster, "a") == registration("a")
+    until(lambda: not lease.is_asked_to_drain)
 
 
 def test_whether_another_worker_is_alive(valkey, cluster, leases) -> None:
@@ -279,7 +275,7 @@ async def test_announcements_come_before_the_next_full_read(valkey, cluster, lea
 
 async def test_an_ended_lease_is_noticed(valkey, cluster) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        client.eval(*Registry(cluster).renew(registration("a"), 1.0, True))
+        client.eval(*Registry(cluster).claim(registration("a"), 1.0))
         async with watching(valkey.url, cluster) as (_, changes):
             assert await change(changes) == {"a": registration("a")}
             assert await change(changes) == {}
@@ -314,6 +310,22 @@ async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster,
         assert watcher.members.keys() == {"a"}
 
 
+async def test_a_newcomer_that_took_the_id_in_an_empty_store_gives_it_back(
+    valkey, cluster, leases
+) -> None:
+    lease = leases(registration("a"), STORE_LEASE_S)
+    assert await asyncio.to_thread(lease.wait_registered, WAIT_S)
+    registry, newcomer = Registry(cluster), registration("a", "newcomer")
+    with redis.Redis.from_url(valkey.url) as client, client.pipeline(transaction=True) as pipeline:
+        pipeline.flushall()
+        pipeline.eval(*registry.claim(newcomer, WAIT_S))
+        pipeline.eval(*registry.read())
+        pipeline.execute()
+    ours = {"a": registration("a")}
+    await _until(lambda: lease.refusal or read_fleet(valkey.url, cluster) == ours)
+    assert (lease.lapses, lease.has_lapsed, lease.refusal) == (1, False, None)
+
+
 async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
     with EmbeddedValkey() as valkey:
         lease = WorkerLease(valkey.url, cluster, registration("a"), STORE_LEASE_S)
@@ -334,10 +346,10 @@ async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
         await asyncio.to_thread(lease.close)
 
 
-async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> None:
+async def test_a_worker_that_died_while_the_store_was_away_is_lost_later(cluster) -> None:
     with EmbeddedValkey() as valkey:
         with redis.Redis.from_url(valkey.url) as client:
-            client.eval(*Registry(cluster).renew(registration("a"), 30.0, True))
+            client.eval(*Registry(cluster).claim(registration("a"), 30.0))
         async with watching(valkey.url, cluster, settle_s=0.5) as (watcher, changes):
             assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGKILL)
@@ -346,11 +358,11 @@ async def test_whoever_died_while_the_store_was_away_is_lost_later(cluster) -> N
             assert await change(changes) == {}
 
 
-async def test_connections_that_are_reset_at_any_moment_are_made_anew(
+async def test_connections_that_are_reset_at_any_moment_are_reopened(
     valkey, cluster, leases
 ) -> None:
     """While they say nothing, are asked something, or are made: a reset, unlike an end, breaks
-    them for whoever writes next, too."""
+    them for the next writer, too."""
     lease = leases(registration("a"), lease_s=30.0)
     moments = random.Random(7)
     async with resettable(valkey.port) as (port, reset):

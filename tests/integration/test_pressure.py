@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import all_counters, assert_as_expected, complete_all, running_fleet
+from tests.integration.fleets import (
+    all_counters,
+    assert_as_expected,
+    complete,
+    complete_all,
+    running_fleet,
+)
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 LONGEST = 520
@@ -50,6 +57,36 @@ def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Ref
     now = all_counters(fleet)
     handoffs = now["decode-1"]["handoffs"] + now["decode-2"]["handoffs"]
     assert handoffs > 0, "some prompts were meant to move"
+
+
+def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
+    fleet: Fleet, references: list[Reference]
+) -> None:
+    """Long prompts of which each pool holds one: priorities, and grammars that are still being
+    compiled, let the decode worker take other prompts first than the prefill worker."""
+    long = [each for each in references if 300 <= len(each.prompt) <= LONGEST]
+    rng = random.Random(SEED)
+    chosen = rng.choices(long, k=16)
+    before = all_counters(fleet)
+
+    def run(number: int) -> list[int]:
+        changes: dict[str, object] = {"cache_salt": f"orders {number}"}
+        if number % 2:
+            changes["structured_outputs"] = {"regex": f"(.|\\n){{0,{20_000 + number}}}"}
+        if number % 3 == 0:
+            changes["priority"] = number % 4
+        prompt = list(chosen[number].prompt)
+        answer = complete(fleet, prompt, max_tokens=NUM_TOKENS, **changes)
+        return list(answer["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        outputs = list(pool.map(run, range(len(chosen))))
+    assert_as_expected(chosen, outputs)
+    now = all_counters(fleet)
+    assert sum(each["handoffs"] for each in now.values()) > sum(
+        each["handoffs"] for each in before.values()
+    )
+    assert not any(each.get("stalls") for each in now.values())
 
 
 def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(

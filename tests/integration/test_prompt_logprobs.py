@@ -1,6 +1,7 @@
-"""Log-probabilities of a prompt are transformers' own, whoever prefills and whatever is cached.
+"""Log-probabilities of a prompt are those of transformers, whichever worker prefills.
 
-fp32, in chunks of 32 tokens, on prompts of telling lengths.
+A cached prefix does not change them. In fp32, in chunks of 32 tokens, on prompts of telling
+lengths.
 """
 
 from __future__ import annotations

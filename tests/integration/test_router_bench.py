@@ -25,7 +25,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[RouterFleet]:
 def _load(fleet: RouterFleet, count: int, **fields: object) -> LoadResult:
     words = "a prompt of more tokens than a decode worker prefills by itself, " * 10
     body = {"model": fleet.model_name, "messages": [{"role": "user", "content": words}], **fields}
-    data = post(PATH, "router", msgspec.json.encode(body))
+    data = post(PATH, "localhost", msgspec.json.encode(body))
     return asyncio.run(run_load(fleet.targets, [data], 4, count, keeps_ids=True))
 
 

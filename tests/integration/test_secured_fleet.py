@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +16,26 @@ import trustme
 
 from cli.fleet import Fleet
 from cli.http_json import RouterAccess, RouterUnreachable, get_json
+from cli.pods.check import main as check
 from cli.status import main as status
 from cli.up_settings import UpSettings
-from router.http.api_keys import hash_key, make_key
+from router.admission.api_keys import hash_key, make_key
 from tests.integration.reference import DEMO_MODEL
 
 API_KEY, ADMIN_KEY = make_key(), make_key()
+OTHER_KEY, TEAM_KEYS = make_key(), (make_key(), make_key())
+LINES = [
+    hash_key(API_KEY),
+    f"{hash_key(OTHER_KEY)} name=other",
+    *(f"{hash_key(key)} name=team-{place} cache=team" for place, key in enumerate(TEAM_KEYS)),
+]
+WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("keys")
-    (folder / "api").write_text(hash_key(API_KEY))
+    (folder / "api").write_text("\n".join(LINES))
     (folder / "admin").write_text(hash_key(ADMIN_KEY))
     certificate = trustme.CA().issue_cert("fleet.example")
     certificate.private_key_and_cert_chain_pem.write_to_path(folder / "tls.pem")
@@ -72,6 +83,48 @@ def test_openais_client_knows_the_refusal(fleet: Fleet, key: str) -> None:
     assert caught.value.code == "invalid_api_key"
 
 
+def cached_tokens(fleet: Fleet, key: str, prompt: str) -> int:
+    """How much of a prompt the answer to a key says was cached."""
+    with client(fleet, key) as known:
+        answer = known.completions.create(model=DEMO_MODEL.name, prompt=prompt, max_tokens=1)
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
+def test_no_key_learns_what_another_one_asked(fleet: Fleet) -> None:
+    prompt = "def secret(token):\n    return token == " + "1 + " * 60
+    assert cached_tokens(fleet, API_KEY, prompt) == 0
+    assert cached_tokens(fleet, API_KEY, prompt) > 0
+    assert cached_tokens(fleet, OTHER_KEY, prompt) == 0
+    assert cached_tokens(fleet, TEAM_KEYS[0], prompt) == 0
+    assert cached_tokens(fleet, TEAM_KEYS[1], prompt) > 0, "they are one group"
+
+
+def test_requests_are_listed_with_the_names_of_their_keys(fleet: Fleet) -> None:
+    cached_tokens(fleet, OTHER_KEY, "def named(")
+    shown = get_json(f"{fleet.url}/requests", access=fleet.access)
+    assert shown["rows"][0]["key"] == "other"
+
+
+@pytest.mark.parametrize("by_signal", [False, True], ids=["look", "hangup"])
+def test_a_key_is_revoked_and_comes_back_without_a_restart(fleet: Fleet, by_signal: bool) -> None:
+    path = Path(fleet.settings.api_key_file or "")
+
+    def set_lines(lines: list[str], until: int) -> None:
+        path.write_text("\n".join(lines))
+        if by_signal:
+            os.kill(fleet.processes["router"].pid, signal.SIGHUP)
+        end = time.monotonic() + WAIT_S
+        url, headers = f"{fleet.url}/v1/models", {"Authorization": f"Bearer {OTHER_KEY}"}
+        while httpx.get(url, headers=headers, verify=trusting(fleet)).status_code != until:
+            assert time.monotonic() < end, "the key file was not read again"
+            time.sleep(0.05)
+
+    set_lines([LINES[0], *LINES[2:]], until=401)
+    with client(fleet, API_KEY) as known:
+        assert known.models.list().data
+    set_lines(LINES, until=200)
+
+
 def test_operators_have_keys_of_their_own(fleet: Fleet) -> None:
     def status_of(path: str, key: str) -> int:
         headers = {"Authorization": f"Bearer {key}"}
@@ -83,10 +136,10 @@ def test_operators_have_keys_of_their_own(fleet: Fleet) -> None:
     assert httpx.get(f"{fleet.url}/health", verify=trusting(fleet)).status_code == 200
 
 
-def test_whoever_started_the_fleet_sees_it(fleet: Fleet) -> None:
+def test_the_user_who_started_the_fleet_sees_it(fleet: Fleet) -> None:
     assert fleet.url.startswith("https://")
     shown = get_json(f"{fleet.url}/fleet", access=fleet.access)
-    assert [each["worker_id"] for each in shown] == ["decode-1"]
+    assert [each["worker_id"] for each in shown["workers"]] == ["decode-1"]
     assert fleet.check() == []
 
 
@@ -98,6 +151,22 @@ def test_status_shows_the_fleet_with_key_and_certificate(fleet: Fleet, monkeypat
     monkeypatch.setenv("BATON_ADMIN_KEY", API_KEY)
     assert status(flags) == 1
     assert "operator's key" in capsys.readouterr().err
+
+
+def test_check_sends_a_chat_with_key_and_certificate(fleet: Fleet, monkeypatch, capsys) -> None:
+    flags = [
+        f"--router-url={fleet.url}",
+        f"--cert-file={fleet.settings.tls_cert_file}",
+        "--wait-s=0",
+    ]
+    monkeypatch.setenv("BATON_API_KEY", f"{API_KEY}, {make_key()}")
+    assert check(flags) == 0
+    assert capsys.readouterr().out == f"{DEMO_MODEL.name}: 16 tokens by decode-1\n"
+    assert check([*flags, "--both-pools"]) == 1
+    assert "decode-1 served the chat alone: " in capsys.readouterr().err
+    monkeypatch.setenv("BATON_API_KEY", make_key())
+    assert check(flags) == 1
+    assert "401" in capsys.readouterr().err
 
 
 def test_another_certificate_is_not_trusted(fleet: Fleet, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def stream_unread(fleet: Fleet) -> socket.socket:
     parts = urlsplit(fleet.url)
     client.connect((parts.hostname, parts.port))
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
     client.sendall(head.encode() + body)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +19,6 @@ from tests.integration.transport_workers import (
     TransportWorker,
     Worker,
     connect,
-    files_of,
     wait_until,
 )
 
@@ -73,7 +73,7 @@ def test_a_killed_sender_leaves_the_receiver_working(spawn: Callable[..., Worker
     assert receiver.read([1]) == second.read([1])
 
 
-def test_a_peer_may_be_removed_and_added_anew(spawn: Callable[..., Worker]) -> None:
+def test_a_peer_may_be_removed_and_added_again(spawn: Callable[..., Worker]) -> None:
     sender, receiver = spawn(), spawn()
     agent = connect(sender, receiver)
     assert sender.write_and_wait(agent, [0], [0], b"before") is None
@@ -86,18 +86,18 @@ def test_a_peer_may_be_removed_and_added_anew(spawn: Callable[..., Worker]) -> N
     receiver.wait_for_note(b"after")
 
 
-def test_a_stopped_peer_costs_the_deadline_and_can_be_added_anew(
+def test_a_stopped_peer_costs_the_deadline_and_can_be_added_again(
     spawn: Callable[..., Worker],
 ) -> None:
     sender = spawn(ServiceWorker, 64, 256 * 1024)
     receiver = spawn(TransportWorker, 64, 256 * 1024)
     agent = connect(sender, receiver)
-    wait_until(lambda: sender.peer_state(agent) == "added", "peer")
     blocks = list(range(64))
     assert sender.write_and_wait(agent, blocks, blocks, b"alive") is None
 
     os.kill(receiver.process.pid, signal.SIGSTOP)
-    handles = [sender.write(agent, blocks, blocks, b"stopped %d" % i) for i in range(40)]
+    notes = [b"stopped %d" % i + bytes(32_000) for i in range(40)]  # more than a queue holds
+    handles = [sender.write(agent, blocks, blocks, note) for note in notes]
     for handle in handles:
         wait_until(lambda h=handle: sender.write_done(h), "end of a write")
     assert any(sender.all_done()[handle] for handle in handles)
@@ -105,10 +105,9 @@ def test_a_stopped_peer_costs_the_deadline_and_can_be_added_anew(
     os.kill(receiver.process.pid, signal.SIGCONT)
 
     connect(sender, receiver)
-    wait_until(lambda: sender.peer_state(agent) == "added", "peer")
     sender.fill(blocks, 10)
-    assert sender.write_and_wait(agent, blocks, blocks, b"anew") is None
-    receiver.wait_for_note(b"anew")
+    assert sender.write_and_wait(agent, blocks, blocks, b"again") is None
+    receiver.wait_for_note(b"again")
     assert receiver.read(blocks) == sender.read(blocks)
 
 
@@ -128,7 +127,7 @@ def test_a_corrupt_descriptor_is_refused_before_the_transport_sees_it(
     with pytest.raises(ProtocolError, match="not authentic"):
         verify_descriptor(secret, "another", descriptor, num_blocks, digest)
     verify_descriptor(secret, agent, descriptor, num_blocks, digest)
-    sender.add_peer(agent, descriptor, num_blocks)
+    assert connect(sender, receiver) == agent
     assert sender.write_and_wait(agent, [0], [0], b"fine") is None
 
 
@@ -148,7 +147,7 @@ def test_descriptors_that_do_not_fit_are_refused(spawn: Callable[..., Worker]) -
         sender.add_peer(agent, b"\x00 nothing of ours", num_blocks)
     with pytest.raises(TransferError, match="own peer"):
         sender.add_peer(*sender.introduce())
-    sender.add_peer(agent, descriptor, num_blocks)
+    assert connect(sender, fitting) == agent
     assert sender.write_and_wait(agent, [0], [0], b"fine") is None
 
 
@@ -168,7 +167,6 @@ class LeakCheck:
     def cycle(self, agent: str, descriptor: bytes, num_blocks: int) -> dict[str, list[str]]:
         """One life of a service that writes to a peer; returns what the process holds after."""
         worker = ServiceWorker(self.name, *self.shape)
-        own_agent = worker.introduce()[0]
         worker.add_peer(agent, descriptor, num_blocks)
         key = worker.write(agent, [0], [0], b"cycle")
         assert wait_until(partial(_step_until_done, worker, key), "end of a write") == (None,)
@@ -177,8 +175,7 @@ class LeakCheck:
         gc.collect()
         return {
             "threads": sorted(thread.name for thread in threading.enumerate()),
-            "tasks": sorted(_names_of_tasks()),
-            "files": files_of(own_agent),
+            "tasks": sorted(_tasks_when_threads_have_ended()),
             "fds": sorted(_open_files()),
         }
 
@@ -186,6 +183,14 @@ class LeakCheck:
 def _step_until_done(worker: ServiceWorker, key: int) -> tuple[str | None] | None:
     worker.step()
     return worker.write_done(key)
+
+
+def _tasks_when_threads_have_ended() -> list[str]:
+    """Linux may list a thread for a moment after it was joined; one that stays is listed here."""
+    deadline = time.monotonic() + 5.0
+    while len(_names_of_tasks()) > threading.active_count() and time.monotonic() < deadline:
+        os.sched_yield()
+    return _names_of_tasks()
 
 
 def _open_files() -> list[str]:
@@ -201,8 +206,11 @@ def _open_files() -> list[str]:
 def _names_of_tasks() -> list[str]:
     names = []
     for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/comm") as file:
-            names.append(file.read().strip())
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended since it was listed
     return names
 
 
@@ -212,4 +220,3 @@ def test_closing_leaves_nothing_behind(spawn: Callable[..., Worker]) -> None:
     later = [checker.cycle(*receiver.introduce()) for _ in range(3)][-1]
     assert later == first
     assert first["threads"] == ["MainThread"]
-    assert first["files"] == []

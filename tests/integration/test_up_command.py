@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli.demo import NO_PACKAGE, OVER_NIXL
+from cli.demo import main as demo
 from process.cores import can_keep_to_cores, usable_cores
+from tests.gguf_files import smollm2
 from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL
 
@@ -99,7 +103,7 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
 
         status = run(tmp_path, "cli.main", "status", "--router-url", up.url, "--json")
         assert status.returncode == 0, status.stderr
-        rows = {row["worker_id"]: row for row in json.loads(status.stdout)}
+        rows = {row["worker_id"]: row for row in json.loads(status.stdout)["workers"]}
         assert {name: row["state"] for name, row in rows.items()} == {
             "prefill-1": "ready",
             "decode-1": "ready",
@@ -145,7 +149,8 @@ def test_fleet_without_prefill_workers_serves(tmp_path: Path) -> None:
         body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
         answer = HTTP.post(f"{up.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
-        assert [each["role"] for each in HTTP.get(f"{up.url}/fleet").json()] == ["decode"]
+        workers = HTTP.get(f"{up.url}/fleet").json()["workers"]
+        assert [each["role"] for each in workers] == ["decode"]
 
 
 def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -187,11 +192,39 @@ def test_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_demo_once_shows_text_and_times_and_leaves_nothing(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    result = run(tmp_path, "cli.demo", "--once")
+    result = run(tmp_path, "cli.demo", "--once", "--model=demo_model")
     assert result.returncode == 0, result.stderr
+    assert OVER_NIXL in result.stdout
     answer = result.stdout.partition("assistant: ")[2].partition("Where the time of")
     assert answer[0].strip(), result.stdout
-    for phase in ("queue", "prefill", "transfer", "handoff", "decode"):
+    for phase in ("queue", "prefill", "transfer", "over nixl", "handoff", "decode"):
         assert phase in answer[2]
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_holds_a_conversation_with_a_real_model(tmp_path: Path) -> None:
+    smollm2()
+    result = run(tmp_path, "cli.demo", "--once", "--transport=shm")
+    assert result.returncode == 0, result.stderr
+    _, *answers = result.stdout.split("user: ")
+    assert len(answers) == 3
+    first, second, third = answers
+    assert first.startswith("What is the capital of France?")
+    assert "Paris" in first
+    assert "0 of 37 tokens cached | prefill-1 > decode-1" in first
+    for later in (second, third):  # where the KV lies
+        assert re.search(r"\b[1-9]\d* of \d+ tokens cached \| decode-1", later)
+    assert third.count("Where the time of") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_says_why_the_bundled_model_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.demo.PACKAGE", "no_such_package")
+    monkeypatch.setattr("cli.demo.run_fleet", lambda fleet, *_: models.append(fleet.settings.model))
+    models: list[str] = []
+    assert demo(["--once"]) == 0
+    assert NO_PACKAGE in capsys.readouterr().out
+    assert models == [str(DEMO_MODEL)]

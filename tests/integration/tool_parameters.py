@@ -112,5 +112,29 @@ def streamed_calls(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 @SHOWN.by("functions", "function_call")
 def legacy_functions(api: Api) -> None:
-    assert api.refusal(CHAT, functions=[{"name": "f"}]) == "functions"
+    functions = [tool["function"] for tool in TOOLS["tools"]]
+    named = {"functions": functions, "function_call": {"name": "get_weather"}, "max_tokens": 200}
+    [whole] = api.chat(**named)["choices"]
+    called = api.chat(
+        tools=TOOLS["tools"],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        parallel_tool_calls=False,
+        max_tokens=200,
+    )["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert whole["message"]["function_call"] == called
+    assert whole["finish_reason"] == "function_call"
     assert api.refusal(CHAT, function_call="auto") == "function_call"
+
+
+@SHOWN.by(*(f"guided_{name}" for name in ("json", "json_object", "regex", "choice", "grammar")))
+def older_constraints(api: Api) -> None:
+    for name, value in {
+        "json": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]},
+        "json_object": True,
+        "regex": "[ab]+c",
+        "choice": ["yes", "no"],
+        "grammar": 'start: "x"+ "y"',
+    }.items():
+        older = api.text(**{f"guided_{name}": value})
+        assert older == api.text(structured_outputs={name: value})
+        assert older != api.text()

@@ -27,12 +27,13 @@ from kv_transfer.transfer_loop import (
 )
 from kv_transfer.transports.interface import (
     Notification,
+    PeerLost,
+    PeerReady,
     PoolMemory,
     Transport,
     WriteDone,
 )
 from kv_transfer.transports.registry import create_transport
-from kv_transfer.transports.shm_segments import default_folder
 from protocol.errors import TransferError
 from tests.forked import fork_context
 
@@ -83,21 +84,31 @@ class TransportWorker:
         self.transport: Transport = create_transport(name, "cpu")
         self.pool = Pool(self.transport.allocate, num_blocks, block_bytes)
         self.transport.register(self.pool.place)
+        self.peers: dict[str, str] = {}
         self.done: dict[int, str | None] = {}
         self.notes: list[tuple[str, bytes, list[int]]] = []  # with the blocks complete by then
 
     def step(self) -> None:
         for event in self.transport.poll():
-            if isinstance(event, WriteDone):
-                self.done[event.handle] = event.error
-            elif isinstance(event, Notification):
-                self.notes.append((event.agent, event.payload, self.pool.complete()))
+            match event:
+                case WriteDone(handle, error):
+                    self.done[handle] = error
+                case Notification(agent, payload):
+                    self.notes.append((agent, payload, self.pool.complete()))
+                case PeerReady(agent):
+                    self.peers[agent] = "added"
+                case PeerLost(agent, reason):
+                    self.peers[agent] = reason
 
     def introduce(self) -> tuple[str, bytes, int]:
         return self.transport.agent, self.transport.descriptor(), self.pool.place.num_blocks
 
     def add_peer(self, agent: str, descriptor: bytes, num_blocks: int) -> None:
+        self.peers.pop(agent, None)
         self.transport.add_peer(agent, descriptor, num_blocks)
+
+    def peer_state(self, agent: str) -> str | None:
+        return self.peers.get(agent)
 
     def remove_peer(self, agent: str) -> None:
         self.transport.remove_peer(agent)
@@ -167,9 +178,6 @@ class ServiceWorker(TransportWorker):
 
     def remove_peer(self, agent: str) -> None:
         self.service.remove_peer(agent)
-
-    def peer_state(self, agent: str) -> str | None:
-        return self.peers.get(agent)
 
     def write(self, agent: str, source: list[int], target: list[int], note: bytes) -> int:
         self.next_key += 1
@@ -256,14 +264,10 @@ class Worker:
         self.process.close()
 
 
-def files_of(agent: str) -> list[str]:
-    """What a transport's agent has in shared memory."""
-    folder = default_folder()
-    return sorted(path.name for path in folder.glob(f"{agent}.*")) if folder.exists() else []
-
-
 def connect(sender: Worker, receiver: Worker) -> str:
     """Let one write to the other; returns the receiver's agent."""
     agent, descriptor, num_blocks = receiver.introduce()
     sender.add_peer(agent, descriptor, num_blocks)
+    state = wait_until(lambda: sender.peer_state(agent), "connection")
+    assert state == "added"
     return agent

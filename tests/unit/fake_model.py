@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.device import PASSED, Fence
-from engine.runner import NOT_FINITE, RowFailure
+from engine.runner import LATE, NOT_FINITE, Row
 from engine.sampling.chosen_tokens import SampledToken
 from protocol.sampling import PromptLogprobs
 from scheduling.batch import Batch
@@ -58,7 +58,7 @@ class LateStep:
         while not self.has_passed:
             self.model.late.popleft().compute()
 
-    def read(self) -> list[SampledToken | RowFailure]:
+    def read(self) -> list[Row]:
         self.model.strike("late")
         self.wait()
         broken = self.model.broken
@@ -80,15 +80,16 @@ class LateStep:
 
 class FakeModel:
     """A runner over a pool [num_blocks, BLOCK] of token ids. `broken` names requests whose logits
-    are not finite; `explodes` makes the next step raise, at its launch or when what was launched
-    ahead is read ("late"); `fence` stands behind every step. Steps that are launched ahead are
-    computed as late as a card could; `strays` are blocks that were written to but not `is_owned`
-    (an error would be taken for the step's own)."""
+    are not finite, `late_masks` those whose mask is late once. `explodes` makes the next step
+    raise, at its launch or when what was launched ahead is read ("late"); `fence` stands behind
+    every step. Steps that are launched ahead are computed as late as a card could; `strays` are
+    blocks that were written to but not `is_owned` (an error would be taken for the step's own)."""
 
     def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
         self._memory = memory
         self._is_owned = is_owned
         self.broken: set[str] = set()
+        self.late_masks: set[str] = set()
         self.explodes: str | None = None
         self.fence: Fence = PASSED
         self.late: deque[LateStep] = deque()
@@ -145,11 +146,15 @@ class FakeModel:
                 _record(sequence, start, size)
         return torch.empty(0), self.fence
 
-    def sample(self, batch: Batch, logits: torch.Tensor) -> list[SampledToken | RowFailure]:
-        rows: list[SampledToken | RowFailure] = []
+    def sample(self, batch: Batch, logits: torch.Tensor) -> list[Row]:
+        rows: list[Row] = []
         for sequence in batch.sampled:
             token = SampledToken(self.choose(sequence.block_table, sequence.num_tokens))
-            rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
+            if sequence.request_id in self.late_masks:
+                self.late_masks.remove(sequence.request_id)
+                rows.append(LATE)
+            else:
+                rows.append(NOT_FINITE if sequence.request_id in self.broken else token)
         return rows
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
 from process.sockets.control import Peer
-from protocol.messages import Message, PrefillPeer
+from protocol.messages import KvAsk, KvBegun, Message, PrefillPeer
 
 
 class FakeServer:
@@ -94,9 +94,11 @@ class FakeTransfers:
 
 
 class FakePeers:
-    """A decode worker's links to prefill workers: a test carries the messages."""
+    """A decode worker's links to prefill workers: a test carries the messages. If `answers_asks`,
+    every ask is answered at once: the source has begun."""
 
     def __init__(self) -> None:
+        self.answers_asks = True
         self.refused = 0
         self.connected: list[str] = []
         self.sent: list[tuple[str, Message]] = []
@@ -108,12 +110,21 @@ class FakePeers:
     def meet(self, now: float) -> None:
         pass
 
+    def meet_again(self) -> None:
+        pass
+
+    def obstacles(self, now: float) -> dict[str, str | None]:
+        return {}
+
     def connect(self, peer: PrefillPeer) -> None:
         if peer.incarnation not in self.connected:
             self.connected.append(peer.incarnation)
 
     def send(self, incarnation: str, message: Message) -> None:
         self.sent.append((incarnation, message))
+        if isinstance(message, KvAsk) and self.answers_asks:
+            begun = KvBegun(request_id=message.request_id, attempt=message.attempt)
+            self.inbox.append((incarnation, begun))
 
     def receive(self) -> list[tuple[str, Any]]:
         inbox, self.inbox = self.inbox, []

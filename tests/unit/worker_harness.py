@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine, EngineLimits
@@ -35,6 +36,7 @@ from tests.paths import DEMO_MODEL
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
+from worker.admissions import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
@@ -62,14 +64,36 @@ class Clock:
 
 @dataclass
 class Lapsed:
-    """A place in the fleet that was lost; `register_anew` takes it again."""
+    """A place in the fleet that was lost; `register_again` takes it again."""
 
     has_lapsed: bool = True
-    is_replaced: bool = False
+    refusal: str | None = None
     is_asked_to_drain: bool = False
 
-    def register_anew(self, incarnation: str) -> None:
+    limits: tuple[int, float] | None = None
+
+    def register_again(self, incarnation: str) -> None:
         self.has_lapsed = False
+
+    def amend(self, chunk_max_tokens: int, itl_target_ms: float) -> None:
+        self.limits = (chunk_max_tokens, itl_target_ms)
+
+
+@dataclass
+class Stop:
+    """A stop signal by a test's clock; one that came as a signal (`is_final`) stays."""
+
+    clock: Clock
+    since: float | None = None
+    is_final: bool = False
+
+    def request(self) -> None:
+        self.since = self.clock.now if self.since is None else self.since
+
+    def withdraw(self) -> bool:
+        if not self.is_final:
+            self.since = None
+        return not self.is_final
 
 
 class PatientHost(WorkerHost):
@@ -115,10 +139,12 @@ class Bench:
         self.published: list[Any] = []
         publisher: Any = SimpleNamespace(publish=self.published.append)
         self.reporter = Reporter(self.engine, publisher, self.name, f"{self.name}-i", 0.1)
-        self.stop: Any = SimpleNamespace(since=None)
+        self.stop: Any = Stop(self.clock)
         self.announced: list[WorkerState] = []
         settings = SimpleNamespace(
-            cluster_secret=SECRET, kv_checksum=self.kv_checksum, drain_grace_s=5.0
+            cluster_secret=SECRET,
+            drain_grace_s=5.0,
+            stall_alarm_s=20.0,
         )
         parts = WorkerParts(
             engine=self.engine,
@@ -127,6 +153,7 @@ class Bench:
             server=self.server,  # type: ignore[arg-type]
             reporter=self.reporter,
             intake=Intake(limits, LAYOUT, Grammars(DEMO_TOKENIZER, VOCAB, ()), "seed", 60.0),
+            admissions=Admissions(lambda: ()),
             wakeup=self.wakeup,
             stop=self.stop,
             announce=self.announced.append,
@@ -167,7 +194,12 @@ class DecodeBench(Bench):
         self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
         peers: Any = self.peers
         self.resumption = Resumption(self.host, GRACE_S)
-        self.worker = DecodeWorker(self.host, self.receiver, self.sender, peers, self.resumption)
+        self.reach = PrefillReach(
+            peers.obstacles, peers.meet_again, 10.0, is_required=False, tell=lambda lost, text: None
+        )
+        self.worker = DecodeWorker(
+            self.host, self.receiver, self.sender, peers, self.reach, self.resumption
+        )
         self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
 
     @property
@@ -181,6 +213,7 @@ class DecodeBench(Bench):
             descriptor=descriptor,
             digest=digest,
             num_blocks=self.num_blocks,
+            wants_digests=self.kv_checksum,
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 from protocol.errors import InvalidRequest
 from router.api.anthropic.request import (
+    AnthropicFunction,
     AnthropicToolChoice,
     Block,
     CountTokensRequest,
@@ -16,7 +18,15 @@ from router.api.anthropic.request import (
     ToolResultFields,
     ToolUseFields,
 )
-from router.chat.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
+from router.chat.conversation import (
+    Conversation,
+    FieldNames,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
 
 _MODES = {
     "auto": ToolMode.AUTO,
@@ -24,17 +34,21 @@ _MODES = {
     "tool": ToolMode.NAMED,
     "none": ToolMode.NONE,
 }
+_NAMES = FieldNames(effort="output_config", prefill="messages", is_chat=False)
+_BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(?:\n|\Z)")
 _EFFORT_BUDGETS = ((4096, "low"), (16384, "medium"))
 
 
 def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversation:
-    """The request as a `Conversation`. `can_think`: the model's template accepts an effort.
+    """The request as a `Conversation`. `can_think`: the model's template accepts an effort; if it
+    does not, none is passed.
 
     Raises InvalidRequest, which names the field.
     """
     messages: list[Message] = []
-    if request.system:
-        messages.append(Message("system", _text_of(request.system)))
+    system = _system_of(request)
+    if system:
+        messages.append(Message("system", system))
     for place, each in enumerate(request.messages):
         messages += _messages_of(each, f"messages[{place}]")
     goes_on = messages[-1].role == "assistant"
@@ -46,13 +60,28 @@ def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversatio
         tools=tuple(
             Tool(each.name, each.description, each.input_schema, bool(each.strict))
             for each in request.tools or ()
+            if isinstance(each, AnthropicFunction)
         ),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        reasoning_effort=_effort(request, can_think),
+        reasoning_effort=_effort(request) if can_think else None,
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
+        names=_NAMES,
     )
+
+
+def _system_of(request: CountTokensRequest) -> str:
+    """The system prompt, without the line that Claude Code puts first: it changes with every
+    request, so that no prompt would have a cached prefix."""
+    system = request.system or ""
+    if isinstance(system, str):
+        return _BILLING_LINE.sub("", system, count=1)
+    texts = [each.text for each in system]
+    if texts:
+        first = _BILLING_LINE.sub("", texts[0], count=1)
+        texts[:1] = [first] if first or not texts[0] else []
+    return "\n".join(texts)
 
 
 def _messages_of(message: MessageFields, param: str) -> list[Message]:
@@ -60,10 +89,10 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
     if isinstance(message.content, str):
         return [Message(message.role, message.content)]
     blocks = message.content
+    if message.role == "assistant":  # whose content is empty where the token limit cut it off
+        return [_assistant_message(blocks, param)]
     if not blocks:
         raise InvalidRequest(f"'{param}.content' must not be empty", f"{param}.content")
-    if message.role == "assistant":
-        return [_assistant_message(blocks, param)]
     texts = [each for each in blocks if isinstance(each, TextBlockFields)]
     if message.role == "system":
         if len(texts) < len(blocks):
@@ -74,7 +103,9 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
         raise InvalidRequest(
             f"'{param}': a user's content is of 'text' and 'tool_result'", f"{param}.content"
         )
-    return [*results, Message("user", _text_of(texts))] if texts else results
+    if not texts:
+        return results
+    return [*results, Message("user", _text_of(texts), parts=_parts_of(texts))]
 
 
 def _assistant_message(blocks: Sequence[Block], param: str) -> Message:
@@ -83,15 +114,17 @@ def _assistant_message(blocks: Sequence[Block], param: str) -> Message:
             f"'{param}': 'tool_result' belongs to the user's content", f"{param}.content"
         )
     thoughts = [each.thinking for each in blocks if isinstance(each, ThinkingFields)]
+    texts = [each for each in blocks if isinstance(each, TextBlockFields)]
     return Message(
         "assistant",
-        _text_of(each for each in blocks if isinstance(each, TextBlockFields)),
+        _text_of(texts),
         reasoning="\n".join(thoughts) if thoughts else None,
         tool_calls=tuple(
             ToolCall(each.id, each.name, json.dumps(each.input, ensure_ascii=False))
             for each in blocks
             if isinstance(each, ToolUseFields)
         ),
+        parts=_parts_of(texts),
     )
 
 
@@ -106,6 +139,11 @@ def _text_of(content: str | Iterable[TextBlockFields]) -> str:
     return content if isinstance(content, str) else "\n".join(each.text for each in content)
 
 
+def _parts_of(texts: Sequence[TextBlockFields]) -> tuple[str, ...]:
+    """The parts of a content that came in several."""
+    return tuple(each.text for each in texts) if len(texts) > 1 else ()
+
+
 def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:
     if choice is None:
         return ToolChoice()
@@ -116,16 +154,18 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:
     return ToolChoice(_MODES[choice.type], choice.name)
 
 
-def _effort(request: CountTokensRequest, can_think: bool) -> str | None:
+def wishes_for_thinking(request: CountTokensRequest) -> list[str]:
+    """The fields that ask the model to think."""
+    thinking, config = request.thinking, request.output_config
+    asks = thinking is not None and thinking.type != "disabled"
+    names = ["thinking"] if asks else []
+    return names if config is None or config.effort is None else [*names, "output_config.effort"]
+
+
+def _effort(request: CountTokensRequest) -> str | None:
     """The effort to pass to the template; None leaves the choice to the template."""
     thinking, config = request.thinking, request.output_config
     named = config.effort if config else None
-    wants = named is not None or (thinking is not None and thinking.type != "disabled")
-    if not can_think:
-        if not wants:
-            return None
-        param = "thinking" if named is None else "output_config"
-        raise InvalidRequest(f"'{param}': the model's chat template has no such switch", param)
     if thinking is not None and thinking.type == "disabled":
         return "none"
     if named is not None or thinking is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -37,9 +36,11 @@ from router.chat.events import (
     ReasoningText,
     ToolCallArguments,
     ToolCallBegin,
+    ToolCallBroken,
     joined_calls,
 )
 from router.chat.message_parser import MessageParser
+from router.chat.past_calls import arguments_object
 from router.http.sse import named_event
 from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
@@ -76,17 +77,21 @@ class MessageFormat:
             events += self._close()
         return _framed(events)
 
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat; messages have no log-probabilities."""
+        yield self.chunk(choice, delta, is_first)
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat: the end of the message."""
         return _framed([EndDelta(self._ending, _usage(usage)), MessageStop()])
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
         choice, text = texts[0]
         parsed = self._parser.push(text)
         assert parsed.finish is not None, "it is whole"
         ending = _ending(choice, parsed.finish)
-        return msgspec.json.encode(
+        yield msgspec.json.encode(
             AnthropicMessage(
                 self._id,
                 self._model,
@@ -99,6 +104,8 @@ class MessageFormat:
 
     def _block_events(self, event: MessageEvent) -> list[AnthropicEvent]:
         """The event as block events, in a block of its kind; every call has its own block."""
+        if isinstance(event, ToolCallBroken):
+            return []  # `stop_reason` says so
         if isinstance(event, ToolCallBegin):
             return self._begin(ToolCallArguments, ToolUseBlock(event.id, event.name, {}))
         begin: list[AnthropicEvent] = []
@@ -153,17 +160,12 @@ def _blocks(message: MessageDelta) -> list[ContentBlock]:
         blocks.append(TextBlock(message.content))
     for call in joined_calls(message.events):
         if call.begin is not None:
-            blocks.append(ToolUseBlock(call.begin.id, call.begin.name, _object(call.arguments)))
+            blocks.append(
+                ToolUseBlock(
+                    call.begin.id, call.begin.name, arguments_object(call.arguments, "input")
+                )
+            )
     return blocks
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The input of a call. Truncated JSON, or JSON that is not an object, is returned as text."""
-    try:
-        value = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _usage(usage: Usage) -> MessageUsage:

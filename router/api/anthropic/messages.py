@@ -10,20 +10,27 @@ from starlette.responses import Response
 
 from protocol.errors import InvalidRequest
 from router.api.anthropic.answer import Ping, TokenCount
-from router.api.anthropic.conversation import conversation_of
+from router.api.anthropic.conversation import conversation_of, wishes_for_thinking
 from router.api.anthropic.message_format import MessageFormat
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.context import ApiContext
-from router.api.conversation_plan import encode_conversation, plan_conversation, takes_effort
+from router.api.conversation_plan import (
+    NO_SWITCH,
+    encode_conversation,
+    plan_conversation,
+    takes_effort,
+)
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
-from router.api.request_fields import read_fields
+from router.api.request_fields import read_body
 from router.api.stream_identity import identify
+from router.api.structured_outputs import schema_grammar
 from router.chat.conversation import Conversation
 from router.http.anthropic_errors import anthropic_error
 from router.http.request_scope import new_id, record_of
 from router.http.sse import StreamStyle, as_it_is, named_event
-from router.text.grammar import json_schema_grammar
+from router.text.grammar import check_schema_length
+from router.text.json_schemas import SchemaReader
 
 VERSION_HEADER = "anthropic-version"
 FIRST_VERSION = "2023-06-01"
@@ -34,27 +41,30 @@ def messages_router(context: ApiContext) -> APIRouter:
     """The endpoints, for an application."""
     router = APIRouter()
 
-    def conversation(request: Request, fields: CountTokensRequest) -> Conversation:
+    async def conversation(request: Request, fields: CountTokensRequest) -> Conversation:
         _check_version(request)
         check_model(context, fields.model)
-        return conversation_of(fields, takes_effort(context))
+        can_think = takes_effort(context)
+        for name in () if can_think else wishes_for_thinking(fields):
+            context.ignore(request.scope, name, NO_SWITCH)
+        return await context.convert(request.scope, lambda: conversation_of(fields, can_think))
 
     async def create_message(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("msg_")
-        fields = await read_fields(request, MessagesRequest, context.limits.max_body_bytes)
-        asked = conversation(request, fields)
+        fields = await read_body(request, context, MessagesRequest)
+        asked = await conversation(request, fields)
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
-        grammar = await _grammar(context, fields)
+        grammar = await _grammar(request, context, fields)
         wish = OutputWish(fields.max_tokens, None, None, "messages", grammar)
-        planned = await plan_conversation(context, identity, asked, generation, wish)
+        planned = await plan_conversation(context, request.scope, identity, asked, generation, wish)
         answer_format = MessageFormat(identity.request_id, context.model.name, planned.parsers[0])
         plan = Plan(identity, generation, planned.choices)
         return await reply(request, context, plan, answer_format, _style(identity.request_id))
 
     async def count_tokens(request: Request) -> Response:
-        fields = await read_fields(request, CountTokensRequest, context.limits.max_body_bytes)
-        _, token_ids = await encode_conversation(context, conversation(request, fields))
+        fields = await read_body(request, context, CountTokensRequest)
+        _, token_ids = await encode_conversation(context, await conversation(request, fields))
         answer = TokenCount(len(token_ids))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -63,14 +73,19 @@ def messages_router(context: ApiContext) -> APIRouter:
     return router
 
 
-async def _grammar(context: ApiContext, fields: MessagesRequest) -> str | None:
+async def _grammar(request: Request, context: ApiContext, fields: MessagesRequest) -> str | None:
     """The output's grammar, if any. Raises InvalidRequest for a schema that does not compile."""
     wanted = fields.output_config.format if fields.output_config else None
     if wanted is None:
         return None
-    grammar = json_schema_grammar(wanted.schema_)
-    await context.grammars.check(grammar, "output_config.format.schema")
-    return grammar
+    schema, param = wanted.schema_, "output_config.format.schema"
+
+    def convert() -> SchemaReader:
+        check_schema_length(schema, param)
+        return SchemaReader(schema, param, strict=False)
+
+    reader = await context.tokenizer.in_thread(convert)
+    return await schema_grammar(reader, param, context, request.scope)
 
 
 def _check_version(request: Request) -> None:

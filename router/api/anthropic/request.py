@@ -11,14 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from router.api.request_fields import (
+    CacheSalt,
     GenerationFields,
     RequestBody,
     StreamOptions,
-    StrictModel,
     Unsupported,
-    only,
 )
-from router.api.tool_fields import MAX_TOOLS, ToolName
+from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
+from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of
+from router.api.unknown_fields.findings import ignorable
 from router.http.anthropic_errors import ThreadsUnsupported
 
 MAX_STOP_SEQUENCES = 16
@@ -40,7 +41,7 @@ class TextBlockFields(_Block):
 
     type: Literal["text"]
     text: str
-    citations: Annotated[Any, only([])] = None
+    citations: Annotated[Any, ignorable([])] = None
 
 
 class ToolUseFields(_Block):
@@ -50,7 +51,7 @@ class ToolUseFields(_Block):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Annotated[Any, only({"type": "direct"})] = None
+    caller: Annotated[Any, ignorable({"type": "direct"})] = None
 
 
 class ToolResultFields(_Block):
@@ -58,7 +59,7 @@ class ToolResultFields(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlockFields] | None = None
+    content: str | Annotated[list[TextBlockFields], bounded] | None = None
     is_error: bool | None = None
 
 
@@ -85,12 +86,12 @@ class MessageFields(StrictModel):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
+        Annotated[str, Tag("<text>")] | Annotated[list[Block], bounded, Tag("<blocks>")],
         Discriminator(_content_shape),
     ]
 
 
-class AnthropicTool(_Block):
+class AnthropicFunction(_Block):
     """A function that the model may call. Its input is always streamed eagerly."""
 
     type: Literal["custom"] | None = None
@@ -98,9 +99,15 @@ class AnthropicTool(_Block):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    eager_input_streaming: Annotated[Any, only(True)] = None
-    defer_loading: Annotated[Any, only(False)] = None
-    allowed_callers: Annotated[Any, only(["direct"])] = None
+    eager_input_streaming: Hint = None
+    defer_loading: Annotated[Any, ignorable(False)] = None
+    allowed_callers: Annotated[Any, ignorable(["direct"])] = None
+
+
+AnthropicTool = Annotated[
+    Annotated[AnthropicFunction, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: kind_of(value, "custom")),
+]
 
 
 class AnthropicToolChoice(StrictModel):
@@ -116,14 +123,14 @@ class ThinkingConfig(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1024)] | None = None
-    display: Annotated[Any, only("summarized")] = None
+    display: Annotated[Any, ignorable("summarized")] = None
 
 
 class SchemaFormat(StrictModel):
-    """JSON that always conforms to the schema."""
+    """JSON that follows the schema. What of it cannot be enforced is dropped and named."""
 
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
 
 
 class OutputConfig(StrictModel):
@@ -137,16 +144,16 @@ class CountTokensRequest(RequestBody):
     """A conversation whose prompt tokens are to be counted."""
 
     model: str
-    messages: Annotated[list[MessageFields], Field(min_length=1)]
-    system: str | list[TextBlockFields] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[MessageFields], Field(min_length=1), bounded]
+    system: str | Annotated[list[TextBlockFields], bounded] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
-    mcp_servers: Annotated[Any, only([])] = None
-    context_management: Unsupported = None
-    speed: Annotated[Any, only("standard")] = None
+    mcp_servers: Annotated[Any, ignorable([])] = None
+    context_management: Annotated[Any, ignorable()] = None
+    speed: Annotated[Any, ignorable("standard")] = None
 
 
 class Metadata(StrictModel):
@@ -164,6 +171,7 @@ class MessagesRequest(CountTokensRequest):
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=1024)]],
             Field(max_length=MAX_STOP_SEQUENCES),
+            first_error,
         ]
         | None
     ) = None
@@ -171,8 +179,9 @@ class MessagesRequest(CountTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, only("auto", "standard_only")] = None
-    container: Unsupported = None
+    service_tier: Hint = None
+    cache_salt: CacheSalt | None = None
+    container: Annotated[Any, ignorable()] = None
     inference_geo: Unsupported = None
     thread: Annotated[Any, Field(description="Not supported: nothing is stored.")] = None
 
@@ -191,6 +200,7 @@ class MessagesRequest(CountTokensRequest):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop_sequences,
+            cache_salt=self.cache_salt,
             stream=self.stream,
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
         )

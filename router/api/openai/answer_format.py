@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
 
 from protocol.errors import InvalidRequest
+from router.api.json_pieces import with_last_changed
 from router.api.openai.answers import Usage
 from router.api.timing import TIMING_HEADER, Timing, TraceLookup, add_timing, choice_timing
 from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
+
+_NO_USAGE = b'"usage":null'
 
 
 class AnswerFormat(Protocol):
@@ -21,12 +24,16 @@ class AnswerFormat(Protocol):
         """One chunk of a stream; `is_first` marks the first chunk of its choice."""
         ...
 
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """The same in pieces, made one by one, with the log-probabilities of the prompt."""
+        ...
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last chunk of a stream whose client asked for the usage."""
         ...
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
-        """The whole answer, given the complete text of each choice."""
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
+        """The whole answer, given the complete text of each choice, in pieces, made one by one."""
         ...
 
 
@@ -47,16 +54,23 @@ class CountingFormat:
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""
-        document = msgspec.json.decode(self._inner.chunk(choice, delta, is_first))
-        return msgspec.json.encode(document | {"usage": self._count()})
+        return self._counted(self._inner.chunk(choice, delta, is_first))
+
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat."""
+        return map(self._counted, self._inner.long_chunk(choice, delta, is_first))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat."""
         return self._inner.usage_chunk(usage)
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
         return self._inner.answer(texts, usage)
+
+    def _counted(self, document: bytes) -> bytes:
+        """JSON text with the usage in place of null. Inside strings the quotes would be escaped."""
+        return document.replace(_NO_USAGE, b'"usage":' + msgspec.json.encode(self._count()))
 
 
 class TimedFormat:
@@ -78,14 +92,23 @@ class TimedFormat:
         is_last = self._num_open == 0 and not self._has_usage
         return self._timed(document, self._choices) if is_last else document
 
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat."""
+        pieces = self._inner.long_chunk(choice, delta, is_first)
+        self._num_open -= delta.finish is not None
+        if self._num_open or self._has_usage:
+            return pieces
+        return with_last_changed(pieces, lambda last: self._timed(last, self._choices))
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat."""
         return self._timed(self._inner.usage_chunk(usage), self._choices)
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
         shown = [choice for choice, _ in texts]
-        return self._timed(self._inner.answer(texts, usage), shown)
+        pieces = self._inner.answer(texts, usage)
+        return with_last_changed(pieces, lambda last: self._timed(last, shown))
 
     def _timed(self, document: bytes, shown: Sequence[Choice]) -> bytes:
         """Adds the timing of the shown choices, with their indexes, then of all others."""

@@ -16,13 +16,27 @@ class CachedTokens(Struct, frozen=True):
     cached_tokens: int
 
 
+class OutputDetails(Struct, frozen=True):
+    """Details of the output's tokens: those of reasoning, its markers included."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
-    """Token counts of a whole HTTP request; every prompt counts once."""
+    """Token counts of a whole HTTP request; every prompt counts once. The details of the output
+    are those of models that reason."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: OutputDetails | UnsetType = UNSET
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The output's tokens of reasoning."""
+        details = self.completion_tokens_details
+        return 0 if details is UNSET else details.reasoning_tokens
 
 
 class CompletionLogprobs(Struct, frozen=True):
@@ -126,6 +140,7 @@ class ChatMessageBody(Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -138,6 +153,7 @@ class ChatDelta(Struct, frozen=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

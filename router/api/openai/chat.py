@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from router.api.context import ApiContext
-from router.api.conversation_plan import plan_conversation
+from router.api.conversation_plan import NO_SWITCH, plan_conversation, takes_effort
+from router.api.json_pieces import Holes, list_of
 from router.api.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -28,10 +29,16 @@ from router.api.openai.answers import (
 )
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.chunk_frame import TextFrame
-from router.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from router.api.openai.legacy_functions import legacy_body, legacy_delta, legacy_finish
+from router.api.openai.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    long_chat_logprobs,
+    prompt_logprobs,
+)
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
-from router.api.request_fields import read_fields
+from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar
 from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
@@ -49,12 +56,10 @@ def chat_router(context: ApiContext) -> APIRouter:
 
     async def create_chat_completion(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("chatcmpl-")
-        fields = await read_fields(request, ChatRequest, context.limits.max_body_bytes)
+        fields = await read_body(request, context, ChatRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
-        grammar = await wanted_grammar(
-            fields.response_format, fields.structured_outputs, context.grammars
-        )
+        grammar = await wanted_grammar(fields.format, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
             fields.output_limit,
@@ -65,8 +70,15 @@ def chat_router(context: ApiContext) -> APIRouter:
             bad_words,
             fields.prompt_logprobs,
             fields.n or 1,
+            prompt_copies=(fields.n or 1) if fields.stream else 1,
         )
-        planned = await plan_conversation(context, identity, fields.conversation, fields, wish)
+        conversation = await context.convert(request.scope, lambda: fields.conversation)
+        if conversation.reasoning_effort is not None and not takes_effort(context):
+            context.ignore(request.scope, "reasoning_effort", NO_SWITCH)
+            conversation = replace(conversation, reasoning_effort=None)
+        planned = await plan_conversation(
+            context, request.scope, identity, conversation, fields, wish
+        )
         answer_format = ChatFormat(
             fields.answer_id(identity.request_id),
             identity.created,
@@ -95,8 +107,11 @@ class ChatFormat:
     frames: dict[int, TextFrame] = field(default_factory=dict)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        """See AnswerFormat. The first chunk of a choice always names the role."""
+        """See AnswerFormat. The first chunk of a choice always names the role; later ones that
+        would say nothing are empty."""
         message = self._parsed(choice, delta)
+        if not (message.events or message.finish or is_first or self._reports(delta)):
+            return b""
         text = None if is_first else message.only_content
         if text is None or self.fields.logprobs or self.fields.return_token_ids:
             return self._chunk(choice, delta, is_first, message)
@@ -107,6 +122,10 @@ class ChatFormat:
             )
         return frame.fill(text)
 
+    def _reports(self, delta: TextDelta) -> bool:
+        """Whether a chunk carries more of the delta's tokens than their text."""
+        return bool(self.fields.return_token_ids or (self.fields.logprobs and delta.tokens))
+
     def _parsed(self, choice: Choice, delta: TextDelta) -> MessageDelta:
         """The parsed delta, without reasoning if the client excludes it."""
         message = self.parsers[choice.index].push(delta)
@@ -115,26 +134,43 @@ class ChatFormat:
     def _chunk(
         self, choice: Choice, delta: TextDelta, is_first: bool, message: MessageDelta
     ) -> bytes:
+        return msgspec.json.encode(self._chunk_struct(choice, delta, is_first, message, UNSET))
+
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat."""
+        holes, message = Holes(), self._parsed(choice, delta)
+        told = self._prompt_logprobs(choice, delta, holes)
+        return holes.pieces(self._chunk_struct(choice, delta, is_first, message, told))
+
+    def _chunk_struct(
+        self,
+        choice: Choice,
+        delta: TextDelta,
+        is_first: bool,
+        message: MessageDelta,
+        told: PromptTokenLogprobs | UnsetType,
+    ) -> ChatChunk:
+        logprobs = chat_logprobs(delta.tokens, self._names) if self.fields.logprobs else None
+        is_legacy = self.fields.is_legacy
+        shown = _delta(message, is_first, self.fields.may_call_tools)
         part = ChatChunkChoice(
             index=choice.index,
-            delta=_delta(message, is_first),
-            logprobs=self._logprobs(delta),
-            finish_reason=message.finish,
+            delta=legacy_delta(shown) if is_legacy else shown,
+            logprobs=logprobs,
+            finish_reason=legacy_finish(message.finish) if is_legacy else message.finish,
             stop_reason=choice.output.stop_reason if message.finish else UNSET,
             token_ids=delta.token_ids if self.fields.return_token_ids else UNSET,
         )
         with_prompt = self.fields.return_token_ids and is_first and choice.index == 0
-        return msgspec.json.encode(
-            ChatChunk(
-                self.request_id,
-                self.created,
-                self.model,
-                [part],
-                usage=None if self.fields.wants_usage else UNSET,
-                prompt_token_ids=choice.request.token_ids if with_prompt else UNSET,
-                prompt_logprobs=self._prompt_logprobs(choice, delta),
-                service_tier=self._service_tier,
-            )
+        return ChatChunk(
+            self.request_id,
+            self.created,
+            self.model,
+            [part],
+            usage=None if self.fields.wants_usage else UNSET,
+            prompt_token_ids=choice.request.token_ids if with_prompt else UNSET,
+            prompt_logprobs=told,
+            service_tier=self._service_tier,
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -150,11 +186,16 @@ class ChatFormat:
             )
         )
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
-        choices = [self._choice(choice, text) for choice, text in texts]
-        prompt = texts[0][0].request.token_ids
-        return msgspec.json.encode(
+        holes, prompt = Holes(), texts[0][0].request.token_ids
+        if len(texts) == 1 and not self.fields.logprobs:
+            choices: Any = [self._choice_struct(*texts[0], None)]
+        else:
+            choices = holes.put(
+                list_of(self._choice_pieces(choice, text) for choice, text in texts)
+            )
+        return holes.pieces(
             ChatCompletion(
                 self.request_id,
                 self.created,
@@ -162,45 +203,56 @@ class ChatFormat:
                 choices,
                 usage,
                 prompt_token_ids=prompt if self.fields.return_token_ids else UNSET,
-                prompt_logprobs=self._prompt_logprobs(*texts[0]),
+                prompt_logprobs=self._prompt_logprobs(*texts[0], holes),
                 service_tier=self._service_tier,
             )
         )
 
-    def _prompt_logprobs(self, choice: Choice, text: TextDelta) -> PromptTokenLogprobs | UnsetType:
+    def _prompt_logprobs(
+        self, choice: Choice, text: TextDelta, holes: Holes
+    ) -> PromptTokenLogprobs | UnsetType:
         count, told = self.fields.prompt_logprobs, text.prompt_logprobs
         if count is None or told is None:
             return UNSET
-        return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
+        filling = prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
+        listed: PromptTokenLogprobs = holes.put(filling)
+        return listed
+
+    @property
+    def _names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
 
     @property
     def _service_tier(self) -> Literal["default"] | UnsetType:
         return "default" if self.fields.service_tier else UNSET
 
-    def _choice(self, choice: Choice, text: TextDelta) -> ChatChoice:
-        message = self._parsed(choice, text)
+    def _choice_pieces(self, choice: Choice, text: TextDelta) -> Iterator[bytes]:
+        holes, logprobs = Holes(), None
+        if self.fields.logprobs:
+            logprobs = long_chat_logprobs(text.tokens, self._names, holes)
+        return holes.pieces(self._choice_struct(choice, text, logprobs))
+
+    def _choice_struct(
+        self, choice: Choice, text: TextDelta, logprobs: ChatLogprobs | None
+    ) -> ChatChoice:
+        message, is_legacy = self._parsed(choice, text), self.fields.is_legacy
         return ChatChoice(
             index=choice.index,
-            message=_body(message),
-            logprobs=self._logprobs(text),
-            finish_reason=message.finish,
+            message=legacy_body(_body(message)) if is_legacy else _body(message),
+            logprobs=logprobs,
+            finish_reason=legacy_finish(message.finish) if is_legacy else message.finish,
             stop_reason=choice.output.stop_reason,
             token_ids=text.token_ids if self.fields.return_token_ids else UNSET,
         )
 
-    def _logprobs(self, delta: TextDelta) -> ChatLogprobs | None:
-        if not self.fields.logprobs:
-            return None
-        names = TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
-        return chat_logprobs(delta.tokens, names)
 
-
-def _delta(message: MessageDelta, is_first: bool) -> ChatDelta:
+def _delta(message: MessageDelta, is_first: bool, may_call: bool) -> ChatDelta:
+    """The delta of a chunk. The first one has a content, unless the answer may be calls alone."""
     content, reasoning = message.content, message.reasoning
     calls = joined_calls(message.events)
     return ChatDelta(
         role="assistant" if is_first else UNSET,
-        content=content if content or is_first else UNSET,
+        content=content if content or (is_first and not may_call) else UNSET,
         reasoning_content=reasoning or UNSET,
         reasoning=reasoning or UNSET,
         tool_calls=[_call_delta(call) for call in calls] or UNSET,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -10,18 +12,26 @@ from protocol.errors import InvalidRequest
 from router.api.request_fields import (
     GenerationFields,
     LogprobsCount,
-    StrictModel,
     Unsupported,
     only,
 )
+from router.api.strict_model import StrictModel, bounded, first_error
 from router.api.tool_fields import (
     MAX_TOOLS,
+    AllowedToolsChoice,
+    CalledFunction,
+    ChosenFunction,
+    FunctionFields,
+    Hint,
     MessageToolCall,
     NamedToolChoice,
     ToolFields,
+    functions_of,
+    only_allowed,
     tool_choice_shape,
 )
-from router.chat.conversation import Conversation, Message, ToolChoice, ToolMode
+from router.api.unknown_fields.findings import ignorable
+from router.chat.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
 
 NO_TEMPLATES = (
     "a template is a program, which no sandbox keeps from running for as long as it likes in a "
@@ -38,6 +48,7 @@ class TextPart(StrictModel):
 
     type: Literal["text"]
     text: str
+    cache_control: Hint = None
 
 
 def _content_shape(value: Any) -> str:
@@ -45,7 +56,8 @@ def _content_shape(value: Any) -> str:
 
 
 _Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1), Tag("<parts>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(min_length=1), bounded, Tag("<parts>")],
     Discriminator(_content_shape),
 ]
 
@@ -57,46 +69,76 @@ class ChatMessage(StrictModel):
     its parsed form of an answer's content, and sends it back with the answer.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Content | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], bounded] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     parsed: Any = None
     refusal: Unsupported = None
     audio: Unsupported = None
-    annotations: Annotated[Any, only([])] = None
-    function_call: Unsupported = None
+    annotations: Annotated[Any, ignorable([])] = None
+    function_call: CalledFunction | None = None
+    cache_control: Hint = None
 
     def as_message(self, place: int) -> Message:
-        """As a `Message`; text parts become lines of one text. Raises InvalidRequest."""
+        """As a `Message`; without a template that lays them out, text parts become lines of one
+        text. Raises InvalidRequest."""
         param = f"messages[{place}]"
         calls = tuple(call.as_call() for call in self.tool_calls or ())
+        if self.function_call is not None:
+            called = self.function_call
+            calls = (*calls, ToolCall(_legacy_id(place), called.name, called.arguments))
         if calls and self.role != "assistant":
             raise InvalidRequest(f"'{param}.tool_calls' is of the assistant alone", param)
         if self.content is None and not calls:
             raise InvalidRequest(f"'{param}.content' is required", f"{param}.content")
-        text = self.content or ""
+        text: str | list[TextPart] = self.content or ""
+        parts: tuple[str, ...] = ()
         if not isinstance(text, str):
-            text = "\n".join(part.text for part in text)
+            texts = tuple(part.text for part in text)
+            text, parts = "\n".join(texts), texts if len(texts) > 1 else ()
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        return Message(self.role, text, self.name, thoughts, calls, self.tool_call_id)
+        if self.role == "function":
+            return Message("tool", text, self.name)
+        return Message(self.role, text, self.name, thoughts, calls, self.tool_call_id, parts)
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The messages of a conversation. The result of a legacy `function_call` gets the id that the
+    call before it has. Raises InvalidRequest."""
+    made: list[Message] = []
+    call_id = _legacy_id(0)
+    for place, each in enumerate(messages):
+        message = each.as_message(place)
+        if each.role == "function":
+            message = replace(message, tool_call_id=call_id)
+        elif each.function_call is not None:
+            call_id = _legacy_id(place)
+        made.append(message)
+    return tuple(made)
+
+
+def _legacy_id(place: int) -> str:
+    """An id for a call that has none; of nine characters, as Mistral's templates want it."""
+    return f"call{place:05}"
 
 
 class ChatRequest(GenerationFields):
     """A conversation; the answer is the assistant's next message, `n` times."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), bounded]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: LogprobsCount | None = None
-    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-            | Annotated[NamedToolChoice, Tag("<named>")],
+            | Annotated[NamedToolChoice, Tag("<named>")]
+            | Annotated[AllowedToolsChoice, Tag("<allowed>")],
             Discriminator(tool_choice_shape),
         ]
         | None
@@ -107,12 +149,21 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], bounded] | None = None
     modalities: Annotated[Any, only(["text"])] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none")] = None
-    store: Annotated[Any, only(False)] = None
-    service_tier: Literal["auto", "default"] | None = None
+    functions: Annotated[list[FunctionFields], Field(max_length=MAX_TOOLS), first_error] | None = (
+        None
+    )
+    function_call: (
+        Annotated[
+            Annotated[Literal["none", "auto"], Tag("<mode>")]
+            | Annotated[ChosenFunction, Tag("<named>")],
+            Discriminator(tool_choice_shape),
+        ]
+        | None
+    ) = None
+    store: Annotated[Any, ignorable(False)] = None
+    service_tier: Hint = None
     metadata: (
         Annotated[
             dict[
@@ -120,15 +171,16 @@ class ChatRequest(GenerationFields):
                 Annotated[str, Field(max_length=512)],
             ],
             Field(max_length=16),
+            first_error,
         ]
         | None
     ) = None
     audio: Unsupported = None
-    prediction: Unsupported = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Unsupported = None
+    prediction: Hint = None
+    verbosity: Annotated[Any, ignorable("medium")] = None
+    web_search_options: Annotated[Any, ignorable()] = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
+    prompt_cache_retention: Hint = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
 
@@ -145,13 +197,18 @@ class ChatRequest(GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def may_call_tools(self) -> bool:
+        """Whether the answer may contain calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def conversation(self) -> Conversation:
         """The request as a `Conversation`. Raises InvalidRequest."""
         return Conversation(
-            messages=tuple(each.as_message(place) for place, each in enumerate(self.messages)),
-            tools=tuple(tool.as_tool() for tool in self.tools or ()),
+            messages=messages_of(self.messages),
+            tools=self._usable_tools(),
             tool_choice=self._tool_choice(),
-            parallel_tool_calls=self.parallel_tool_calls is not False,
+            parallel_tool_calls=self.parallel_tool_calls is not False and not self.is_legacy,
             reasoning_effort=self.reasoning_effort,
             template_variables=self.chat_template_kwargs or {},
             documents=tuple(self.documents or ()),
@@ -159,10 +216,28 @@ class ChatRequest(GenerationFields):
             continue_final_message=bool(self.continue_final_message),
         )
 
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the tools are `functions`, so that a call is a `function_call`."""
+        return bool(self.functions)
+
+    def _usable_tools(self) -> tuple[Tool, ...]:
+        if self.functions:
+            return tuple(each.as_tool() for each in self.functions)
+        tools, chosen = functions_of(self.tools), self.tool_choice
+        if isinstance(chosen, AllowedToolsChoice):
+            return only_allowed(tools, (each.function.name for each in chosen.allowed_tools.tools))
+        return tools
+
     def _tool_choice(self) -> ToolChoice:
-        if isinstance(self.tool_choice, NamedToolChoice):
-            return ToolChoice(ToolMode.NAMED, self.tool_choice.function.name)
-        return ToolChoice(ToolMode(self.tool_choice or "auto"))
+        chosen = self.function_call if self.is_legacy else self.tool_choice
+        if isinstance(chosen, AllowedToolsChoice):
+            return ToolChoice(ToolMode(chosen.allowed_tools.mode))
+        if isinstance(chosen, NamedToolChoice):
+            return ToolChoice(ToolMode.NAMED, chosen.function.name)
+        if isinstance(chosen, ChosenFunction):
+            return ToolChoice(ToolMode.NAMED, chosen.name)
+        return ToolChoice(ToolMode(chosen or "auto"))
 
     def check_together(self) -> None:
         """See the base class."""
@@ -186,3 +261,7 @@ class ChatRequest(GenerationFields):
             raise InvalidRequest("'parallel_tool_calls' needs 'tools'", "parallel_tool_calls")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
+        if self.functions and self.tools:
+            raise InvalidRequest("'tools' and 'functions' exclude each other", "functions")
+        if self.function_call not in (None, "none") and not self.functions:
+            raise InvalidRequest("'function_call' needs 'functions'", "function_call")

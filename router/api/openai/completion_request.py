@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
@@ -12,6 +12,7 @@ from router.api.request_fields import (
     GenerationFields,
     LogprobsCount,
 )
+from router.api.strict_model import MAX_TOKEN_IDS, MAX_VALUES_WITH_IDS
 
 Prompt = str | list[int]
 
@@ -26,16 +27,22 @@ def _prompt_shape(value: Any) -> str:
 
 
 _TokenId = Annotated[int, Field(ge=0)]
+_token_ids = Field(max_length=MAX_TOKEN_IDS, fail_fast=True)
+_prompts = Field(max_length=MAX_CHOICES, fail_fast=True)
 
 
 class CompletionRequest(GenerationFields):
     """Prompts as text or token ids, one or several; every prompt gets `n` choices."""
 
+    max_values: ClassVar[int] = MAX_VALUES_WITH_IDS
+
     prompt: Annotated[
         Annotated[str, Tag("<text>")]
-        | Annotated[list[str], Tag("<texts>")]
-        | Annotated[list[_TokenId], Tag("<tokens>")]
-        | Annotated[list[list[_TokenId]], Tag("<lists of tokens>")],
+        | Annotated[list[str], _prompts, Tag("<texts>")]
+        | Annotated[list[_TokenId], _token_ids, Tag("<tokens>")]
+        | Annotated[
+            list[Annotated[list[_TokenId], _token_ids]], _prompts, Tag("<lists of tokens>")
+        ],
         Discriminator(_prompt_shape),
     ]
     echo: bool | None = None
@@ -46,11 +53,12 @@ class CompletionRequest(GenerationFields):
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts as a list. All elements have the type of the first one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        texts = [each for each in self.prompt if isinstance(each, str)]
-        lists = [each for each in self.prompt if isinstance(each, list)]
-        return [*texts, *lists] or [[each for each in self.prompt if isinstance(each, int)]]
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt or isinstance(prompt[0], int):
+            return [cast(list[int], prompt)]
+        return cast(list[Prompt], prompt)
 
     @property
     def num_candidates(self) -> int:

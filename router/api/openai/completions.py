@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,7 +10,9 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from protocol.errors import PromptTooLong
 from router.api.context import ApiContext
+from router.api.json_pieces import Holes, list_of
 from router.api.openai.answers import (
     Completion,
     CompletionChoice,
@@ -21,16 +23,23 @@ from router.api.openai.answers import (
 from router.api.openai.chunk_frame import TextFrame
 from router.api.openai.completion_request import CompletionRequest, Prompt
 from router.api.openai.logprobs import (
+    EchoedLogprobs,
     EchoedPrompt,
     TokenNames,
     completion_logprobs,
-    echoed_logprobs,
-    joined_logprobs,
+    long_completion_logprobs,
     prompt_logprobs,
 )
-from router.api.plan import ChoicePlanner, EncodedPrompt, OutputWish, check_length, check_model
+from router.api.plan import (
+    ChoicePlanner,
+    EncodedPrompt,
+    OutputWish,
+    check_length,
+    check_model,
+    check_text_length,
+)
 from router.api.reply import Plan, reply
-from router.api.request_fields import read_fields
+from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar
 from router.http.request_scope import new_id, record_of
@@ -49,13 +58,11 @@ def completions_router(context: ApiContext) -> APIRouter:
 
     async def create_completion(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("cmpl-")
-        fields = await read_fields(request, CompletionRequest, context.limits.max_body_bytes)
+        fields = await read_body(request, context, CompletionRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
         prompts = [await _encode(context, fields, each) for each in fields.prompts]
-        grammar = await wanted_grammar(
-            fields.response_format, fields.structured_outputs, context.grammars
-        )
+        grammar = await wanted_grammar(fields.format, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
             fields.max_tokens,
@@ -66,6 +73,7 @@ def completions_router(context: ApiContext) -> APIRouter:
             bad_words,
             fields.scored_alternatives,
             fields.num_candidates,
+            prompt_copies=fields.n or 1,
         )
         choices = ChoicePlanner(context, identity, fields, wish).plan(prompts)
         answer_format = CompletionFormat(
@@ -86,8 +94,13 @@ def completions_router(context: ApiContext) -> APIRouter:
 async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
     tokenizer = context.tokenizer
     is_long = len(prompt) > CHARS_PER_TOKEN * context.model.max_context
-    if is_long and isinstance(prompt, str) and fields.truncate_prompt_tokens is None:
-        await tokenizer.in_thread(lambda: check_length(context, prompt, "prompt"))
+    if isinstance(prompt, str):
+        check_text_length(context, prompt, "prompt")
+        check_text_length(context, fields.suffix or "", "suffix")
+        if is_long and fields.truncate_prompt_tokens is None:
+            await tokenizer.in_thread(lambda: check_length(context, prompt, "prompt"))
+    elif fields.truncate_prompt_tokens is None and len(prompt) > context.model.max_context:
+        raise PromptTooLong(context.model.max_context, len(prompt), param="prompt")
     if fields.suffix and isinstance(prompt, str):
         token_ids = await tokenizer.in_thread(
             lambda: fill_in_middle(tokenizer, prompt, fields.suffix or "")
@@ -129,51 +142,81 @@ class CompletionFormat:
         return frame.fill(delta.text)
 
     def _chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
-        part = self._choice(choice, delta, is_first)
-        return self._document([part], None if self.fields.wants_usage else UNSET)
+        logprobs = None
+        if self.fields.logprobs is not None:
+            logprobs = completion_logprobs(delta.tokens, self._names, len(choice.echo))
+        part = self._choice(choice, delta, is_first, logprobs)
+        return msgspec.json.encode(self._document([part], self._chunk_usage))
+
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat."""
+        parts = list_of([self._choice_pieces(choice, delta, is_first)])
+        holes = Holes()
+        return holes.pieces(self._document(holes.put(parts), self._chunk_usage))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat."""
-        return self._document([], usage)
+        return msgspec.json.encode(self._document([], usage))
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
-        parts = [self._choice(choice, text, True) for choice, text in texts]
-        return self._document(parts, usage)
+        parts = list_of(self._choice_pieces(choice, text, True) for choice, text in texts)
+        holes = Holes()
+        return holes.pieces(self._document(holes.put(parts), usage))
 
-    def _document(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
-        return msgspec.json.encode(
-            Completion(self.request_id, self.created, self.model, choices, usage)
-        )
+    @property
+    def _names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
 
-    def _choice(self, choice: Choice, delta: TextDelta, is_first: bool) -> CompletionChoice:
+    @property
+    def _chunk_usage(self) -> UnsetType | None:
+        return None if self.fields.wants_usage else UNSET
+
+    def _document(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> Completion:
+        return Completion(self.request_id, self.created, self.model, choices, usage)
+
+    def _choice(
+        self,
+        choice: Choice,
+        delta: TextDelta,
+        is_first: bool,
+        logprobs: CompletionLogprobs | None,
+        told: PromptTokenLogprobs | UnsetType = UNSET,
+    ) -> CompletionChoice:
         with_ids = bool(self.fields.return_token_ids)
         return CompletionChoice(
             index=choice.index,
             text=choice.echo + delta.text if is_first else delta.text,
-            logprobs=self._logprobs(choice, delta),
+            logprobs=logprobs,
             finish_reason=delta.finish.value if delta.finish else None,
             stop_reason=choice.output.stop_reason if delta.finish else UNSET,
             token_ids=delta.token_ids if with_ids else UNSET,
             prompt_token_ids=choice.request.token_ids if with_ids and is_first else UNSET,
-            prompt_logprobs=self._prompt_logprobs(choice, delta),
+            prompt_logprobs=told,
         )
 
-    def _logprobs(self, choice: Choice, delta: TextDelta) -> CompletionLogprobs | None:
-        """Log-probabilities of the output, preceded by those of an echoed prompt."""
-        count, told = self.fields.logprobs, delta.prompt_logprobs
-        if count is None:
-            return None
-        names = TokenNames(self.tokenizer, bool(self.fields.return_tokens_as_token_ids))
-        output = completion_logprobs(delta.tokens, names, len(choice.echo))
-        if told is None or not self.fields.echo:
-            return output
-        skips_special = self.fields.skip_special_tokens is not False
-        prompt = EchoedPrompt(choice.request.token_ids, choice.echo, skips_special)
-        return joined_logprobs(echoed_logprobs(prompt, told, count, names), output)
-
-    def _prompt_logprobs(self, choice: Choice, delta: TextDelta) -> PromptTokenLogprobs | UnsetType:
+    def _choice_pieces(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """JSON of a choice with all its log-probabilities, those of its prompt included."""
+        holes = Holes()
+        logprobs = self._long_logprobs(choice, delta, holes)
         count, told = self.fields.prompt_logprobs, delta.prompt_logprobs
-        if count is None or told is None:
-            return UNSET
-        return prompt_logprobs(choice.request.token_ids, told, count, self.tokenizer)
+        listed: PromptTokenLogprobs | UnsetType = UNSET
+        if count is not None and told is not None:
+            ids = choice.request.token_ids
+            listed = holes.put(prompt_logprobs(ids, told, count, self.tokenizer))
+        return holes.pieces(self._choice(choice, delta, is_first, logprobs, listed))
+
+    def _long_logprobs(
+        self, choice: Choice, delta: TextDelta, holes: Holes
+    ) -> CompletionLogprobs | None:
+        """Log-probabilities of the output, behind those of an echoed prompt."""
+        fields, told, echoed = self.fields, delta.prompt_logprobs, None
+        if fields.logprobs is None:
+            return None
+        if told is not None and fields.echo:
+            skips_special = fields.skip_special_tokens is not False
+            prompt = EchoedPrompt(choice.request.token_ids, choice.echo, skips_special)
+            echoed = EchoedLogprobs(prompt, told, fields.logprobs, self._names)
+        return long_completion_logprobs(delta.tokens, self._names, holes, len(choice.echo), echoed)

@@ -66,7 +66,7 @@ class InputDetails(Struct, frozen=True):
 
 
 class OutputDetails(Struct, frozen=True):
-    """How much of the output was reasoning, counted by encoding its text."""
+    """How much of the output was reasoning, its markers included."""
 
     reasoning_tokens: int
 
@@ -126,6 +126,13 @@ class Response(Struct, frozen=True, kw_only=True):
     safety_identifier: str | None
     top_logprobs: int
     truncation: Literal["auto", "disabled"]
+
+
+class InputTokens(Struct, frozen=True):
+    """Answer of `/v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Created(Struct, frozen=True, tag="response.created"):

@@ -9,19 +9,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.api.openai_responses.request import (
+    AllowedChoice,
     ChosenTool,
     FunctionCallItem,
     FunctionOutputItem,
     InputItem,
+    InputTokensRequest,
     MessageItem,
     ReasoningItem,
-    ResponsesRequest,
+    ResponseFunction,
     TextItemPart,
 )
-from router.chat.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
+from router.api.tool_fields import only_allowed
+from router.chat.conversation import (
+    Conversation,
+    FieldNames,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
+
+_NAMES = FieldNames("input", "reasoning.effort", is_chat=False)
 
 
-def conversation_of(request: ResponsesRequest) -> Conversation:
+def conversation_of(request: InputTokensRequest) -> Conversation:
     """The request as a `Conversation`. Raises InvalidRequest."""
     messages: list[Message] = []
     if request.instructions is not None:
@@ -31,21 +44,29 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
     else:
         messages += _messages_of(request.input)
     chosen = request.tool_choice
-    choice = (
-        ToolChoice(ToolMode.NAMED, chosen.name)
-        if isinstance(chosen, ChosenTool)
-        else ToolChoice(ToolMode(chosen or "auto"))
+    tools = tuple(
+        Tool(each.name, each.description, each.parameters, bool(each.strict))
+        for each in request.tools or ()
+        if isinstance(each, ResponseFunction)
     )
+    if isinstance(chosen, AllowedChoice):
+        tools = only_allowed(tools, (each.name for each in chosen.tools))
     return Conversation(
         messages=tuple(messages),
-        tools=tuple(
-            Tool(each.name, each.description, each.parameters, bool(each.strict))
-            for each in request.tools or ()
-        ),
-        tool_choice=choice,
+        tools=tools,
+        tool_choice=_tool_choice(chosen),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        names=_NAMES,
     )
+
+
+def _tool_choice(chosen: str | ChosenTool | AllowedChoice | None) -> ToolChoice:
+    if isinstance(chosen, ChosenTool):
+        return ToolChoice(ToolMode.NAMED, chosen.name)
+    if isinstance(chosen, AllowedChoice):
+        return ToolChoice(ToolMode(chosen.mode))
+    return ToolChoice(ToolMode(chosen or "auto"))
 
 
 @dataclass
@@ -54,6 +75,7 @@ class _Turn:
 
     reasoning: list[str] = field(default_factory=list)
     content: str | None = None
+    parts: tuple[str, ...] = ()
     calls: list[ToolCall] = field(default_factory=list)
 
     @property
@@ -62,7 +84,13 @@ class _Turn:
 
     def message(self) -> Message:
         reasoning = "\n".join(self.reasoning) or None
-        return Message("assistant", self.content or "", None, reasoning, tuple(self.calls))
+        return Message(
+            "assistant",
+            self.content or "",
+            reasoning=reasoning,
+            tool_calls=tuple(self.calls),
+            parts=self.parts,
+        )
 
 
 def _messages_of(items: list[InputItem]) -> list[Message]:
@@ -86,7 +114,7 @@ def _messages_of(items: list[InputItem]) -> list[Message]:
         elif isinstance(item, MessageItem) and item.role == "assistant":
             if turn.content is not None or turn.calls:
                 end_turn()
-            turn.content = _text_of(item.content)
+            turn.content, turn.parts = _text_of(item.content), _parts_of(item.content)
         else:
             end_turn()
             messages.append(_other_message(item))
@@ -96,9 +124,21 @@ def _messages_of(items: list[InputItem]) -> list[Message]:
 
 def _other_message(item: MessageItem | FunctionOutputItem) -> Message:
     if isinstance(item, FunctionOutputItem):
-        return Message("tool", _text_of(item.output), tool_call_id=item.call_id)
-    return Message(item.role, _text_of(item.content))
+        return Message(
+            "tool",
+            _text_of(item.output),
+            tool_call_id=item.call_id,
+            parts=_parts_of(item.output),
+        )
+    return Message(item.role, _text_of(item.content), parts=_parts_of(item.content))
 
 
 def _text_of(content: str | list[TextItemPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _parts_of(content: str | list[TextItemPart]) -> tuple[str, ...]:
+    """The parts of a content that came in several."""
+    if isinstance(content, str) or len(content) < 2:
+        return ()
+    return tuple(part.text for part in content)

@@ -13,16 +13,18 @@ from pydantic import Discriminator, Field, Tag
 from protocol.errors import InvalidRequest
 from router.api.openai.chat_request import Effort
 from router.api.request_fields import (
+    CacheSalt,
     GenerationFields,
     LogprobsCount,
     RequestBody,
     StreamOptions,
-    StrictModel,
     Unsupported,
     only,
 )
+from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
 from router.api.structured_outputs import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
-from router.api.tool_fields import MAX_TOOLS, ToolName
+from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of, tool_choice_shape
+from router.api.unknown_fields.findings import ignorable, ignorable_entries
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -35,8 +37,8 @@ class TextItemPart(StrictModel):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Annotated[Any, only([])] = None
-    logprobs: list[Any] | None = None
+    annotations: Annotated[Any, ignorable([])] = None
+    logprobs: Annotated[list[Any], bounded] | None = None
 
 
 def _content_shape(value: Any) -> str:
@@ -44,7 +46,7 @@ def _content_shape(value: Any) -> str:
 
 
 _ItemContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextItemPart], Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[TextItemPart], bounded, Tag("<parts>")],
     Discriminator(_content_shape),
 ]
 
@@ -93,9 +95,9 @@ class ReasoningItem(StrictModel):
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ReasoningPart] | None = None
-    content: list[ReasoningPart] | None = None
-    encrypted_content: Unsupported = None
+    summary: Annotated[list[ReasoningPart], bounded] | None = None
+    content: Annotated[list[ReasoningPart], bounded] | None = None
+    encrypted_content: Annotated[Any, ignorable()] = None
     status: _Status | None = None
 
 
@@ -122,14 +124,20 @@ def _input_shape(value: Any) -> str:
     return "<text>" if isinstance(value, str) else "<items>"
 
 
-class ResponseTool(StrictModel):
-    """A function that the model may call; no other tools are supported."""
+class ResponseFunction(StrictModel):
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+ResponseTool = Annotated[
+    Annotated[ResponseFunction, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
+    Discriminator(lambda value: kind_of(value, "function")),
+]
 
 
 class ChosenTool(StrictModel):
@@ -139,20 +147,24 @@ class ChosenTool(StrictModel):
     name: ToolName
 
 
-def _choice_shape(value: Any) -> str:
-    return "<mode>" if isinstance(value, str) else "<named>"
+class AllowedChoice(StrictModel):
+    """Some of the tools, of which one may or must be called; the model sees no others."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS), first_error]
 
 
 class ReasoningConfig(StrictModel):
     """How much to think. There are no summaries: the answer contains the reasoning itself."""
 
     effort: Effort | None = None
-    summary: Annotated[Any, only("auto")] = None
-    generate_summary: Unsupported = None
+    summary: Annotated[Any, ignorable("auto")] = None
+    generate_summary: Annotated[Any, ignorable()] = None
 
 
 class SchemaFormatFields(JsonSchema):
-    """JSON that always conforms to the schema."""
+    """JSON that follows the schema."""
 
     type: Literal["json_schema"]
 
@@ -174,63 +186,78 @@ class TextConfig(StrictModel):
         ]
         | None
     ) = None
-    verbosity: Annotated[Any, only("medium")] = None
+    verbosity: Annotated[Any, ignorable("medium")] = None
 
 
-class ResponsesRequest(RequestBody):
-    """A conversation as items; the answer is the assistant's next turn."""
+class InputTokensRequest(RequestBody):
+    """A conversation as items, whose prompt's tokens are to be counted."""
 
-    model: str
+    model: str | None = None
     input: Annotated[
         Annotated[str, Tag("<text>")]
-        | Annotated[list[InputItem], Field(min_length=1), Tag("<items>")],
+        | Annotated[list[InputItem], Field(min_length=1), bounded, Tag("<items>")],
         Discriminator(_input_shape),
     ]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-            | Annotated[ChosenTool, Tag("<named>")],
-            Discriminator(_choice_shape),
+            | Annotated[ChosenTool, Tag("<named>")]
+            | Annotated[AllowedChoice, Tag("<allowed>")],
+            Discriminator(tool_choice_shape),
         ]
         | None
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    metadata: Annotated[dict[str, _Label], Field(max_length=MAX_METADATA)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: Unsupported = None
+    conversation: Unsupported = None
+
+    def check_together(self) -> None:
+        """See the base class."""
+        super().check_together()
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
+
+
+class ResponsesRequest(InputTokensRequest):
+    """A conversation as items; the answer is the assistant's next turn."""
+
+    model: str
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: Annotated[dict[str, _Label], Field(max_length=MAX_METADATA), first_error] | None = (
+        None
+    )
     user: _Label | None = None
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
-    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
-    truncation: Literal["auto", "disabled"] | None = None
-    store: Annotated[Any, only(False)] = None
+    prompt_cache_retention: Hint = None
+    cache_salt: CacheSalt | None = None
+    store: Annotated[Any, ignorable(False)] = None
     background: Annotated[Any, only(False)] = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    previous_response_id: Unsupported = None
-    conversation: Unsupported = None
+    include: Annotated[Annotated[list[str], bounded] | None, ignorable_entries(LOGPROBS)] = None
+    service_tier: Hint = None
     prompt: Unsupported = None
-    max_tool_calls: Unsupported = None
+    max_tool_calls: Hint = None
     top_logprobs: LogprobsCount | None = None
 
     def check_together(self) -> None:
         """See the base class."""
+        super().check_together()
         if self.stream_options is not None and (
             not self.stream or self.stream_options.include_usage is not None
         ):
             raise InvalidRequest(
                 "'stream_options' has 'include_obfuscation' alone, in streams", "stream_options"
             )
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
-        if self.top_logprobs and not self.include:
+        if self.top_logprobs and self.logprobs_count is None:
             raise InvalidRequest(
                 f"'top_logprobs' needs 'include' to have '{LOGPROBS}'", "top_logprobs"
             )
@@ -238,7 +265,7 @@ class ResponsesRequest(RequestBody):
     @property
     def logprobs_count(self) -> int | None:
         """Number of alternatives to report per token; None for no log-probabilities."""
-        return (self.top_logprobs or 0) if self.include else None
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
     def response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
@@ -253,6 +280,7 @@ class ResponsesRequest(RequestBody):
             model=self.model,
             temperature=self.temperature,
             top_p=self.top_p,
+            cache_salt=self.cache_salt,
             stream=self.stream,
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +19,7 @@ from router.chat.events import (
     ReasoningText,
     ToolCallArguments,
     ToolCallBegin,
+    ToolCallBroken,
 )
 from router.chat.message_parser import MessageParser
 from router.http.errors import HttpError
@@ -36,6 +37,7 @@ class _OpenItem:
     kind: type[MessageEvent]
     begin: ToolCallBegin | None = None
     text: str = ""
+    is_broken: bool = False
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
 
     def item(self, status: api.ItemStatus) -> api.OutputItem:
@@ -75,11 +77,14 @@ class ResponseFormat:
         self._done: list[api.OutputItem] = []
         self._open: _OpenItem | None = None
         self._finish: MessageFinish = "stop"
-        self._reasoning = ""
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""
         return _framed(([*self._begin()] if is_first else []) + self._push(delta))
+
+    def long_chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> Iterator[bytes]:
+        """See AnswerFormat; log-probabilities of a prompt are not offered."""
+        yield self.chunk(choice, delta, is_first)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See AnswerFormat: the end of the response."""
@@ -87,10 +92,10 @@ class ResponseFormat:
         last = api.Completed if response.status == "completed" else api.Incomplete
         return _framed([last(self._next(), response)])
 
-    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> bytes:
+    def answer(self, texts: Sequence[tuple[Choice, TextDelta]], usage: Usage) -> Iterator[bytes]:
         """See AnswerFormat."""
         self._push(texts[0][1])
-        return msgspec.json.encode(self._response(usage))
+        yield msgspec.json.encode(self._response(usage))
 
     def failure(self, error: HttpError) -> bytes:
         """The last event of a stream that could not be finished."""
@@ -119,6 +124,10 @@ class ResponseFormat:
 
     def _item_events(self, event: MessageEvent) -> list[api.ResponseEvent]:
         """The event as item events, in an item of its kind; every call has its own item."""
+        if isinstance(event, ToolCallBroken):
+            assert self._open is not None, "the call began"
+            self._open.is_broken = True
+            return []
         logprobs = self._logprobs(event)
         if isinstance(event, ToolCallBegin):
             return self._open_item(_OpenItem(self._name("fc"), ToolCallArguments, event))
@@ -135,7 +144,6 @@ class ResponseFormat:
             item.logprobs += logprobs
             return [*begin, api.TextDelta(*place, _shown(logprobs))]
         if isinstance(event, ReasoningText):
-            self._reasoning += event.text
             return [*begin, api.ReasoningDelta(*place)]
         return [*begin, api.ArgumentsDelta(*place)]
 
@@ -165,7 +173,7 @@ class ResponseFormat:
             else:
                 events.append(api.TextDone(*place, _shown(item.logprobs)))
             events.append(api.PartDone(self._next(), index, item.id, item.part()))
-        whole = item.item(status)
+        whole = item.item("incomplete" if item.is_broken else status)
         events.append(api.ItemDone(self._next(), index, whole))
         self._done.append(whole)
         return events
@@ -188,13 +196,10 @@ class ResponseFormat:
                 usage.prompt_tokens,
                 api.InputDetails(usage.prompt_tokens_details.cached_tokens),
                 usage.completion_tokens,
-                api.OutputDetails(self._num_tokens(self._reasoning)),
+                api.OutputDetails(usage.reasoning_tokens),
                 usage.total_tokens,
             ),
         )
-
-    def _num_tokens(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     def _replaced(self, **changes: object) -> api.Response:
         return msgspec.structs.replace(self._blank, **changes)

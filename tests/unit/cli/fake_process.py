@@ -1,7 +1,8 @@
 """A fleet of light processes: they register and answer as real ones do, and compute nothing.
 
 As a script it is such a process: `fake_process.py ROLE NAME BEHAVIOUR`. Behaviours: `good`;
-`broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop.
+`broken` ends at once with status 3; `loading` never gets ready; `stubborn` does not stop. A worker
+whose id another process holds ends with status 2.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from cli.child import Child, baton_environment
 from cli.child_settings import ChildSettings, Secrets
 from process.lifecycle import StopSignal
+from process.process_watch import machine_name
 from process.store.membership import WorkerLease, read_fleet
 from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
@@ -68,13 +70,16 @@ def main(role: str, name: str, behaviour: str) -> int:
     if role == Role.ROUTER:
         serve(woken)
     else:
-        be_worker(role, name, behaviour, woken)
+        refusal = be_worker(role, name, behaviour, woken)
+        if refusal is not None:
+            print(f"baton {role}: {refusal}", flush=True)
+            return 2
     stop.close()
     print(f"{name} stopped in order", flush=True)
     return 0
 
 
-def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> None:
+def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> str | None:
     info = WorkerInfo(
         worker_id=name,
         incarnation=uuid.uuid4().hex,
@@ -92,18 +97,22 @@ def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> N
         block_size=16,
         num_blocks=8,
         max_context=64,
+        machine=machine_name(),
     )
-    lease = WorkerLease(os.environ["REDIS"], CLUSTER, info, 1.0)
+    lease = WorkerLease(os.environ["REDIS"], CLUSTER, info, 1.0, grace_s=0.1)
     lease.start()
-    woken.wait()
+    while not woken.wait(0.02) and lease.refusal is None:
+        pass
     lease.close()
+    return lease.refusal
 
 
 def serve(woken: threading.Event) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             members = read_fleet(os.environ["REDIS"], CLUSTER)
-            body = json.dumps([{"worker_id": each, "connected": True} for each in members])
+            workers = [{"worker_id": each, "connected": True} for each in members]
+            body = json.dumps({"workers": workers})
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body.encode())

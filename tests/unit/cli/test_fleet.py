@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import signal
@@ -11,20 +13,26 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from rich.console import Console
 
-from cli.fleet import Fleet
+from cli.fleet import MISCONFIGURED, STEADY_S, Fleet
 from cli.http_json import get_json
-from cli.up import run_fleet
+from cli.json_output import JsonOutput
+from cli.up import console_on, run_fleet, show
 from cli.up_settings import UpSettings
+from process.process_watch import machine_name
+from process.store.membership import WorkerLease
 from protocol.errors import ServiceError
 from tests.paths import ROOT
-from tests.unit.cli.fake_process import FakeChildren
+from tests.registration import registration
+from tests.unit.cli.fake_process import CLUSTER, FakeChildren
 
 WAIT_S = 20.0
+NAMES = ("prefill-1", "decode-1", "router", "valkey", "up")
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +64,43 @@ def until(check: Callable[[], object]) -> None:
         os.sched_yield()
 
 
+def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None:
+    """Those of all processes and of Valkey, and what is shown; there are no log files."""
+    stream = io.StringIO()
+    output = JsonOutput(stream)
+    settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
+    children = FakeChildren(settings)
+    children.behaviours = {}
+    console = console_on(output)
+    with Fleet(settings, children, console.print, output.write_line) as fleet:
+        show(fleet, console)
+        assert "loading weights" in fleet.processes["decode-1"].log_tail()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    by_name = {who: [x["message"] for x in lines if x["who"] == who] for who in NAMES}
+    assert {"time", "level", "who", "logger", "message"} == set().union(*lines)
+    for name in ("prefill-1", "decode-1", "router"):
+        assert by_name[name][-1] == f"{name} stopped in order"
+    assert any("Ready to accept connections" in each for each in by_name["valkey"])
+    assert "logs     standard output" in by_name["up"]
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_process_that_cannot_start_is_quoted_from_standard_output(tmp_path: Path) -> None:
+    settings = UpSettings(model="m", port=0, log_dir=str(tmp_path), log_to="stdout")
+    children = FakeChildren(settings)
+    children.behaviours = {"decode-1": "broken"}
+    output = JsonOutput(io.StringIO())
+    with pytest.raises(ServiceError, match="the frobnicator is missing"):
+        Fleet(settings, children, take_line=output.write_line).start()
+
+
 def test_starts_serves_and_stops_in_order(tmp_path: Path) -> None:
     progress: list[str] = []
     with make_fleet(tmp_path, on_progress=progress.append, prefill=2) as fleet:
         names = ["prefill-1", "prefill-2", "decode-1"]
         assert list(fleet.processes) == [*names, "router"]
         assert sorted(fleet.workers) == sorted(names)
-        shown = {each["worker_id"] for each in get_json(f"{fleet.url}/fleet")}
+        shown = {each["worker_id"] for each in get_json(f"{fleet.url}/fleet")["workers"]}
         assert shown == set(names)
         assert fleet.check() == []
         pids = [child.pid for child in fleet.processes.values()]
@@ -94,10 +132,19 @@ def test_a_process_that_ends_early_fails_the_start_with_its_words(
     assert "the frobnicator is missing" in error.value.message
 
 
-def test_a_start_that_takes_too_long_names_what_is_not_ready(tmp_path: Path) -> None:
+def test_a_start_that_takes_too_long_names_what_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is up as soon as all other workers are ready, however long they take."""
     fleet = make_fleet(tmp_path, {"decode-1": "loading"})
-    object.__setattr__(fleet.settings, "startup_timeout_s", 2.0)
-    with pytest.raises(ServiceError, match=r"within 2 s; waited for decode-1 \(loading\)\n"):
+
+    def now() -> float:
+        is_late = {"prefill-1", "decode-1"} <= fleet.workers.keys()
+        return time.monotonic() + (1e6 if is_late else 0.0)
+
+    clock = SimpleNamespace(monotonic=now, sleep=time.sleep)
+    monkeypatch.setattr("cli.fleet.time", clock)
+    with pytest.raises(ServiceError, match=r"within 20 s; waited for decode-1 \(loading\)\n"):
         fleet.start()
 
 
@@ -128,7 +175,7 @@ def test_a_signal_while_it_stops_by_itself_leaves_nothing(tmp_path: Path) -> Non
     assert {child.exit_status() for child in fleet.processes.values()} == {0}
 
 
-def test_a_process_that_dies_is_reported_and_started_anew(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_and_started_again(tmp_path: Path) -> None:
     with make_fleet(tmp_path) as fleet:
         child = fleet.processes["decode-1"]
         former = child.pid
@@ -144,6 +191,52 @@ def test_a_process_that_dies_is_reported_and_started_anew(tmp_path: Path) -> Non
         assert child.num_starts == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="machines have names on Linux alone")
+def test_a_worker_whose_id_another_process_holds_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.fleet.BACKOFF_S", 0.05)
+    with make_fleet(tmp_path) as fleet:
+        child = fleet.processes["decode-1"]
+        child.signal(signal.SIGKILL)
+        assert child.wait(WAIT_S)
+        info = registration("decode-1", machine=machine_name(), pid=os.getpid())
+        lease = WorkerLease(fleet.redis_url, CLUSTER, info, 1.0)
+        lease.start()
+        assert lease.wait_registered(WAIT_S)
+        news: list[str] = []
+        until(lambda: news.extend(fleet.check()) or len(news) == 5)
+        assert [line.partition(" after")[0] for line in news if "restarted, pid" not in line] == [
+            "decode-1 was ended by SIGKILL",
+            "decode-1 ended with status 2",
+            "decode-1 ended with status 2",
+        ]
+        assert "; restarting it in 0.1 s" in news[2]
+        assert "; not restarting it again\n" in news[4]
+        assert f"worker_id decode-1 is held by the decode worker at {info.control}" in news[4]
+        later = time.monotonic() + 0.4
+        until(lambda: fleet.check() or time.monotonic() > later)
+        assert child.num_starts == 3
+        assert lease.refusal is None
+        lease.close()
+
+
+def test_an_end_as_misconfigured_after_a_long_life_is_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's id was taken at its first start, and much later for other reasons."""
+    with make_fleet(tmp_path) as fleet:
+        child = fleet.processes["decode-1"]
+        monkeypatch.setattr(type(child), "exit_status", lambda self: MISCONFIGURED)
+        started = fleet._started_at[child.name]
+        fleet._note_death(child, started + 1)
+        fleet._note_death(child, started + STEADY_S)
+        assert child.name not in fleet._given_up
+        fleet._note_death(child, started + 1)
+        assert child.name in fleet._given_up
+        monkeypatch.undo()
+
+
 def test_without_restart_it_is_only_reported(tmp_path: Path) -> None:
     with make_fleet(tmp_path, restart=False) as fleet:
         child = fleet.processes["router"]
@@ -154,14 +247,14 @@ def test_without_restart_it_is_only_reported(tmp_path: Path) -> None:
         assert not child.is_running()
 
 
-def test_a_dead_valkey_comes_back_and_workers_register_anew(tmp_path: Path) -> None:
+def test_a_dead_valkey_comes_back_and_workers_register_again(tmp_path: Path) -> None:
     with make_fleet(tmp_path) as fleet:
         assert fleet.valkey is not None
         os.kill(fleet.valkey.pid, signal.SIGKILL)
         until(lambda: fleet.valkey.exit_status() is not None)
         (news,) = fleet.check()
         assert "Valkey ended and was restarted" in news
-        until(lambda: len(get_json(f"{fleet.url}/fleet")) == 2)
+        until(lambda: len(get_json(f"{fleet.url}/fleet")["workers"]) == 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Valkey's tether is Linux's")

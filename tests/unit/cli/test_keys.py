@@ -7,7 +7,8 @@ import io
 import pytest
 
 from cli.keys import main
-from router.http.api_keys import KeyRing
+from router.admission.api_keys import KeyRing
+from router.admission.tenant import KeyTerms
 
 
 def test_a_new_key_comes_with_its_hash(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,3 +32,18 @@ def test_a_weak_key_is_one_line(
     monkeypatch.setattr("sys.stdin", io.StringIO("weak\n"))
     assert main(["--hash"]) == 2
     assert "at least 20" in capsys.readouterr().err
+
+
+def test_flags_say_what_the_key_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--name=batch", "--max-priority=3", "--inflight=8", "--cache=team"]) == 0
+    key, line = (line.partition(":")[2].strip() for line in capsys.readouterr().out.splitlines())
+    found = KeyRing([line]).find(key)
+    assert found is not None
+    assert found.terms == KeyTerms("batch", 3, 3, 8, "team")
+
+
+def test_flags_that_contradict_each_other_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--priority=-1"])
+    assert caught.value.code == 2
+    assert "more urgent than max_priority" in capsys.readouterr().err

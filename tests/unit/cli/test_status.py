@@ -35,7 +35,7 @@ class Answering(ThreadingHTTPServer):
     """Answers every GET with `status` and `body`."""
 
     status = 200
-    body = b"[]"
+    body = b'{"workers": []}'
 
     @property
     def url(self) -> str:
@@ -64,7 +64,7 @@ def router() -> Iterator[Answering]:
 
 
 def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
-    router.body = json.dumps([WORKER]).encode()
+    router.body = json.dumps({"workers": [WORKER]}).encode()
     assert main([f"--router-url={router.url}/"]) == 0
     heading, row = capsys.readouterr().out.splitlines()
     assert "QUEUED TOKENS" in heading
@@ -77,10 +77,21 @@ def test_a_table_with_load(router: Answering, capsys: pytest.CaptureFixture[str]
     assert row.split()[-7:] == cells[-7:]
 
 
+def test_a_refused_worker_is_named_with_the_reason(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stray = WORKER | {"condition": "refused: it serves 'stray', and this fleet 'real'"}
+    router.body = json.dumps({"workers": [stray, WORKER | {"condition": "ready"}]}).encode()
+    assert main([f"--router-url={router.url}"]) == 0
+    _, row, other, reason = capsys.readouterr().out.splitlines()
+    assert "  refused  " in row + other
+    assert reason == "decode-1 is refused: it serves 'stray', and this fleet 'real'"
+
+
 def test_json_is_the_router_s_own(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
-    router.body = json.dumps([WORKER]).encode()
+    router.body = json.dumps({"workers": [WORKER]}).encode()
     assert main([f"--router-url={router.url}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [WORKER]
+    assert json.loads(capsys.readouterr().out) == {"workers": [WORKER]}
 
 
 def test_an_empty_fleet(router: Answering, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,3 +135,11 @@ def test_nobody_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
     assert "name one by --router-url, or the fleet's Redis by --redis-url" in (
         capsys.readouterr().err
     )
+
+
+def test_an_answer_of_another_version(
+    router: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router.body = json.dumps([WORKER]).encode()
+    assert main([f"--router-url={router.url}"]) == 1
+    assert "does not list workers" in capsys.readouterr().err

@@ -38,6 +38,7 @@ class Handover:
         self.router = ROUTER
         self.is_resumable = False
         self.d, self.e = (DecodeBench(n, self.clock, one_step_ahead=ahead) for n in "de")
+        self.e.peers.answers_asks = False  # D answers
         self.prompt = list(prompt)
         self.max_tokens = max_tokens
         self.tokens: dict[int, int] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher
 
-from engine.sampling.grammar import GrammarMatcher, Grammars
+from engine.runner import TOO_SLOW
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol.events import WorkerStats
@@ -18,20 +17,27 @@ from protocol.messages import (
     Abort,
     AttemptFailed,
     FinishReason,
+    FlightPage,
+    FlightRequest,
     Generate,
     HandoffToken,
+    KvAsk,
+    KvBegun,
     KvClosed,
     KvGrant,
     KvWritten,
     PrefillPeer,
+    SetLimits,
     StepTokens,
 )
 from protocol.registration import WorkerState
 from protocol.sampling import PromptLogprobs
 from protocol.wire import encode
 from tests.sequences import greedy
-from tests.unit.fake_model import BLOCK, VOCAB, continuation, ranks_told
-from tests.unit.worker_harness import DEMO_TOKENIZER, LANDING_S, ROUTER, Clock, DecodeBench
+from tests.unit import fake_model
+from tests.unit.fake_model import BLOCK, continuation, ranks_told
+from tests.unit.held_grammar import HeldGrammar
+from tests.unit.worker_harness import LANDING_S, ROUTER, Clock, DecodeBench, Lapsed
 from worker.counters import Count
 
 PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
@@ -118,11 +124,11 @@ def test_blocks_and_first_token_of_a_peer_are_gone_on_with(d: DecodeBench) -> No
 def test_a_grammar_that_is_being_compiled_keeps_one_out_of_the_batch_and_waits_for_nobody(
     d: DecodeBench, is_aborted: bool
 ) -> None:
-    compiled: Future[LLMatcher] = Future()
+    grammar = HeldGrammar(is_ready=False)
     say(d, REMOTE)
     task = d.worker._tasks.find(HandoffKey("r", 1))
     assert task is not None
-    task.sequence.grammar = GrammarMatcher(compiled)
+    task.sequence.grammar = grammar
     deliver_blocks(d)
     d.peers.inbox.append(("p-i", first_token()))
     other = msgspec.structs.replace(LOCAL, request_id="other")
@@ -132,8 +138,7 @@ def test_a_grammar_that_is_being_compiled_keeps_one_out_of_the_batch_and_waits_f
         expected = []
     else:
         expected = continuation(PROMPT, 4)
-    anything = Grammars(DEMO_TOKENIZER, VOCAB, ()).matcher("start: /(.|\\n)*/", [])
-    compiled.set_result(anything.state)
+    grammar.is_ready = True
     assert tokens_of(turn(d, 8)) == expected
 
 
@@ -155,7 +160,7 @@ def test_what_is_told_of_the_prompt_goes_with_the_first_token_alone(
 
 
 def test_a_message_tells_of_one_prompt_at_most(d: DecodeBench) -> None:
-    """What is told of a long prompt is long, and frames are bounded."""
+    """The log-probabilities of a long prompt take long messages, whose length is bounded."""
     sampling = msgspec.structs.replace(LOCAL.sampling, prompt_logprobs=0)
     asked = [
         msgspec.structs.replace(LOCAL, request_id=name, token_ids=[number], sampling=sampling)
@@ -231,6 +236,55 @@ def test_a_first_token_that_cannot_come_is_not_waited_for(
     turn(d)
     d.clock.now += LANDING_S
     turn(d)
+
+
+@pytest.mark.parametrize("blocks_came", [False, True])
+def test_a_fault_of_the_request_that_the_prefill_worker_tells_of_is_final(
+    d: DecodeBench, blocks_came: bool
+) -> None:
+    say(d, REMOTE)
+    if blocks_came:
+        deliver_blocks(d)
+        turn(d)
+    closed = KvClosed(request_id="r", attempt=1, error="too slow", code="grammar_too_slow")
+    d.peers.inbox.append(("p-i", closed))
+    (failed,) = turn(d)
+    assert isinstance(failed, AttemptFailed)
+    assert (failed.reason, failed.retryable) == ("too slow", False)
+    assert failed.code == "grammar_too_slow"
+    d.clock.now += LANDING_S
+    turn(d)
+
+
+def test_a_fault_of_the_request_while_it_decodes_is_told_after_its_tokens(
+    d: DecodeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_model, "NOT_FINITE", TOO_SLOW)
+    sent = say(d, LOCAL, turns=2)
+    d.model.broken = {"r"}
+    sent += turn(d)
+    *tokens, failed = sent
+    assert isinstance(failed, AttemptFailed)
+    assert (failed.code, failed.retryable) == ("grammar_too_slow", False)
+    assert tokens_of(tokens) == continuation(PROMPT, len(tokens))
+    assert (d.counter(Count.SLOW_GRAMMARS), d.counter(Count.FAILED_ROWS)) == (1, 0)
+
+
+def test_a_sequence_that_waits_for_its_mask_is_counted_and_others_go_on(d: DecodeBench) -> None:
+    grammar = HeldGrammar(is_slow=True)
+    say(d, LOCAL)
+    task = d.worker._tasks.find(HandoffKey("r", 1))
+    assert task is not None
+    task.sequence.grammar = grammar
+    other = msgspec.structs.replace(LOCAL, request_id="other")
+    tokens = tokens_of(turn(d, 3)) + tokens_of(say(d, other, turns=8))
+    assert tokens[-4:] == continuation(PROMPT, 4), "the other's"
+    assert d.counter(Count.MASK_WAITS) == 1
+    assert task.sequence.block_table
+    while not grammar.is_closed:
+        grammar.give_mask()
+        turn(d)
+    assert task.sequence.tokens[len(PROMPT) :] == continuation(PROMPT, 4)
 
 
 @pytest.mark.parametrize("has_come", ["nothing", "blocks", "token"])
@@ -388,3 +442,269 @@ def test_blocks_are_granted_when_no_step_under_way_writes_to_them() -> None:
     assert tokens_of(turn(d, 6)) == continuation(PROMPT, 4)
     assert d.model.strays == []
     d.close()
+
+
+# -- sources that have not begun ------------------------------------------------------------------
+
+
+@pytest.fixture
+def unbegun(d: DecodeBench) -> DecodeBench:
+    """REMOTE has asked, and its source has not answered."""
+    d.peers.answers_asks = False
+    assert say(d, REMOTE, turns=2) == []
+    assert [type(message) for _, message in d.peers.sent] == [KvAsk]
+    assert d.scheduler.blocks.num_pinned == 0
+    return d
+
+
+def test_nothing_is_reserved_before_the_source_has_begun(unbegun: DecodeBench) -> None:
+    d = unbegun
+    unbegun.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
+    turn(d)
+    assert d.scheduler.blocks.num_pinned == d.receiver.num_fenced_blocks == 3
+    deliver_blocks(d)
+    d.peers.inbox.append(("p-i", first_token()))
+    assert tokens_of(turn(d, 5)) == continuation(PROMPT, 4)
+
+
+def test_the_first_token_may_come_before_anything_was_granted(unbegun: DecodeBench) -> None:
+    d = unbegun
+    d.peers.inbox.append(("p-i", first_token()))
+    assert turn(d) == []
+    d.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
+    turn(d)
+    deliver_blocks(d)
+    assert tokens_of(turn(d, 5)) == continuation(PROMPT, 4)
+
+
+@pytest.mark.parametrize("how", ["gone", "closed", "silent", "reset"])
+def test_what_waits_for_a_source_that_will_not_begin_fails_at_once(
+    unbegun: DecodeBench, how: str
+) -> None:
+    d = unbegun
+    if how == "gone":
+        d.peers.dead.append("p-i")
+    elif how == "closed":
+        closed = KvClosed(request_id="r", attempt=1, error="no prompt came in time")
+        d.peers.inbox.append(("p-i", closed))
+    elif how == "silent":
+        d.peers.mute = ["p-i"]
+    else:
+        d.peers.forgotten.append("p-i")
+    (failed,) = turn(d)
+    assert isinstance(failed, AttemptFailed)
+    assert (failed.retryable, failed.lacks_room) == (True, False)
+    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
+
+
+def test_a_client_that_goes_away_before_the_grant_leaves_no_fence(unbegun: DecodeBench) -> None:
+    d = unbegun
+    say(d, Abort(request_id="r", attempt=1))
+    assert [type(message) for _, message in d.peers.sent] == [KvAsk, Abort]
+    d.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
+    assert turn(d, 3) == []
+    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_what_fits_only_beside_blocks_of_a_silent_worker_is_given_back_at_once(
+    d: DecodeBench, is_remote: bool
+) -> None:
+    """A pool of 16 blocks, of which 13 stay fenced."""
+    held = msgspec.structs.replace(REMOTE, token_ids=[1] * 50, request_id="held")
+    say(d, held)
+    d.peers.mute = ["p-i"]
+    (failed,) = turn(d)
+    assert (failed.request_id, failed.lacks_room) == ("held", False)
+    other = PrefillPeer(worker_id="q", incarnation="q-i", control="inproc://q")
+    large = msgspec.structs.replace(
+        LOCAL, token_ids=list(range(16)), prefill=other if is_remote else None
+    )
+    (failed,) = say(d, large)
+    assert (failed.request_id, failed.retryable, failed.lacks_room) == ("r", True, True)
+    small = msgspec.structs.replace(LOCAL, attempt=2, sampling=greedy(2))
+    d.clock.now += 0.2
+    assert tokens_of(say(d, small, turns=8)) == continuation(PROMPT, 2)
+    stats = [each for each in d.published if isinstance(each, WorkerStats)][-1]
+    assert stats.blocks_stuck == 13
+    d.peers.inbox.append(("p-i", KvClosed(request_id="held", attempt=1)))
+    turn(d)
+
+
+def test_one_that_has_outgrown_what_stuck_blocks_leave_is_given_back(d: DecodeBench) -> None:
+    held = msgspec.structs.replace(REMOTE, token_ids=[1] * 50, request_id="held")
+    say(d, held)
+    d.peers.mute = ["p-i"]
+    turn(d)
+    grows = msgspec.structs.replace(LOCAL, sampling=greedy(9))
+    sent = say(d, grows, turns=12)
+    (failed,) = (message for message in sent if isinstance(message, AttemptFailed))
+    assert failed.lacks_room
+    assert tokens_of(sent) == continuation(PROMPT, 9)[: len(tokens_of(sent))] != []
+    d.peers.inbox.append(("p-i", KvClosed(request_id="held", attempt=1)))
+    turn(d)
+
+
+def test_a_worker_that_stands_still_says_so_and_takes_no_requests_until_it_goes_on(
+    d: DecodeBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A granted prompt of which nothing comes fills the pool; another one has begun."""
+    say(
+        d,
+        msgspec.structs.replace(REMOTE, token_ids=[1] * 60, request_id="held", deadline_ms=99_000),
+    )
+    say(d, msgspec.structs.replace(REMOTE, deadline_ms=99_000))
+    d.clock.now += 19.9
+    turn(d)
+    assert d.announced == []
+    d.clock.now += 0.2
+    turn(d)
+    assert d.announced == [WorkerState.STALLED]
+    assert d.counter(Count.STALLS) == 1
+    assert "15 blocks: HandoffKey(request_id='held', attempt=1), receiving, from p" in caplog.text
+    say(d, Abort(request_id="held", attempt=1))
+    d.peers.inbox.append(("p-i", KvClosed(request_id="held", attempt=1)))
+    turn(d, 2)
+    assert d.announced == [WorkerState.STALLED, WorkerState.READY]
+    say(d, Abort(request_id="r", attempt=1))
+    d.peers.inbox.append(("p-i", KvClosed(request_id="r", attempt=1)))
+    turn(d)
+
+
+def test_an_output_that_its_first_token_completes_needs_no_room_here(
+    unbegun: DecodeBench,
+) -> None:
+    """Nothing was granted for it: the source is told to stop, and the router gets the token."""
+    d = unbegun
+    task = d.worker._tasks.find(HandoffKey("r", 1))
+    assert task is not None
+    task.sequence.sampling = greedy(1)
+    d.peers.inbox.append(("p-i", first_token(finish=FinishReason.LENGTH)))
+    sent = turn(d)
+    assert tokens_of(sent) == continuation(PROMPT, 1)
+    (tokens,) = (each for step in sent for each in step.sequences)
+    assert tokens.finish is FinishReason.LENGTH
+    assert [type(message) for _, message in d.peers.sent] == [KvAsk, Abort]
+    d.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
+    assert turn(d, 3) == []
+    assert d.scheduler.blocks.num_pinned == 0
+
+
+def test_a_first_token_that_wrongly_ends_the_output_fails_the_attempt(
+    unbegun: DecodeBench,
+) -> None:
+    unbegun.peers.inbox.append(("p-i", first_token(finish=FinishReason.STOP)))
+    (failed,) = turn(unbegun)
+    assert (type(failed), failed.retryable) == (AttemptFailed, True)
+
+
+def test_a_draining_worker_that_goes_on_after_an_alarm_stays_draining(d: DecodeBench) -> None:
+    held = msgspec.structs.replace(REMOTE, token_ids=[1] * 60, request_id="held")
+    say(d, msgspec.structs.replace(held, deadline_ms=99_000))
+    say(d, msgspec.structs.replace(REMOTE, deadline_ms=99_000))
+    d.stop.since = d.clock.now
+    d.host.is_finished(num_jobs=2)
+    d.clock.now += 21.0
+    turn(d)
+    assert d.counter(Count.STALLS) == 1
+    say(d, Abort(request_id="held", attempt=1), Abort(request_id="r", attempt=1))
+    d.peers.inbox.append(("p-i", KvClosed(request_id="held", attempt=1)))
+    turn(d, 2)
+    assert d.announced == [WorkerState.DRAINING]
+
+
+def test_a_worker_that_was_asked_to_drain_goes_on_when_that_is_taken_back(d: DecodeBench) -> None:
+    member = Lapsed(has_lapsed=False, is_asked_to_drain=True)
+    d.host.join(member)
+    assert not d.host.is_finished(num_jobs=1)
+    assert d.host.is_draining
+    member.is_asked_to_drain = False
+    assert not d.host.is_finished(num_jobs=0)
+    assert not d.host.is_draining
+    assert d.announced == [WorkerState.DRAINING, WorkerState.READY]
+
+
+def test_a_signal_is_not_taken_back(d: DecodeBench) -> None:
+    member = Lapsed(has_lapsed=False, is_asked_to_drain=True)
+    d.host.join(member)
+    assert not d.host.is_finished(num_jobs=1)
+    d.stop.is_final = True
+    member.is_asked_to_drain = False
+    assert d.host.is_finished(num_jobs=0)
+    assert d.host.is_draining
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "taken"),
+    [
+        ("cpu", SetLimits(chunk_max_tokens=4096), (4096, 50.0)),
+        ("cpu", SetLimits(chunk_max_tokens=1), (BLOCK, 50.0)),
+        ("cuda", SetLimits(chunk_max_tokens=4096), (512, 50.0)),
+        ("cuda", SetLimits(chunk_max_tokens=256, itl_target_ms=30.0), (256, 30.0)),
+        ("cpu", SetLimits(itl_target_ms=-1.0), (512, 50.0)),
+    ],
+)
+def test_limits_of_steps_change_as_far_as_memory_allows(
+    d: DecodeBench, device: str, asked: SetLimits, taken: tuple[int, float]
+) -> None:
+    member = Lapsed(has_lapsed=False)
+    d.host.join(member)
+    d.host.settings.device, d.host.planned_chunk = device, 512
+    d.scheduler.config = replace(
+        d.scheduler.config, chunk_min_tokens=BLOCK, chunk_max_tokens=512, itl_target_s=0.05
+    )
+    say(d, asked)
+    config = d.scheduler.config
+    assert (config.chunk_max_tokens, pytest.approx(config.itl_target_s)) == (
+        taken[0],
+        taken[1] / 1e3,
+    )
+    assert member.limits == (taken[0], pytest.approx(taken[1]))
+
+
+def recorded(d: DecodeBench) -> list[tuple[str, int, int]]:
+    """Kind, number and tokens of each event in the answer to a router that asks for them."""
+    (page,) = say(d, FlightRequest(nonce=7, request_id="r"))
+    assert isinstance(page, FlightPage)
+    assert (page.nonce, page.after) == (7, 0)
+    assert {each.request_id for each in page.events} <= {"r", ""}
+    return [(each.kind.value, each.number, each.tokens) for each in page.events]
+
+
+def test_the_flight_recorder_tells_how_a_request_came_from_a_peer_and_ended(
+    d: DecodeBench,
+) -> None:
+    say(d, REMOTE)
+    deliver_blocks(d)
+    d.peers.inbox.append(("p-i", first_token()))
+    turn(d, 6)
+    events = recorded(d)
+    assert [each for each in events if each[0] != "step"] == [
+        ("received", 0, 10),
+        ("admitted", 3, 0),
+        ("first_token", 0, 0),
+        ("arrived", 3, 0),
+        ("finished", 0, 4),
+    ]
+    assert [each for each in events if each[0] == "step"] == [("step", 1, 0)] * 3
+
+
+def test_the_flight_recorder_tells_how_a_local_prompt_was_computed_and_failed(
+    d: DecodeBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    say(d, msgspec.structs.replace(LOCAL, trace_id="a" * 32), turns=2)
+    d.clock.now += 60.0
+    turn(d)
+    events = recorded(d)
+    assert ("chunk", 0, 8) in events
+    assert events[-1][0] == "failed"
+    (line,) = [each for each in caplog.records if "failed" in each.message]
+    assert line.message == "attempt 1 of request r failed: its deadline passed"
+    assert (line.request_id, line.trace_id) == ("r", "a" * 32)  # type: ignore[attr-defined]
+
+
+def test_a_trace_id_that_is_none_is_refused(d: DecodeBench) -> None:
+    (failed,) = say(d, msgspec.structs.replace(LOCAL, trace_id="not a trace\n"))
+    assert isinstance(failed, AttemptFailed)
+    assert failed.reason == "a trace id has 32 hexadecimal digits"

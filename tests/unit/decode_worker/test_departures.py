@@ -13,6 +13,8 @@ from protocol.messages import (
     AttemptFailed,
     HandoffToken,
     HandOver,
+    KvAsk,
+    KvBegun,
     KvClosed,
     KvGrant,
     NotKept,
@@ -73,7 +75,7 @@ def test_what_has_no_token_yet_is_let_go(pair: Handover) -> None:
     pair.d.server.inbox.append((ROUTER, waiting))
     pair.turn("d")
     assert pair.leave().keeps_kv is False
-    assert [type(m) for _, m in pair.d.peers.sent] == [KvGrant, Abort]
+    assert [type(m) for _, m in pair.d.peers.sent] == [KvAsk, KvGrant, Abort]
     pair.d.peers.inbox.append(("p-i", KvClosed(request_id="r", attempt=1)))
 
 
@@ -175,10 +177,14 @@ def test_the_first_token_comes_before_the_end_of_an_empty_handoff(pair: Handover
     pair.run_to(5)  # 12 tokens with their KV
     pair.leave()
     pair.go_on()
-    pair.turn("e")
-    pair.deliver("d")
-    pair.turn("d")
-    assert [type(m) for m in pair.to_e] == [HandoffToken, KvClosed]
+    told: list[type] = []
+    for _ in range(2):  # asked and begun, granted and closed
+        pair.turn("e")
+        pair.deliver("d")
+        pair.turn("d")
+        told += [type(message) for message in pair.to_e]
+        pair.deliver("e")
+    assert told == [KvBegun, HandoffToken, KvClosed]
     pair.settle()
     assert pair.d.counter(Count.BLOCKS_SENT) == 0
 

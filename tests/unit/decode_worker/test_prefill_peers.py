@@ -68,6 +68,7 @@ class Pair:
             members=lambda: self.members,
             machine="here",
             stack=ExitStack(),
+            add_check=lambda check: None,
         )
         self.poller = zmq.Poller()
         self.peers = PrefillPeers(around, self.poller, SILENCE_S)
@@ -237,6 +238,39 @@ def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
     pair.peers.connect(nowhere)
     assert pair.peers.gone(0.0) == ["x"]
     assert pair.peers.gone(0.0) == []
+
+
+def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None:
+    others = [
+        member(pair, worker_id="layout", incarnation="1", layout_fingerprint="other"),
+        member(pair, worker_id="new", incarnation="2"),
+        member(pair, worker_id="leaves", incarnation="3", state=WorkerState.DRAINING),
+        member(pair, worker_id="decodes", incarnation="4", role=Role.DECODE),
+    ]
+    pair.members = others
+    assert pair.peers.obstacles(0.0) == {
+        "layout": "its KV layout fingerprint is other, ours is layout",
+        "new": "not connected yet",
+    }
+    pair.members = [member(pair)]
+    pair.peers.meet(1.0)
+    assert pair.peers.obstacles(0.0) == {"p": f"nobody has answered yet at {pair.endpoint}"}
+    pair.exchange(lambda: pair.peers.receive() or pair.heard)
+    pair.exchange(lambda: pair.peers.receive() or pair.peers.obstacles(0.0) == {"p": None})
+    assert "silent for " in str(pair.peers.obstacles(1e12)["p"])
+
+
+def test_one_that_was_given_up_is_met_again_when_asked_for(pair: Pair) -> None:
+    pair.members = [member(pair)]
+    pair.peers.meet(1.0)
+    assert pair.peers.gone(1e12) == ["p-i"]
+    pair.peers.meet(2.0)
+    assert pair.peers.num_links == 0
+    assert pair.peers.obstacles(0.0) == {"p": f"nobody answers at {pair.endpoint}"}
+    pair.peers.meet_again()
+    pair.peers.meet(3.0)
+    assert pair.peers.num_links == 1
+    pair.exchange(lambda: pair.peers.receive() or pair.peers.obstacles(0.0) == {"p": None})
 
 
 @pytest.fixture

@@ -196,8 +196,8 @@ def test_the_former_router_is_fenced(d: DecodeBench) -> None:
     assert isinstance(told[0], AttemptFailed)
     assert (told[0].attempt, told[0].retryable) == (1, False)
     late = Abort(request_id="r", attempt=1)
-    anew = msgspec.structs.replace(ASKED, attempt=2)
-    sent += turn(d, (ROUTER, late), (ROUTER, anew)) + finish(d)
+    again = msgspec.structs.replace(ASKED, attempt=2)
+    sent += turn(d, (ROUTER, late), (ROUTER, again)) + finish(d)
     assert tokens_of(sent, OTHER, RESUME.attempt) == TOKENS
     assert d.counter(Count.STALE_MESSAGES) == 2
 

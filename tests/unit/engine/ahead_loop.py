@@ -199,6 +199,7 @@ class Loop:
             deadline=asked.deadline,
             priority=asked.priority,
             remote=asked.is_remote,
+            source_has_begun=asked.is_remote,
         )
         self.scheduler.add(sequence)
         self.told[name] = Told(sequence)

@@ -34,6 +34,8 @@ _CLASSES = {
     "MistralForCausalLM": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "Qwen2ForCausalLM": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
+    "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -85,7 +87,7 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
         **overrides: Any,
     ) -> Tiny:
         config_class, model_class = _CLASSES[architecture]
-        if architecture == "Qwen3ForCausalLM":
+        if architecture in ("Qwen3ForCausalLM", "SeedOssForCausalLM", "Ministral3ForCausalLM"):
             overrides.setdefault("head_dim", 16)
         torch.manual_seed(1234)
         model = model_class(config_class(**(_SIZES | overrides))).eval()

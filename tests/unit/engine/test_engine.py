@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
-from llguidance import LLMatcher
 
 from engine.attention.base import Segment
 from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
 from engine.runner import NOT_FINITE, NOTHING_LEFT, ModelRunner, RowFailure
 from engine.sampling.chosen_tokens import SampledToken
-from engine.sampling.grammar import GrammarMatcher, Grammars
+from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import Sampler
-from protocol.errors import GenerationFailed
+from protocol.errors import GRAMMAR_FAILED, GenerationFailed
 from protocol.sampling import SamplingParams
 from scheduling.batch import Batch
 from scheduling.block_manager import BlockManager
@@ -29,6 +27,7 @@ from scheduling.step_model import StepModel
 from tests.layouts import bare_layout
 from tests.paths import DEMO_MODEL
 from tests.sequences import sequence_of
+from tests.unit.held_grammar import HeldGrammar
 
 BLOCK, VOCAB = 4, 20
 DEMO_TOKENIZER = DEMO_MODEL / "tokenizer.json"
@@ -352,9 +351,10 @@ def test_a_grammar_masks_its_row_and_fails_alone_with_a_reason() -> None:
     runner = ModelRunner(ScriptedModel(), NotedAttention(), Sampler(VOCAB), grammars)  # type: ignore[arg-type]
     rig = Rig()
     free, bound, broken = (rig.add(name, 6, 2) for name in ("free", "bound", "broken"))
-    bound.grammar = grammars.matcher('start: ")"', [])
-    broken.grammar = grammars.matcher("nothing", [])
-    wait([each.grammar._matcher for each in (bound, broken) if each.grammar is not None])
+    matchers = [grammars.matcher(grammar, []) for grammar in ('start: ")"', "nothing")]
+    bound.grammar, broken.grammar = matchers
+    for matcher in matchers:
+        matcher.wait()
     batch = rig.engine.plan()
     assert batch.sampled == [free, bound, broken]
     rows = dict(zip([s.request_id for s in batch.sampled], run(runner, batch), strict=True))
@@ -363,17 +363,15 @@ def test_a_grammar_masks_its_row_and_fails_alone_with_a_reason() -> None:
     failure = rows["broken"]
     assert isinstance(failure, RowFailure)
     assert "its grammar failed" in failure.reason
-    assert not failure.retryable
+    assert failure.code == GRAMMAR_FAILED
 
 
 def test_a_grammar_that_is_being_compiled_holds_up_nobody() -> None:
     rig = Rig()
     slow, quick = rig.add("slow", 1, 3), rig.add("quick", 2, 3)
-    compiled: Future[LLMatcher] = Future()
-    slow.grammar = GrammarMatcher(compiled)
+    slow.grammar = grammar = HeldGrammar(is_ready=False)
     assert rig.engine.plan().sequences == [quick]
-    grammars = Grammars(DEMO_TOKENIZER, VOCAB, ())
-    compiled.set_result(grammars.matcher('start: ")"', []).state)
+    grammar.is_ready = True
     assert slow in rig.engine.plan().sequences
 
 

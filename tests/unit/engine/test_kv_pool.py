@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import psutil
 import pytest
 import torch
 
 from engine.device import available_bytes, torch_dtype
-from engine.kv_pool import KvPool, blocks_for_fraction, blocks_for_memory
+from engine.kv_pool import KvPool, blocks_for_fraction, blocks_for_memory, check_room
 from protocol.errors import ConfigError
 from protocol.layout import KvLayout
 
@@ -94,3 +96,18 @@ def test_fractions_outside_the_range(fraction):
 def test_unknown_dtypes_are_refused():
     with pytest.raises(ConfigError, match=r"'int8'.*float32"):
         torch_dtype("int8")
+
+
+def test_a_pool_that_the_host_has_no_room_for_is_refused_before_it_is_touched():
+    device = torch.device("cpu")
+    check_room(layout(), 10, device)
+    too_many = 2 * psutil.virtual_memory().total // layout().block_bytes
+    with pytest.raises(ConfigError, match=rf"{too_many} KV blocks take \d+ MiB, and \d+ MiB"):
+        check_room(layout(), too_many, device)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says which pages are resident")
+def test_the_whole_pool_is_resident_from_the_start():
+    before = psutil.Process().memory_info().rss
+    pool = KvPool(layout(), 40_000)
+    assert psutil.Process().memory_info().rss - before > 0.9 * pool.tensor.nbytes

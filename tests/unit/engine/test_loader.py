@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.model_source import resolve_model
 from engine import loader
+from engine.attention.flashinfer_backend import FlashInferUnavailable
+from engine.checkpoint.config import load_model_config
 from engine.loader import EngineConfig, load_engine, pick_device
 from engine.models.decoder import DecoderModel
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.layout import PAIRS, SPLIT, TOKENS
 from scheduling.scheduler import SchedulerConfig
+from tests.gguf_files import write_gguf
 from tests.paths import DEMO_MODEL
 
 SCHEDULER = SchedulerConfig(block_size=16, max_batch_size=2, chunk_max_tokens=32)
@@ -93,6 +97,24 @@ def test_workers_of_other_weights_have_other_blocks(kernels: ctypes.CDLL) -> Non
     assert len(layouts) == 3
 
 
+def test_blocks_of_a_file_compute_other_keys_than_their_rounded_values(
+    kernels: ctypes.CDLL, make_tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels.baton_has_linear():
+        pytest.skip("this CPU has no bf16 products")
+    sizes = {"hidden_size": 96, "intermediate_size": 64}
+    write_gguf(tmp_path / "tiny.gguf", make_tiny(**sizes).folder, "llama", kind="Q8_0")
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        folder = resolve_model(tmp_path / "tiny.gguf")
+    fields = {"folder": folder, "num_blocks": 2, "dtype": "bfloat16"}
+    auto, exact = (
+        load_engine(config(weights=weights, **fields), lambda: 0.0).engine
+        for weights in ("auto", "exact16")
+    )
+    assert auto.layout.fingerprint != exact.layout.fingerprint
+
+
 def test_the_same_weights_in_fewer_bits_hand_over_to_each_other(kernels: ctypes.CDLL) -> None:
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
@@ -168,3 +190,19 @@ def test_bf16_weights_take_twelve_bits_where_our_kernels_multiply(
     fields = {"weights": weights, "dtype": dtype, "attention": attention}
     load_engine(config(num_blocks=2, **fields), lambda: 0.0)
     assert asked == [bits]
+
+
+@pytest.mark.parametrize("reason", ["its kernels cannot be built: no nvcc", "it cannot be loaded"])
+def test_a_card_without_flashinfers_kernels_computes_attention_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    def unavailable(*args: Any) -> None:
+        raise FlashInferUnavailable(reason)
+
+    monkeypatch.setattr(loader, "CardBackend", unavailable)
+    arguments = (torch.device("cuda"), load_model_config(DEMO_MODEL), "bfloat16", "bfloat16")
+    assert loader._card_backend(config(device="cuda"), *arguments) is None
+    assert f"attention by torch, much slower than FlashInfer: {reason}" in caplog.text
+    for field in ({"attention": "kernel"}, {"kv_dtype": "fp8"}):
+        with pytest.raises(ConfigError, match=f"but {reason}"):
+            loader._card_backend(config(device="cuda", **field), *arguments)

@@ -123,7 +123,7 @@ def test_penalties_wait_for_each_token_and_hold_up_the_batch_only_while_they_are
     assert loop.runner.num_promised > 15
 
 
-def test_what_a_step_that_raised_was_to_compute_is_planned_anew_and_nothing_is_lost() -> None:
+def test_what_a_step_that_raised_was_to_compute_is_planned_again_and_nothing_is_lost() -> None:
     expected = Loop(False).serve([Asked((5, 6), greedy(9))])["r0"].tokens
     for at in range(6):
         loop = Loop(True)
@@ -133,7 +133,7 @@ def test_what_a_step_that_raised_was_to_compute_is_planned_anew_and_nothing_is_l
 
 
 def test_a_step_under_way_is_in_nobodys_way_when_blocks_run_out() -> None:
-    """Whoever is to be preempted is not while the device computes it."""
+    """A sequence due for preemption stays while the device computes it."""
     workload = [Asked((n, n + 1, n + 2), greedy(28), turn=n) for n in range(3)]
     loop = Loop(True, num_blocks=12)
     expected = Loop(False, num_blocks=12).serve(workload)

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.head_slices import HeadSlices
-from kv_transfer.transports.interface import Notification, PoolMemory, WriteDone
+from kv_transfer.transports.interface import PeerReady, PoolMemory, TransportEvent, WriteDone
 from protocol.errors import TransferError
 
 
 class FakeTransport:
-    """Peers whose name starts with "bad" cannot be added; removing a peer fails its writes."""
+    """Peers whose name starts with "bad" cannot be added, and those whose name starts with "slow"
+    are ready once the test says so; removing a peer fails its writes."""
 
     name = "fake"
     paths = ("by hand",)
@@ -20,7 +21,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.peers: set[str] = set()
         self.writes: dict[int, str] = {}
-        self.reports: deque[WriteDone | Notification] = deque()  # tests append from their thread
+        self.reports: deque[TransportEvent] = deque()  # tests append from their thread
         self.poll_error: Exception | None = None
         self.is_closed = False
         self.pool: PoolMemory | None = None
@@ -44,6 +45,8 @@ class FakeTransport:
         if agent.startswith("bad"):
             raise TransferError("a bad peer")
         self.peers.add(agent)
+        if not agent.startswith("slow"):
+            self.reports.append(PeerReady(agent))
 
     def remove_peer(self, agent: str) -> None:
         if agent in self.peers:
@@ -73,7 +76,7 @@ class FakeTransport:
         del self.writes[handle]
         self.reports.append(WriteDone(handle, error))
 
-    def poll(self) -> list[WriteDone | Notification]:
+    def poll(self) -> list[TransportEvent]:
         self.num_polls += 1
         if self.poll_error is not None:
             raise self.poll_error

@@ -13,7 +13,7 @@ from kv_transfer.transfer_loop import (
     WriteCommand,
     WriteFinished,
 )
-from kv_transfer.transports.interface import Notification
+from kv_transfer.transports.interface import Notification, PeerLost, PeerReady
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
 
@@ -45,6 +45,7 @@ class Rig:
 def rig() -> Rig:
     rig = Rig()
     rig.loop.add_peer("peer", b"", 1)
+    rig.loop.poll()
     assert rig.events() == [(PeerAdded("peer"),)]
     return rig
 
@@ -73,8 +74,52 @@ def test_a_peer_that_cannot_be_added(rig: Rig) -> None:
     assert rig.events() == [("a", "peer bad is not known")]
 
 
+def test_writes_to_a_peer_that_connects_wait_and_hold_up_no_other(rig: Rig) -> None:
+    rig.loop.add_peer("slow", b"", 1)
+    assert not rig.loop.has_writes_under_way
+    rig.write("a", "slow")
+    rig.write("b")
+    rig.loop.poll()
+    assert rig.transport.writes == {1: "peer"}
+    rig.transport.finish(1)
+    rig.loop.poll()
+    assert rig.events() == [("b", None)]
+    assert rig.loop.has_writes_under_way, "the peer is to be asked soon"
+    rig.transport.reports.append(PeerReady("slow"))
+    rig.loop.poll()
+    assert rig.events() == [(PeerAdded("slow"),)]
+    assert rig.transport.writes == {2: "slow"}
+
+
+def test_a_write_to_a_peer_that_connects_ends_with_its_grant(rig: Rig) -> None:
+    rig.loop.add_peer("slow", b"", 1)
+    rig.loop.write(WriteCommand("a", "slow", (1,), (1,), b"note", post_before=3.0))
+    rig.now = 3.0
+    rig.transport.reports.append(PeerReady("slow"))
+    rig.loop.poll()
+    assert rig.events() == [
+        (PeerAdded("slow"),),
+        ("a", "our grant ended before it was posted"),
+    ]
+    assert rig.transport.num_posted == 0
+
+
+def test_a_peer_that_cannot_connect_costs_its_writes(rig: Rig) -> None:
+    rig.loop.add_peer("slow", b"", 1)
+    rig.write("a", "slow")
+    rig.transport.reports.append(PeerLost("slow", "nobody listens"))
+    rig.loop.poll()
+    assert rig.events() == [("a", "the peer was removed"), (PeerFailed("slow", "nobody listens"),)]
+    assert rig.transport.peers == {"peer"}
+    assert not rig.loop.has_writes_under_way
+    rig.transport.reports.append(PeerLost("slow", "again"))
+    rig.loop.poll()
+    assert rig.events() == []
+
+
 def test_a_failed_write_costs_the_peer_and_its_other_writes(rig: Rig) -> None:
     rig.loop.add_peer("other", b"", 1)
+    rig.loop.poll()
     rig.write("a")
     rig.write("b")
     rig.write("c", "other")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from process.sockets.control import Peer
-from protocol.messages import KvGrant, Prefill
+from protocol.messages import KvAsk, KvGrant, Prefill
 from tests.sequences import greedy
 from tests.unit.worker_harness import ROUTER, DecodeBench, PrefillBench, finish
 
@@ -15,6 +15,12 @@ PROMPT = list(range(18))
 PREFILL = Prefill(
     request_id="r", attempt=1, token_ids=PROMPT, num_output=0, sampling=greedy(4), deadline_ms=9000
 )
+
+
+def ask(d: DecodeBench, **changes: Any) -> KvAsk:
+    """The decode worker waits for the prompt."""
+    message = KvAsk(request_id="r", attempt=1, agent=d.transfers.agent, ttl_ms=3000)
+    return msgspec.structs.replace(message, **changes)
 
 
 def grant(d: DecodeBench, num_blocks: int = 5, **changes: Any) -> KvGrant:

@@ -12,7 +12,9 @@ from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
     AttemptFailed,
+    FirstToken,
     HandoffToken,
+    KvBegun,
     KvClosed,
     KvRenew,
     PrefillDone,
@@ -20,7 +22,9 @@ from protocol.messages import (
 )
 from tests.unit.prefill_worker.prefill_harness import (
     PREFILL,
+    PROMPT,
     answered,
+    ask,
     finish_writes,
     grant,
     say,
@@ -35,13 +39,13 @@ def test_the_next_grant_adds_a_peer_again_that_the_transport_dropped(
     p: PrefillBench, d: DecodeBench
 ) -> None:
     say(p, PREFILL)
-    say_of_d(p, d, d.descriptor, grant(d))
+    say_of_d(p, d, d.descriptor, ask(d), grant(d))
     p.transfers.remove_peer(d.transfers.agent)  # as the transfer loop does when a write fails
     p.transfers.events.append(PeerFailed(d.transfers.agent, "a write failed"))
     sent = say(p)
     assert AttemptFailed in types(sent)
     say(p, msgspec.structs.replace(PREFILL, attempt=2), turns=3)
-    say_of_d(p, d, grant(d, attempt=2))
+    say_of_d(p, d, ask(d, attempt=2), grant(d, attempt=2))
     assert d.transfers.agent in p.transfers.peers
     assert len(p.transfers.writes) == 3
     finish_writes(p)
@@ -64,16 +68,16 @@ def test_two_connections_of_one_decode_worker_do_not_get_into_each_others_way(
         say(p)
         assert p.transfers.peers == {d.transfers.agent}
     p.server.sent.clear()
-    p.server.inbox.append((d.as_peer, grant(d)))
+    p.server.inbox += [(d.as_peer, ask(d)), (d.as_peer, grant(d))]
     p.worker.turn()
     finish_writes(p)
     p.worker.turn()
     answers = [(peer, type(message)) for peer, message in p.server.sent if peer != ROUTER]
-    assert answers == [(d.as_peer, HandoffToken), (d.as_peer, KvClosed)]
+    assert answers == [(d.as_peer, KvBegun), (d.as_peer, HandoffToken), (d.as_peer, KvClosed)]
 
 
 @pytest.mark.parametrize(
-    "message_of", [grant, lambda d: KvRenew(request_id="r", attempt=1, ttl_ms=9)]
+    "message_of", [ask, grant, lambda d: KvRenew(request_id="r", attempt=1, ttl_ms=9)]
 )
 def test_a_decode_worker_that_is_not_known_is_told_also_while_the_handoff_is_open(
     p: PrefillBench, d: DecodeBench, message_of: Any
@@ -91,7 +95,7 @@ def test_a_decode_worker_that_comes_back_is_answered_over_the_connection_it_has(
 ) -> None:
     """What it granted ended when its connection did, and it has not heard of that."""
     former = Peer(b"former", d.name, Role.DECODE)
-    p.server.inbox += [(former, d.descriptor), (former, grant(d))]
+    p.server.inbox += [(former, d.descriptor), (former, ask(d)), (former, grant(d))]
     say(p, *[PREFILL] * prompt_came)
     p.server.gone.append(former)
     say(p, turns=2)
@@ -106,7 +110,12 @@ def test_what_a_lost_connection_granted_goes_on_over_the_other(
 ) -> None:
     former = Peer(b"former", d.name, Role.DECODE)
     say(p, PREFILL)
-    p.server.inbox += [(former, d.descriptor), (former, grant(d)), (d.as_peer, d.descriptor)]
+    p.server.inbox += [
+        (former, d.descriptor),
+        (former, ask(d)),
+        (former, grant(d)),
+        (d.as_peer, d.descriptor),
+    ]
     p.server.gone.append(former)
     say(p)
     p.server.sent.clear()
@@ -132,7 +141,7 @@ def test_a_stranger_is_told_of_the_end_of_a_granted_handoff_not_before_its_write
     """A connection by which no pool was told speaks of what another one granted."""
     stranger = Peer(b"stranger", d.name, Role.DECODE)
     say(p, PREFILL)
-    say_of_d(p, d, d.descriptor, grant(d))
+    say_of_d(p, d, d.descriptor, ask(d), grant(d))
     assert p.transfers.writes
     p.server.inbox.append((stranger, KvRenew(request_id="r", attempt=1, ttl_ms=3000)))
     say(p)
@@ -149,10 +158,10 @@ def test_of_what_has_ended_nothing_is_remembered_but_its_name(
 ) -> None:
     say_of_d(p, d, d.descriptor)
     for number in range(3):
-        late = grant(d, request_id=f"r{number}")
+        early, late = (each(d, request_id=f"r{number}") for each in (ask, grant))
         renew = KvRenew(request_id=f"r{number}", attempt=1, ttl_ms=3000)
-        sent = say_of_d(p, d, late, Abort(request_id=f"r{number}", attempt=1), renew, late)
-        assert types(sent) == [KvClosed] * 3
+        sent = say_of_d(p, d, early, Abort(request_id=f"r{number}", attempt=1), renew, early, late)
+        assert types(sent) == [KvClosed] * 4
     assert p.worker._outbound._speakers == {}
 
 
@@ -188,3 +197,43 @@ def test_a_decode_worker_whose_pool_was_refused_is_answered(
 def test_a_grant_for_another_workers_pool_is_not_followed(p: PrefillBench, d: DecodeBench) -> None:
     assert say_of_d(p, d, d.descriptor, grant(d, agent="somebody else's")) == []
     assert p.counter(Count.UNEXPECTED_MESSAGES) == 1
+
+
+def test_a_failed_write_ends_only_what_was_granted(p: PrefillBench, d: DecodeBench) -> None:
+    say(p, PREFILL)
+    say_of_d(p, d, d.descriptor, ask(d), grant(d), ask(d, request_id="waits"))
+    p.transfers.remove_peer(d.transfers.agent)  # as the transfer loop does when a write fails
+    p.transfers.events.append(PeerFailed(d.transfers.agent, "a write failed"))
+    sent = say(p)
+    closed = [message.request_id for message in sent if isinstance(message, KvClosed)]
+    assert closed == ["r"]
+    short = msgspec.structs.replace(PREFILL, request_id="waits", token_ids=[3])
+    assert types(say(p, short)) == [KvBegun, FirstToken, HandoffToken], "it goes on"
+    say(p, Abort(request_id="waits", attempt=1), turns=2)
+
+
+def test_prompts_for_one_of_two_decode_workers_leave_room_for_the_other(
+    p: PrefillBench, d: DecodeBench
+) -> None:
+    """A pool of 16 blocks; a prompt of 5 blocks for d waits, a second one may not begin, one for
+    the other decode worker may. When d grants, its share is free again."""
+    other = DecodeBench("other", d.clock)
+    say_of_d(p, other, other.descriptor)
+    say_of_d(p, d, d.descriptor)
+    prompts = {
+        name: msgspec.structs.replace(
+            PREFILL, request_id=name, token_ids=[number, *PROMPT], target=target
+        )
+        for number, (name, target) in enumerate([("a", "d"), ("b", "d"), ("c", "other")])
+    }
+    say(p, *prompts.values(), turns=9)
+    begun = [key.request_id for key, job in p.worker._jobs.items() if job.sequence.block_table]
+    assert begun == ["a", "c"]
+    say_of_d(p, d, ask(d, request_id="a"), grant(d, request_id="a"), turns=2)
+    begun = [key.request_id for key, job in p.worker._jobs.items() if job.sequence.block_table]
+    assert begun == ["a", "b", "c"]
+    for name in prompts:
+        say(p, Abort(request_id=name, attempt=1))
+    finish_writes(p)
+    say(p)
+    other.close()

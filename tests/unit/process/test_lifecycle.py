@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from process.lifecycle import StopSignal
+from process.lifecycle import Stopped, StopSignal
 from tests.paths import ROOT
 
 
@@ -85,3 +87,74 @@ def test_close_ends_the_watch_of_the_parent() -> None:
     stop.close()
     assert threading.active_count() == before
     assert not stop.is_set
+
+
+def start(stop: StopSignal, phases: list[Callable[[], object]]) -> int:
+    """Run phases of a start; returns how many ended."""
+    num_ended = 0
+    with contextlib.suppress(Stopped), stop.raised():
+        for phase in phases:
+            phase()
+            num_ended += 1
+    return num_ended
+
+
+def tell_to_stop() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def swallow() -> None:
+    """As some libraries do."""
+    with contextlib.suppress(BaseException):
+        tell_to_stop()
+
+
+def test_while_a_process_starts_the_request_is_raised() -> None:
+    stop = StopSignal(lambda: None)
+    assert start(stop, [lambda: None, tell_to_stop, lambda: None]) == 1
+    assert stop.is_set
+    assert start(stop, [lambda: None]) == 0, "told before it began"
+    stop.close()
+
+
+def test_a_request_that_is_swallowed_is_raised_by_the_next_check() -> None:
+    stop = StopSignal(lambda: None)
+    assert start(stop, [swallow, lambda: None, stop.check, lambda: None]) == 2
+    stop.close()
+    stop = StopSignal(lambda: None)
+    with pytest.raises(Stopped), stop.raised():
+        swallow()
+    stop.close()
+
+
+def test_once_it_serves_the_request_is_only_noted() -> None:
+    stop = StopSignal(lambda: None)
+    with stop.raised():
+        pass
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.is_set
+    stop.close()
+
+
+def test_a_hangup_only_calls_its_owner() -> None:
+    hung_up = threading.Event()
+    former = signal.getsignal(signal.SIGHUP)
+    stop = StopSignal(lambda: None, on_hangup=hung_up.set)
+    signal.raise_signal(signal.SIGHUP)
+    assert hung_up.is_set()
+    assert not stop.is_set
+    stop.close()
+    assert signal.getsignal(signal.SIGHUP) == former
+
+
+def test_what_was_only_asked_for_can_be_withdrawn() -> None:
+    stop = StopSignal(lambda: None)
+    try:
+        stop.request()
+        assert stop.withdraw()
+        assert not stop.is_set
+        signal.raise_signal(signal.SIGTERM)
+        assert not stop.withdraw()
+        assert stop.is_set
+    finally:
+        stop.close()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from process.logs import setup_logs
+from process.logs import about, setup_logs
 from process.trace_context import CURRENT_TRACE, TraceContext
 
 
@@ -72,3 +72,19 @@ def test_a_clients_trace_is_named_while_it_is_current() -> None:
     assert text[0].endswith(f"hello wörld (trace {'a' * 32})")
     assert json.loads(lines[0])["trace_id"] == "a" * 32
     assert json.loads(lines[0])["span_id"] == "c" * 16
+
+
+def test_a_line_about_a_request_names_it_and_its_trace_in_processes_without_a_current_one() -> None:
+    stream = io.StringIO()
+    for format in ("json", "text"):
+        setup_logs("info", format, "decode-1", stream)
+        logging.getLogger("some.module").info("failed", extra=about("r-0", "a" * 32))
+        logging.getLogger("some.module").info("failed", extra=about("r-1"))
+    traced, plain, text, plain_text = stream.getvalue().splitlines()
+    assert json.loads(traced)["request_id"] == "r-0"
+    assert json.loads(traced)["trace_id"] == "a" * 32
+    assert "span_id" not in json.loads(traced)
+    assert json.loads(plain)["request_id"] == "r-1"
+    assert "trace_id" not in json.loads(plain)
+    assert text.endswith(f"failed (trace {'a' * 32})")
+    assert plain_text.endswith("failed")

@@ -1,4 +1,4 @@
-"""Wakeup: a poller sees it, whoever calls."""
+"""Wakeup: a poller sees it, from whichever thread it is called."""
 
 from __future__ import annotations
 

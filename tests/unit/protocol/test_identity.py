@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
-from protocol.hashing import block_hashes, chain_root, next_hash
+from protocol.hashing import block_hashes, chain_root, next_hash, seed_of
 from protocol.layout import SPLIT, KvLayout
 
+FIXED = "7e3990552b8f83c4744f6681822ffb4d"
 LAYOUT = KvLayout(
     model_fingerprint="m", dtype="bfloat16", num_layers=3, num_kv_heads=2, block_size=16, head_dim=8
 )
@@ -40,7 +41,13 @@ def test_whatever_changes_the_kv_changes_the_root() -> None:
 
 def test_hashes_mean_the_same_in_every_process() -> None:
     # A fixed value: a fleet of mixed versions and hosts shares prefixes only if it never changes.
-    assert next_hash(chain_root("m"), [1, 2, 3, 4]).hex() == "7e3990552b8f83c4744f6681822ffb4d"
+    assert next_hash(chain_root("m", seed="baton"), [1, 2, 3, 4]).hex() == FIXED
+
+
+def test_fleets_with_other_secrets_have_other_hashes() -> None:
+    assert seed_of("a secret of sixteen") == seed_of("a secret of sixteen")
+    assert seed_of("a secret of sixteen") != seed_of("a secret of seventeen")
+    assert "secret" not in seed_of("a secret of sixteen")
 
 
 @settings(derandomize=True)

@@ -60,9 +60,29 @@ def test_what_is_no_control_message_is_refused(frame: bytes) -> None:
 
 
 def test_frames_beyond_the_limit_are_not_even_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4)
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 4)
     with pytest.raises(ProtocolError, match="exceeds 4"):
         wire.decode_control(wire.encode(Ping(nonce=1)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 32 * 1024, 32 * 1024 + 1, 100_000])
+def test_a_long_message_travels_in_frames_that_are_small_enough(size: int) -> None:
+    encoded = bytes(i % 251 for i in range(size))
+    frames = wire.parts(encoded)
+    assert max(map(len, frames)) <= wire.MAX_FRAME_BYTES // 2
+    assert wire.joined(frames) == encoded
+
+
+def test_frames_that_are_no_parts_of_a_message_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = b"x" * (32 * 1024)
+    for frames in ([b"", b"x"], [b"x", b"y"], [part, b""], [part, b"x", b"y"]):
+        with pytest.raises(ProtocolError, match="not the parts"):
+            wire.joined(frames)
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 2 * len(part))
+    with pytest.raises(ProtocolError, match="exceeds"):
+        wire.joined([part, part, b"x"])
 
 
 KINDS = {

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import uvicorn
@@ -22,7 +23,9 @@ from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.http.access import AccessRules, KeyCheck
+from router.http.connection import BoundedProtocols
+from router.http.connection_limits import ConnectionLimits
 from router.requests.interface import DeltaSink, GenerationRequest, ServedModel, TokenDelta
 from router.requests.trace import RequestTrace
 from router.text.tokenizer import Tokenizer
@@ -159,20 +162,24 @@ class LiveApi:
         tokenizer: Tokenizer,
         limits: ApiLimits = ApiLimits(max_body_bytes=MAX_BODY_BYTES),  # noqa: B008 - frozen
         max_context: int = MAX_CONTEXT,
+        other_names: tuple[str, ...] = (),
+        rules: AccessRules | None = None,
+        **options: Any,
     ) -> None:
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator(lambda request: [])
         self.unready_reason: str | None = None
         self.traces: dict[str, RequestTrace] = {}
         self.registry = CollectorRegistry()
-        self.app = create_app(
+        app = create_app(
             self.generator,
             tokenizer,
-            ServedModel(MODEL, path, lambda: max_context, created=1_700_000_000),
+            ServedModel(MODEL, path, lambda: max_context, 1_700_000_000, other_names),
             self.registry,
             ready=lambda: self.unready_reason,
-            options=AppOptions(limits=limits, trace_of=self.traces.get),
+            options=AppOptions(limits=limits, trace_of=self.traces.get, **options),
         )
+        self.app = app if rules is None else KeyCheck(app, rules, self.registry)
 
     def __enter__(self) -> LiveApi:
         self._socket = socket.create_server(("127.0.0.1", 0))

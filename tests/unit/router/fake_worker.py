@@ -79,6 +79,7 @@ class FakeWorker:
         self.received = Received()
         self.refusal: HelloRefused | None = None
         self.answers_pings = True
+        self.answers_dumps = True
         self.dump = CacheDump(incarnation=self.info.incarnation, seq=0, hashes=[])
         self.router: bytes | None = None
         self._task = asyncio.create_task(self._serve())
@@ -92,7 +93,7 @@ class FakeWorker:
                 self.send(self.refusal or self._accepted())
             elif isinstance(message, Ping) and self.answers_pings:
                 self.send(Pong(nonce=message.nonce))
-            elif isinstance(message, CacheDumpRequest):
+            elif isinstance(message, CacheDumpRequest) and self.answers_dumps:
                 self.send(self.dump)
 
     def _accepted(self) -> HelloAccepted:

@@ -17,19 +17,24 @@ from protocol.registration import WorkerInfo
 from protocol.sampling import PromptLogprobs, SamplingParams
 from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
+from router.fleet.history import FleetHistory
 from router.fleet.link import LinkTimes, WorkerLink
 from router.fleet.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings
+from router.telemetry.caches.cache_report import CacheReport
+from router.telemetry.report import FleetReport
+from router.telemetry.targets import Targets
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 
 class Harness:
     """`workers` live in `fleet`; `dispatcher` generates."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, unreachable_s: float = 60.0, **settings) -> None:
+        self._unreachable_s = unreachable_s
         known = {
             "model": "unused",
             "redis_url": "redis://unused",
@@ -43,11 +48,19 @@ class Harness:
         self.network = Network(SECRET)
         self.workers_network = Network(SECRET, zmq.asyncio.Context())
         self.index = CacheIndex(10.0)
-        self.fleet = Fleet(self._connect, self.index, self.metrics)
         clock = itertools.count(1_000_000, 1000)
+        self.history = FleetHistory(lambda: next(clock))
+        self.fleet = Fleet(self._connect, self.index, self.metrics, history=self.history)
         self.traces = TraceStore(self.settings.trace_history, self.metrics, lambda: next(clock))
+        self.report = FleetReport(self.fleet, self.traces, Targets.of(self.settings))
+        self.cache = CacheReport(self.fleet, self.traces)
         self.dispatcher = Dispatcher(
-            self.settings, self.fleet, self.traces, self.metrics, random.Random(7)
+            self.settings,
+            self.fleet,
+            self.traces,
+            self.metrics,
+            random.Random(7),
+            self.cache.placed,
         )
         self.fleet.listen(self.dispatcher)
         self.workers: dict[str, FakeWorker] = {}
@@ -61,7 +74,8 @@ class Harness:
             model_fingerprint=info.model_fingerprint,
             layout_fingerprint="",
         )
-        times = LinkTimes(self.settings.ping_interval_s, self.settings.silence_s)
+        settings = self.settings
+        times = LinkTimes(settings.ping_interval_s, settings.silence_s, self._unreachable_s)
         return WorkerLink(self.network, info, hello, callbacks, times, self.metrics)
 
     def make(self, worker_id: str, **info) -> FakeWorker:
@@ -170,13 +184,14 @@ class Consumer:
         await asyncio.wait([self.task])
 
 
-def failed(leg, worker, *, retryable: bool = True) -> AttemptFailed:
+def failed(leg, worker, *, retryable: bool = True, lacks_room: bool = False) -> AttemptFailed:
     return AttemptFailed(
         request_id=leg.request_id,
         attempt=leg.attempt,
         worker_id=worker.info.worker_id,
         reason="out of luck",
         retryable=retryable,
+        lacks_room=lacks_room,
     )
 
 
@@ -199,7 +214,7 @@ async def first_with(workers: dict, kind: type):
     return next(each for each in workers.values() if each.received.count(kind))
 
 
-def stats_of(worker: FakeWorker, num_running: int = 1) -> WorkerStats:
+def stats_of(worker: FakeWorker, num_running: int = 1, blocks_stuck: int = 0) -> WorkerStats:
     return WorkerStats(
         worker_id=worker.info.worker_id,
         incarnation=worker.info.incarnation,
@@ -207,6 +222,7 @@ def stats_of(worker: FakeWorker, num_running: int = 1) -> WorkerStats:
         num_running=num_running,
         queued_tokens=0,
         blocks_total=1000,
-        blocks_used=25,
+        blocks_used=max(25, blocks_stuck),
+        blocks_stuck=blocks_stuck,
         blocks_cached=0,
     )

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from protocol.messages import FinishReason
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
-from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.http.connection import BoundedProtocols
+from router.http.connection_limits import ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
 from router.requests.interface import ServedModel, TokenDelta
 from router.text.tokenizer import Tokenizer

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from router.fast_metrics import TokenCounter, TokenHistogram
+from router.fleet.metrics import FleetMetrics
+from router.http.metrics import ApiMetrics
+from router.settings import RouterSettings
 
 BOUNDS = (0.001, 0.5, 2.0)
 
@@ -28,3 +33,17 @@ def test_they_show_what_the_librarys_own_would() -> None:
             same.observe(value)
         same_counter.inc()
     assert shown(ours) == shown(theirs)
+
+
+def test_histograms_of_latency_reach_as_far_as_a_request_may_take() -> None:
+    registry = CollectorRegistry()
+    FleetMetrics(registry)
+    ApiMetrics(registry).endpoint("x")
+    longest = next(e for e in fields(RouterSettings) if e.name == "request_timeout_s").default
+    found: dict[str, float] = {}
+    for family in registry.collect():
+        bounds = {each.labels["le"] for each in family.samples if each.name.endswith("_bucket")}
+        if bounds:
+            found[family.name] = max(float(each) for each in bounds - {"+Inf"})
+    assert len(found) == 17
+    assert all(last > longest for last in found.values()), found

@@ -18,6 +18,7 @@ import httpx
 import pytest
 import zmq.asyncio
 
+from checkpoint.texts_fingerprint import texts_fingerprint
 from process.sockets.network import Network
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import WorkerLease
@@ -75,7 +76,7 @@ async def router(
     cluster: str,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[RouterProcess]:
-    """A router on a free port, in a cluster of its test's own; parametrised by its grace."""
+    """A router on a free port, in a cluster of its test's own; parametrised by its flags."""
     log, port_file = tmp_path / "log", tmp_path / "port"
     process = await spawn(
         log,
@@ -83,7 +84,7 @@ async def router(
         "--port=0",
         f"--port-file={port_file}",
         f"--cluster={cluster}",
-        f"--shutdown-grace-s={getattr(request, 'param', 20)}",
+        *getattr(request, "param", ["--shutdown-grace-s=20"]),
         BATON_REDIS_URL=valkey.url,
         BATON_CLUSTER_SECRET=SECRET,
     )
@@ -164,20 +165,20 @@ async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterP
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["message"] == "no decode worker is registered"
-    assert (await router.client.get("/fleet")).json() == []
+    assert (await router.client.get("/fleet")).json()["workers"] == []
     assert "baton_router_inflight 0.0" in (await router.client.get("/metrics")).text
     assert (await router.client.get("/requests/x/trace")).status_code == 404
     assert await router.stop() == 0
 
 
-async def test_the_context_is_what_every_decode_worker_takes_now(
+async def test_the_context_is_the_largest_of_a_decode_worker_now(
     router: RouterProcess, worker: FakeWorker, valkey: EmbeddedValkey, cluster: str
 ) -> None:
     client = router.client
     await healthy(client)
     await serves_context(client, 123)
-    async with registered(valkey, cluster, worker_id="d2", max_context=99):
-        await serves_context(client, 99)
+    async with registered(valkey, cluster, worker_id="d2", max_context=199):
+        await serves_context(client, 199)
     await serves_context(client, 123)
 
 
@@ -186,7 +187,7 @@ async def test_it_serves_what_its_workers_serve(router: RouterProcess, worker: F
     await healthy(client)
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("model", 123)
-    (shown,) = (await client.get("/fleet")).json()
+    (shown,) = (await client.get("/fleet")).json()["workers"]
     assert (shown["worker_id"], shown["connected"]) == ("d1", True)
 
     serving = asyncio.create_task(serve(worker, [70, 71, 72], finish=FinishReason.LENGTH))
@@ -200,6 +201,22 @@ async def test_it_serves_what_its_workers_serve(router: RouterProcess, worker: F
     assert trace["placement"]["decode"] == "d1"
     metrics = (await client.get("/metrics")).text
     assert 'baton_router_generations_total{outcome="finished"} 1.0' in metrics
+
+
+async def test_a_stray_worker_that_registered_first_is_not_served(
+    router: RouterProcess, valkey: EmbeddedValkey, cluster: str, checkpoint: Path
+) -> None:
+    ours = texts_fingerprint(checkpoint)
+    stray = {"worker_id": "d0", "model": "stray", "model_fingerprint": "s"}
+    async with registered(valkey, cluster, **stray, texts_fingerprint="of another model"):
+        async with asyncio.timeout(WAIT_S):
+            while "'stray'" not in (told := (await router.client.get("/ready")).text):
+                await asyncio.sleep(0.02)
+        assert "d0 is refused: it serves 'stray'" in told
+        async with registered(valkey, cluster, worker_id="d1", texts_fingerprint=ours):
+            await healthy(router.client)
+            served = (await router.client.get("/v1/models")).json()["data"]
+            assert [each["id"] for each in served] == ["model"]
 
 
 async def test_a_client_that_leaves_aborts_its_generation(
@@ -231,7 +248,40 @@ async def test_a_stopping_router_lets_streams_finish(
     assert await router.stop() == 0
 
 
-@pytest.mark.parametrize("router", [0], indirect=True)
+@pytest.mark.parametrize("router", [["--lame-duck-s=600"]], indirect=True)
+async def test_a_lame_duck_serves_new_connections_and_is_not_ready(
+    router: RouterProcess, worker: FakeWorker
+) -> None:
+    client = router.client
+    await healthy(client)
+    router.process.send_signal(signal.SIGHUP)  # means nothing
+    router.tell_to_stop()
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await client.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.02)
+    assert answer.json()["error"]["message"] == "the router is stopping"
+    assert (await client.get("/live")).status_code == 200
+    for stream in (True, False):  # an answer by the slow path, and one by the fast
+        serving = asyncio.create_task(serve(worker, [70, 71, 72], finish=FinishReason.LENGTH))
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=WAIT_S) as newcomer:
+            body = {**COMPLETION, "stream": stream}
+            answer = await newcomer.post("/v1/completions", json=body)
+        await serving
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+    assert router.process.returncode is None
+    router.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(WAIT_S):
+        assert await router.process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("router", [["--lame-duck-s=0.2"]], indirect=True)
+async def test_a_lame_duck_leaves_when_its_time_is_over(router: RouterProcess) -> None:
+    router.tell_to_stop()
+    await closed(router.client.base_url)
+    assert await router.stop() == 0
+
+
+@pytest.mark.parametrize("router", [["--shutdown-grace-s=0"]], indirect=True)
 async def test_a_stopping_router_leaves_unfinished_streams_to_another(
     router: RouterProcess, worker: FakeWorker
 ) -> None:
@@ -243,10 +293,10 @@ async def test_a_stopping_router_leaves_unfinished_streams_to_another(
         events = (await answer.aread()).split(END)
     assert json.loads(events[-2].removeprefix(b"data: "))["error"]["code"] == "generation_failed"
     assert await router.stop() == 0
-    assert worker.received.queues[Abort].empty(), "its worker keeps it for whoever resumes it"
+    assert worker.received.queues[Abort].empty(), "its worker keeps it for another router"
 
 
-@pytest.mark.parametrize("router", [0], indirect=True)
+@pytest.mark.parametrize("router", [["--shutdown-grace-s=0"]], indirect=True)
 async def test_a_stopping_router_aborts_whole_answers_that_are_not_finished(
     router: RouterProcess, worker: FakeWorker
 ) -> None:

@@ -39,7 +39,7 @@ def test_blocks_without_a_hash_go_first_then_the_oldest_chain_from_its_tail() ->
     assert blocks.allocate(2) == [a[0], b[1]]
 
 
-def test_whoever_wants_hears_what_is_handed_out() -> None:
+def test_a_listener_hears_which_blocks_are_handed_out() -> None:
     heard: list[list[int]] = []
     blocks = BlockManager(4, heard.append)
     a = fill(blocks, "a", 2)

@@ -118,13 +118,13 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert [(c.start, c.num_tokens) for c in batch.chunks] == [(16, 2)]
     same = make_sequence("same", prompt, max_tokens=1)
     scheduler.add(same)
-    # One token at least is computed, to have logits: the last block is computed anew.
+    # At least one token is computed, for its logits: so the last block is computed again.
     assert [(c.start, c.num_tokens) for c in run_step(scheduler).chunks] == [(12, 4)]
 
 
 def test_a_remote_sequence_gets_all_blocks_it_lacks_and_joins_when_they_arrive() -> None:
     scheduler = make_scheduler()
-    sequence = make_sequence("r", list(range(9)), max_tokens=3, remote=True)
+    sequence = make_sequence("r", list(range(9)), max_tokens=3, remote=True, source_has_begun=True)
     scheduler.add(sequence)
     batch = run_step(scheduler)
     assert batch.received == [sequence]
@@ -157,19 +157,39 @@ def test_the_youngest_of_the_lowest_priority_is_preempted_and_resumes() -> None:
 
 
 def test_priorities_decide_who_is_admitted_and_age_overrules_them() -> None:
-    scheduler = make_scheduler(max_batch_size=1, starvation_s=10.0)
+    scheduler = make_scheduler(max_batch_size=1, aging_s=10.0)
     scheduler.add(make_sequence("low", [1, 2, 3], max_tokens=1, priority=0))
     scheduler.add(make_sequence("high", [4, 5, 6], max_tokens=1, priority=1, arrival=5.0))
     assert [c.sequence.request_id for c in run_step(scheduler, now=6.0).chunks] == ["high"]
-    scheduler.add(make_sequence("high2", [4, 5, 9], max_tokens=1, priority=1, arrival=6.0))
+    scheduler.add(make_sequence("high2", [4, 5, 9], max_tokens=1, priority=1, arrival=11.0))
     assert [c.sequence.request_id for c in run_step(scheduler, now=11.0).chunks] == ["low"]
+
+
+def test_a_sequence_whose_blocks_a_peer_reads_is_never_preempted() -> None:
+    """Not even if it is the least senior."""
+    scheduler = make_scheduler(num_blocks=8, max_batch_size=4)
+    old = make_sequence("old", list(range(7)), max_tokens=20)
+    young = make_sequence("young", list(range(100, 107)), max_tokens=20)
+    read = make_sequence("read", list(range(50, 58)), prefill_only=True, priority=-9)
+    for sequence in (old, young):
+        scheduler.add(sequence)
+    run_step(scheduler)
+    scheduler.add(read)
+    for _ in range(8):
+        scheduler.schedule(0.0)  # the prompt is never computed: its chunks are dropped
+        batch = Batch(decodes=[s for s in (old, young) if s.state is SequenceState.RUNNING])
+        scheduler.commit(batch, [7] * len(batch.sampled), 0.0)
+    assert read.state is SequenceState.PREFILLING
+    assert young.num_preemptions > 0
 
 
 def test_deadlines_end_a_sequence_in_every_state() -> None:
     scheduler = make_scheduler(num_blocks=8, max_batch_size=3)
     states = {
         "running": make_sequence("running", [1], max_tokens=9, deadline=5.0),
-        "receiving": make_sequence("receiving", [2], remote=True, deadline=5.0),
+        "receiving": make_sequence(
+            "receiving", [2], remote=True, source_has_begun=True, deadline=5.0
+        ),
         "prefilling": make_sequence("prefilling", list(range(20)), deadline=5.0),
         "waiting": make_sequence("waiting", [3], deadline=5.0),
     }
@@ -201,7 +221,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = make_scheduler(num_blocks=12, max_batch_size=4, starvation_s=50.0)
+        self.scheduler = make_scheduler(num_blocks=12, max_batch_size=4, aging_s=20.0)
         self.now = 0.0
         self.alive: dict[str, Sequence] = {}
         self.held: list[Sequence] = []
@@ -213,6 +233,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         prefix=st.integers(0, 2),
         priority=st.integers(0, 2),
         remote=st.booleans(),
+        has_begun=st.booleans(),
         lifetime=st.sampled_from([3.0, 1e9]),
     )
     def arrive(self, **draw: int | bool | float) -> None:
@@ -224,6 +245,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             max_tokens=int(draw["max_tokens"]),
             priority=int(draw["priority"]),
             remote=bool(draw["remote"]),
+            source_has_begun=bool(draw["has_begun"]),
             arrival=self.now,
             deadline=self.now + float(draw["lifetime"]),
         )
@@ -263,6 +285,11 @@ class SchedulerHistory(RuleBasedStateMachine):
         if held:
             self.held.append(sequence)
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.alive)
+    def source_begins(self, data: st.DataObject) -> None:
+        self.alive[data.draw(st.sampled_from(sorted(self.alive)))].source_has_begun = True
+
     @rule()
     @precondition(lambda self: self.held)
     def unfence(self) -> None:
@@ -288,6 +315,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             if not self.alive:
                 break
             for sequence in list(self.alive.values()):
+                sequence.source_has_begun = True
                 if sequence.state is SequenceState.RECEIVING and (
                     self.scheduler.arrived(sequence, 5, self.now).finish
                 ):
@@ -321,7 +349,7 @@ TestSchedulerHistory = SchedulerHistory.TestCase
 
 def test_no_sequence_starves_under_constant_pressure_of_higher_priority() -> None:
     rng = random.Random(1)
-    scheduler = make_scheduler(num_blocks=10, max_batch_size=2, starvation_s=5.0)
+    scheduler = make_scheduler(num_blocks=10, max_batch_size=2, aging_s=1.0)
     low = make_sequence("low", list(range(20)), max_tokens=8)
     scheduler.add(low)
     for step in range(2000):
@@ -342,7 +370,7 @@ def test_no_local_prompt_overtakes_one_that_finds_no_budget() -> None:
     scheduler.add(make_sequence("first", list(range(14))))
     scheduler.add(make_sequence("long", list(range(100, 120))))
     scheduler.add(make_sequence("short", [1]))  # would fit into the two tokens that are left
-    scheduler.add(make_sequence("remote", [2, 3], remote=True))
+    scheduler.add(make_sequence("remote", [2, 3], remote=True, source_has_begun=True))
     batch = scheduler.schedule(0.0)
     assert [chunk.sequence.request_id for chunk in batch.chunks] == ["first"]
     assert [sequence.request_id for sequence in batch.received] == ["remote"]
@@ -376,9 +404,106 @@ def test_once_the_prompt_was_told_of_its_blocks_may_be_cached() -> None:
         scored(
             "again", list(range(14)), num_prompt=13
         ),  # its first token came in an attempt before
-        scored("remote", list(range(14)), remote=True),
+        scored("remote", list(range(14)), remote=True, source_has_begun=True),
     ):
         scheduler.add(sequence)
         run_step(scheduler)
         assert sequence.num_cached == 12
         scheduler.finish(sequence)
+
+
+# -- memory that waits for another worker -------------------------------------------------------
+
+
+def test_a_remote_prompt_that_its_source_has_not_begun_holds_nothing_and_holds_up_nobody() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    waits = make_sequence("waits", list(range(12)), remote=True, priority=9)
+    scheduler.add(waits)
+    scheduler.add(make_sequence("local", list(range(20, 32))))
+    batch = scheduler.schedule(0.0)
+    assert [chunk.sequence.request_id for chunk in batch.chunks] == ["local"]
+    assert (batch.received, waits.block_table, scheduler.num_held_up) == ([], [], 0)
+    waits.source_has_begun = True
+    assert scheduler.num_held_up == 1
+    assert scheduler.blocks_waiting == 3
+
+
+def make_prompt(name: str, num_blocks: int, target: str) -> Sequence:
+    start = 1000 * len(name) + ord(name[0])
+    prompt = list(range(start, start + num_blocks * BLOCK))
+    return make_sequence(name, prompt, prefill_only=True, target=target)
+
+
+def admitted(batch: Batch) -> list[str]:
+    return [chunk.sequence.request_id for chunk in batch.chunks]
+
+
+def test_prompts_that_wait_for_one_target_leave_room_for_those_of_others() -> None:
+    scheduler = make_scheduler(num_blocks=8, chunk_max_tokens=64)
+    scheduler.shares.num_targets = 2
+    for prompt in (
+        make_prompt("a", 3, "full"),
+        make_prompt("b", 3, "full"),
+        make_prompt("c", 1, "full"),  # would fit, but "b" is older
+        make_prompt("d", 4, "idle"),
+    ):
+        scheduler.add(prompt)
+    assert admitted(run_step(scheduler)) == ["a", "d"]
+    assert admitted(run_step(scheduler)) == []
+    (a,) = (each for each in scheduler.shares._waiting.values() if each.request_id == "a")
+    scheduler.shares.release(a)
+    assert admitted(run_step(scheduler)) == ["c"], "it is granted, and not gone yet: no room for b"
+    scheduler.release_blocks(a)
+    assert admitted(run_step(scheduler)) == ["b"]
+
+
+def test_a_target_may_always_have_one_prompt_and_a_single_target_the_whole_pool() -> None:
+    scheduler = make_scheduler(num_blocks=8, chunk_max_tokens=64)
+    scheduler.shares.num_targets = 2
+    scheduler.add(make_prompt("a", 7, "full"))
+    assert admitted(run_step(scheduler)) == ["a"]
+    alone = make_scheduler(num_blocks=8, chunk_max_tokens=64)
+    alone.add(make_prompt("a", 4, "full"))
+    alone.add(make_prompt("b", 4, "full"))
+    assert admitted(run_step(alone)) == ["a", "b"]
+
+
+def test_what_fits_beside_stuck_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    prompt = list(range(16))
+    scheduler.add(first := make_sequence("first", prompt, remote=True, source_has_begun=True))
+    scheduler.schedule(0.0)
+    stuck = set(first.block_table)
+    scheduler.add(again := make_sequence("again", prompt))
+    assert not scheduler.fits_beside(again, stuck), "four blocks beside four of six"
+    scheduler.publish_arrived(first, [0, 1])
+    assert scheduler.fits_beside(again, stuck), "two of the stuck ones hold its prefix"
+    assert scheduler.fits_beside(make_sequence("small", [1] * 8), stuck)
+    assert not scheduler.fits_beside(make_sequence("other", [1] * 12), stuck)
+
+
+def test_prompts_with_a_common_prefix_hold_it_once() -> None:
+    scheduler = make_scheduler(num_blocks=12, chunk_max_tokens=64)
+    scheduler.shares.num_targets = 2
+    prefix = list(range(4 * BLOCK))
+    prompts = [
+        make_sequence(name, [*prefix, *[ord(name)] * BLOCK], prefill_only=True, target="full")
+        for name in "abc"
+    ]
+    for prompt in prompts:
+        scheduler.add(prompt)
+        run_step(scheduler)
+    assert [bool(prompt.block_table) for prompt in prompts] == [True, True, False]
+    assert scheduler.blocks.num_pinned == 6, "half of the pool: the prefix and two blocks"
+
+
+def test_a_prompt_that_ends_without_a_grant_leaves_its_share() -> None:
+    scheduler = make_scheduler(num_blocks=8, chunk_max_tokens=64)
+    scheduler.shares.num_targets = 2
+    gone = make_prompt("a", 4, "full")
+    scheduler.add(gone)
+    run_step(scheduler)
+    scheduler.release_blocks(gone)
+    scheduler.add(make_prompt("b", 4, "full"))
+    assert admitted(run_step(scheduler)) == ["b"]
+    assert list(scheduler.shares._waiting) == [("b", 0)]

@@ -13,6 +13,7 @@ import zmq
 from engine.step_result import StepResult
 from process.wakeup import Wakeup
 from scheduling.batch import Batch
+from scheduling.scheduler import SchedulerConfig
 from worker.host import IDLE_WAIT_MS, WorkerHost
 
 
@@ -39,20 +40,23 @@ def host(wakeup: Wakeup) -> Iterator[WorkerHost]:
     """Its engine computes nothing, in no time."""
     silent = Wakeup()
     engine = SimpleNamespace(
-        is_ahead=False, run=lambda batch: StepResult(batch, [], [], started=0.0, ended=0.0)
+        scheduler=SimpleNamespace(config=SchedulerConfig(block_size=16)),
+        is_ahead=False,
+        run=lambda batch: StepResult(batch, [], [], started=0.0, ended=0.0),
     )
     parts: Any = SimpleNamespace(
         engine=engine,
         transfers=None,
         server=SimpleNamespace(socket=silent.fileno()),
         intake=None,
+        admissions=None,
         pool=None,
         reporter=SimpleNamespace(counters=Counter()),
         wakeup=wakeup,
         stop=None,
         announce=None,
     )
-    host = WorkerHost(SimpleNamespace(), "worker-1", parts)  # type: ignore[arg-type]
+    host = WorkerHost(SimpleNamespace(stall_alarm_s=60.0), "worker-1", parts)  # type: ignore[arg-type]
     host.poller = CountingPoller(host.poller)  # type: ignore[assignment]
     yield host
     silent.close()

@@ -65,6 +65,18 @@ def test_roles_and_deadlines_follow_from_the_message(intake: Intake) -> None:
     assert intake.sequence(prefill, now=0.0).prefill_only
 
 
+def test_the_output_needs_room_on_decode_workers_only(intake: Intake) -> None:
+    """Prompt and output may have 17 tokens together, one more than the context."""
+    sampling = msgspec.structs.replace(SAMPLING, max_tokens=14)
+    with pytest.raises(InvalidRequest, match="17 tokens exceed the context of 16"):
+        intake.sequence(msgspec.structs.replace(GENERATE, sampling=sampling), now=0.0)
+    fields = {"request_id": "r", "attempt": 0, "num_output": 1, "deadline_ms": 1}
+    prefill = Prefill(token_ids=[5, 6, 7, 8], sampling=sampling, target="d1", **fields)
+    assert intake.sequence(prefill, now=0.0).target == "d1"
+    with pytest.raises(InvalidRequest, match="17 tokens exceed"):
+        intake.sequence(msgspec.structs.replace(prefill, token_ids=[5] * 17), now=0.0)
+
+
 def test_a_grammar_is_followed_from_the_output_so_far(intake: Intake) -> None:
     sampling = msgspec.structs.replace(SAMPLING, grammar='start: ")"+')
     message = msgspec.structs.replace(GENERATE, sampling=sampling)

@@ -30,7 +30,7 @@ def load(*argv: str, environ: dict[str, str] = SECRETS) -> WorkerSettings:
 
 def test_defaults_need_a_model_a_redis_and_a_secret() -> None:
     settings = load()
-    assert (settings.block_size, settings.chunk_max_tokens, settings.transport) == (16, 512, "auto")
+    assert (settings.block_size, settings.itl_target_ms, settings.transport) == (16, 50.0, "auto")
     for name in SECRETS:
         left = {key: value for key, value in SECRETS.items() if key != name}
         with pytest.raises(ConfigError, match=name):
@@ -71,7 +71,7 @@ def test_values_out_of_range_are_refused(flag: str) -> None:
 
 def test_chunk_bounds_must_not_cross() -> None:
     with pytest.raises(ConfigError, match=r"chunk_min_tokens \(600\)"):
-        load("--chunk-min-tokens=600")
+        load("--chunk-min-tokens=600", "--chunk-max-tokens=512")
 
 
 def test_worker_ids() -> None:

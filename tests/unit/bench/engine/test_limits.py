@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib
+import sys
+import types
+from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bench.engine import limits
 from bench.engine.comparison import installed_peers
-from bench.engine.limits import step_needs
+from bench.engine.limits import bits_per_weight, step_needs
 from bench.tools.checkpoints import random_weights
+from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import parse_model_config
-from engine.checkpoint.json_keys import JsonKeys
 from protocol.errors import BatonError
 
 SMALL = {
@@ -29,6 +37,51 @@ SMALL = {
     "attention_bias": False,
     "dtype": "bfloat16",
 }
+
+
+def test_weights_count_in_the_bits_that_the_file_has(tmp_path):
+    config = parse_model_config(JsonKeys(SMALL, "config.json"))
+    weights = random_weights(SMALL)
+    save_file(weights, tmp_path / "model.safetensors")
+    assert bits_per_weight(tmp_path) == 16
+    needs, half = step_needs(config), step_needs(config, 8.0)
+    kv_bytes = 40 * needs.kv_bytes_per_token
+    assert half.decode_bytes(4, 10) - kv_bytes == (needs.decode_bytes(4, 10) - kv_bytes) // 2
+
+
+def test_the_fastest_product_is_the_limit(monkeypatch):
+    """Each by itself: one kind of product may stream faster and another compute faster."""
+    now = 0.0
+
+    class Layer:
+        def __init__(self, seconds_per_row: dict[bool, float]) -> None:
+            self.seconds = seconds_per_row
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal now
+            now += self.seconds[len(x) == 1]
+            return x
+
+    costs = {"streams": {True: 1.0, False: 9.0}, "computes": {True: 3.0, False: 2.0}}
+    made = {name: (lambda weight, cost=cost: Layer(cost)) for name, cost in costs.items()}
+    monkeypatch.setattr(limits, "_products", lambda: made)
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(limits, "_WIDTH", 8)
+    found = limits.MachineLimits()
+    found.measure()
+    found.measure()
+    assert (found.fastest_stream, found.fastest_product) == ("streams", "computes")
+    assert found.bytes_per_s == 2 * 8 * 8  # of a layer in a second
+    assert found.flops_per_s == 2 * 2048 * 8 * 8 / 2.0
+
+
+def test_peers_read_both_forms_of_the_rope(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
+    monkeypatch.syspath_prepend(str(Path(limits.__file__).parents[1] / "peers"))
+    peer = importlib.import_module("run_llama_cpp")
+    assert peer.rope_theta({"rope_theta": 5e5}) == 5e5
+    assert peer.rope_theta({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}) == 1e6
+    assert peer.rope_theta({}) == 1e4
 
 
 def test_needs_count_every_matrix_once():

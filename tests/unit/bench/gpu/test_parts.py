@@ -15,9 +15,10 @@ from bench.gpu import checks as gpu_checks
 from bench.gpu import mixed as gpu_mixed
 from bench.gpu import parts as gpu_parts
 from bench.gpu.checks import Row
+from bench.gpu.machine import check_builds
+from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
-from engine.checkpoint.json_keys import JsonKeys
 from engine.gpu.backend import CardBackend
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
@@ -141,6 +142,25 @@ def test_a_model_gets_the_attention_that_was_found_faster():
     assert attention.choice.prefill == "fa3"  # fa2 would have to be built for the trial
 
 
+def test_a_pool_takes_what_the_card_has():
+    assert gpu_parts.fitting_blocks(num_blocks=100, block_bytes=10, room=4000) == 100
+    assert gpu_parts.fitting_blocks(num_blocks=100, block_bytes=10, room=309) == 30
+    assert gpu_parts.fitting_blocks(num_blocks=100, block_bytes=10, room=-5) == 1
+
+
+def test_a_build_that_fails_says_why(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/cuda_runtime.h").touch()
+    nvcc = tmp_path / "bin/nvcc"
+    nvcc.write_text("#!/bin/sh\nexit 1\n")
+    nvcc.chmod(0o755)
+    row = check_builds({"CUDA_HOME": str(tmp_path)})
+    assert (row.part, row.value, row.goal) == ("limits", 1, "= 0")
+    assert "curand_kernel.h" in row.note
+    assert str(tmp_path) in row.note
+
+
 NOT_FOR_ALL = ("zmq", "redis", "fastapi", "starlette", "transformers", "flashinfer", "triton")
 
 
@@ -158,5 +178,13 @@ def test_gains_of_fp8_are_measured_with_both_models(small, monkeypatch):
     monkeypatch.setattr(gpu_precision, "check_error", lambda card, folder, name: ())
     monkeypatch.setattr(gpu_parts, "benchmark_checkpoint", lambda name: None)
     monkeypatch.setattr(gpu_precision.check_gain, "__defaults__", (((1, 20),), 17))
-    names = [row.name for row in gpu_parts.fp8(CPU)]
-    assert names == ["batch 1 at 20: bf16's time over fp8's", "chunk of 17: bf16's time over fp8's"]
+    monkeypatch.setattr(gpu_precision.check_fast_accum, "__defaults__", (((3, 32, 48),),))
+    rows = list(gpu_parts.fp8(CPU))
+    product = "3 x 32 x 48, without fast accumulation over with"
+    assert [row.name for row in rows] == [
+        "batch 1 at 20: bf16's time over fp8's",
+        "chunk of 17: bf16's time over fp8's",
+        f"{product}: time",
+        f"{product}: error",
+    ]
+    assert rows[-1].value == 1.0  # a CPU sums in fp32 either way

@@ -46,10 +46,10 @@ from bench.gpu.precision import check_error, check_gain
 from bench.gpu.split import SplitLoad, check_split, handoff_of
 from bench.interference import Contestant, Result
 from bench.tools.stream_load import Phase
+from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferAttention, FlashInferChoice
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import parse_model_config
-from engine.checkpoint.json_keys import JsonKeys
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
 from tests.paths import DEMO_MODEL, ROOT
@@ -324,15 +324,18 @@ def test_every_part_has_rows_in_the_document():
     assert [name for name in gpu_parts.PARTS if f"| `{name}` |" not in text] == []
 
 
-def test_the_machine_is_described(monkeypatch):
+def test_the_machine_is_described(monkeypatch, tmp_path):
     class Properties:
         name, major, minor, multi_processor_count, total_memory = "card", 9, 0, 132, 1 << 37
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    card, packages, tools = describe_machine(torch.device("cuda:0"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    card, packages, tools, builds = describe_machine(torch.device("cuda:0"))
     assert card.note.startswith("card, compute capability 9.0, 132 multiprocessors, driver ")
     assert f"torch {torch.__version__}" in packages.note
     assert tools.goal == "= 0"
+    assert (builds.value, builds.goal) == (1, "= 0")
+    assert f"CUDA_HOME is {tmp_path}" in builds.note
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

@@ -83,8 +83,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         kv_layout: str = "NHD",
         *,
         use_tensor_cores: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
+        assert backend in ("auto", "fa2")
         self.use_tensor_cores = use_tensor_cores
 
     def plan(  # noqa: PLR0913 - the library's

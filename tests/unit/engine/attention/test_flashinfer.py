@@ -99,7 +99,7 @@ def inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(torch.split(heads, [q, kv, kv], dim=1))
 
 
-def check_against_torch(case: Case, attention: StoringAttention, pool: KvPool, size: int) -> None:
+def assert_as_torch(case: Case, attention: StoringAttention, pool: KvPool, size: int) -> None:
     """Same results and the same pool afterwards; `size` rows of which the batch's come first."""
     expected_pool = make_pool(case.heads[1], case.block_size)
     oracle = TorchAttention(expected_pool, case.windows)
@@ -124,7 +124,7 @@ def test_any_batch_equals_the_torch_backend(case, joins_mixed):
     attention = FlashInferAttention(layers, workspace(), CHOICE, FAKE)
     attention.joins_mixed = joins_mixed
     num_tokens = sum(segment.query_len for segment in case.segments)
-    check_against_torch(case, attention, pool, num_tokens)
+    assert_as_torch(case, attention, pool, num_tokens)
 
 
 def test_a_mixed_step_is_one_call_where_that_is_joined(monkeypatch):
@@ -216,12 +216,29 @@ def test_fixed_decodes_equal_the_torch_backend_step_after_step(steps, padding):
     pool = make_pool(first.heads[1], first.block_size)
     contents = pool.tensor.clone()
     layers = TorchPoolLayers(pool, first.windows, first.heads[0], torch.float32)
-    buffers = DecodeBuffers.of(size + 1, size * 50, pool.device)
+    buffers = DecodeBuffers(size + 1, size * 50, pool.device)
     attention = FixedDecode(layers, size, buffers, workspace(), CHOICE, FAKE)
     for case in steps:
         pool.tensor.copy_(contents)
         same_windows = Case(case.segments, case.block_size, case.heads, first.windows)
-        check_against_torch(same_windows, attention, pool, size)
+        assert_as_torch(same_windows, attention, pool, size)
+
+
+def test_one_copy_fills_the_buffers_of_captured_decodes():
+    buffers = DecodeBuffers(3, 20, torch.device("cpu"))
+    pieces = (buffers.slots, buffers.block_starts, buffers.last_lens, buffers.blocks)
+    starts = [piece.data_ptr() for piece in pieces]
+    assert len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
+    assert all(start % 512 == starts[0] % 512 for start in starts)
+    for segments in ([Segment(1, 9, [3, 5, 7]), Segment(1, 2, [11])], [Segment(1, 4, [8])]):
+        batch = pad_decodes(page(segments, 4), 3)
+        buffers.fill(batch)
+        for piece, wanted in zip(
+            pieces, (batch.slots, batch.block_starts, batch.last_lens, batch.blocks), strict=True
+        ):
+            assert piece[: len(wanted)].tolist() == wanted.tolist()
+    assert [piece.data_ptr() for piece in pieces] == starts
+    assert [len(piece) for piece in pieces] == [3, 4, 3, 20]
 
 
 def workspace() -> torch.Tensor:
@@ -338,9 +355,9 @@ def test_the_fake_has_the_librarys_parameters():
         "BatchPrefillWithPagedKVCacheWrapper",
     ):
         for method in ("__init__", "plan", "run"):
-            theirs = inspect.signature(getattr(getattr(real, name), method)).parameters
+            theirs = _parameters(getattr(real, name), method)
             ours = inspect.signature(getattr(getattr(fake_flashinfer, name), method)).parameters
-            _check_parameters(f"{name}.{method}", ours, theirs)
+            _assert_parameters(f"{name}.{method}", ours, theirs)
     theirs = inspect.signature(real.fast_decode_plan).parameters
     decode_plan = inspect.signature(fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan)
     for parameter in decode_plan.parameters:
@@ -348,7 +365,16 @@ def test_the_fake_has_the_librarys_parameters():
     assert list(theirs)[:4] == ["self", "indptr", "indices", "last_page_len"]
 
 
-def _check_parameters(where, ours, theirs) -> None:
+def _parameters(wrapper, method) -> dict[str, inspect.Parameter]:
+    """A method's parameters. Where `plan` takes any keyword, as since 0.7, the method that it
+    passes them to names them."""
+    found = dict(inspect.signature(getattr(wrapper, method)).parameters)
+    if "kwargs" in found and method == "plan":
+        found |= inspect.signature(wrapper._plan_impl).parameters
+    return found
+
+
+def _assert_parameters(where, ours, theirs) -> None:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     positional = [n for n, p in ours.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == list(theirs)[: len(positional)], where

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from checkpoint.generation_config import GenerationConfig, load_generation_config
+from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import (
-    GenerationConfig,
-    load_generation_config,
     load_model_config,
     parse_model_config,
 )
-from engine.checkpoint.json_keys import JsonKeys
 from engine.checkpoint.rope_config import ROPE_KINDS, RopeConfig
-from engine.models.architectures import ARCHITECTURES
+from engine.models.architectures import ARCHITECTURES, MODEL_TYPES
 from protocol.errors import ModelLoadError
 from protocol.layout import KvLayout
 
@@ -56,6 +55,43 @@ def test_the_plain_keys():
     assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (False, False, False)
     assert config.qk_norm is False
     assert config.rope == RopeConfig("default", 10_000.0, 2048, 2048)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "biases"),
+    [
+        ("SeedOss", {}, (True, False, False)),
+        ("SeedOss", {"attention_bias": False, "attention_out_bias": True}, (False, True, False)),
+        ("SeedOss", {"mlp_bias": True}, (True, False, True)),
+        ("InternLM3", {}, (False, False, False)),
+        ("InternLM3", {"qkv_bias": True}, (True, False, False)),
+        ("InternLM3", {"bias": True, "attention_bias": True}, (False, True, True)),
+        ("TeleChat3", {"attention_bias": True}, (True, True, False)),
+        ("MiMo", {"attention_bias": False}, (True, False, False)),
+        ("Ministral3", {"attention_bias": True}, (False, False, False)),
+    ],
+)
+def test_each_architecture_has_keys_of_its_own_for_biases(name, changes, biases):
+    config = qwen(name, **changes)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == biases
+
+
+def test_only_architectures_that_do_scale_their_queries():
+    scaled = {"rope_parameters": {"rope_theta": 5.0, "llama_4_scaling_beta": 0.1}}
+    assert qwen("Ministral3", **scaled).rope.query_scaling_beta == 0.1
+    assert qwen("Mistral", **scaled).rope.query_scaling_beta is None
+    assert qwen("Ministral3").sliding_windows == (None,) * 4
+    assert qwen("Ministral3", sliding_window=9).sliding_windows == (9,) * 4
+
+
+@pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
+def test_without_architectures_the_model_type_tells(model_type):
+    config = parse(architectures=WITHOUT, model_type=model_type, head_dim=8)
+    assert config.architecture == MODEL_TYPES[model_type]
+
+
+def test_every_architecture_but_the_oldest_spelling_has_a_model_type():
+    assert set(MODEL_TYPES.values()) == ARCHITECTURES.keys() - {"LLaMAForCausalLM"}
 
 
 def test_head_dim_explicit_or_derived():
@@ -220,6 +256,9 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ],
     ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", *ARCHITECTURES]),
     ({"architectures": []}, ["'architectures'", "[]"]),
+    ({"architectures": WITHOUT}, ["'architectures' is missing", "None", *MODEL_TYPES]),
+    ({"architectures": WITHOUT, "model_type": "gpt2"}, ["'gpt2'", *MODEL_TYPES]),
+    ({"clip_qkv": 8.0}, ["'clip_qkv'"]),
     ({"architectures": "LlamaForCausalLM"}, ["'architectures'"]),
     ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": WITHOUT}, ["num_key_value"]),
     ({"architectures": ["Qwen3ForCausalLM"]}, ["'head_dim'", "missing"]),

@@ -7,10 +7,11 @@ import ctypes
 import pytest
 import torch
 
+from engine import loader
 from engine.attention.flashinfer_backend import PoolLayers
 from engine.checkpoint.config import load_model_config
 from engine.gpu.fp8_format import FP8, FP8_LIMIT
-from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
+from engine.gpu.fp8_linear import Fp8Linear, scaled_rows, why_not_fp8
 from engine.kv_pool import KvPool
 from engine.layers.linear import linear_layer
 from engine.loader import EngineConfig, load_engine
@@ -107,3 +108,36 @@ def test_a_pool_of_fp8_is_half_as_large_and_another_layout() -> None:
     layers = PoolLayers(pool, config.sliding_windows, config.num_heads, torch.bfloat16)
     arguments = layers.plan_arguments(None)
     assert (arguments["q_data_type"], arguments["kv_data_type"]) == (torch.bfloat16, FP8)
+
+
+@pytest.mark.parametrize(
+    ("capability", "torch_version", "reason"),
+    [
+        ((8, 0), "2.13.0", "capability 8.9 or more, not 8.0"),
+        ((8, 9), "2.11.0+cu130", "8.9 needs torch 2.12, not 2.11.0"),
+        ((8, 9), "2.12.0", ""),
+        ((8, 9), "3.0.0a0+git1", ""),
+        ((9, 0), "2.11.0", ""),
+        ((10, 0), "2.11.0", ""),
+    ],
+)
+def test_cards_that_cannot_multiply_in_fp8_are_told(
+    capability: tuple[int, int], torch_version: str, reason: str
+) -> None:
+    found = why_not_fp8(capability, torch_version)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(("capability", "is_served"), [((8, 0), False), ((8, 9), True)])
+def test_kv_in_fp8_is_for_cards_that_convert_to_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_served: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = EngineConfig(DEMO_MODEL, SchedulerConfig(block_size=16), kv_dtype="fp8")
+    arguments = (config, "bfloat16", torch.device("cuda"), False)
+    if is_served:
+        assert loader._kv_dtype(*arguments) == "float8_e4m3fn"
+    else:
+        with pytest.raises(ConfigError, match=r"kv_dtype fp8 needs a card of .* 8.9 or more"):
+            loader._kv_dtype(*arguments)

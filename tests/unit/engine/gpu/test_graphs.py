@@ -33,7 +33,7 @@ def test_replays_give_the_logits_of_eager_steps(make_tiny, paged_model, text, ar
     layers = TorchPoolLayers(captured.pool, config.sliding_windows, config.num_heads, torch.float32)
     workspace = torch.empty(16, dtype=torch.uint8)
     choice = FlashInferChoice("fa2", decode_on_tensor_cores=True)
-    buffers = DecodeBuffers.of(4, 64, captured.pool.device)
+    buffers = DecodeBuffers(4, 64, captured.pool.device)
     graphs = DecodeGraphs(
         captured.model,
         lambda size: FixedDecode(layers, size, buffers, workspace, choice, fake_flashinfer),

@@ -19,8 +19,9 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 
 from engine.attention.base import KvTarget  # noqa: E402 - after the skip
 from engine.gpu.fp8_linear import scaled_rows  # noqa: E402
-from engine.gpu.ops import TritonOps, scale_rows, store  # noqa: E402
+from engine.gpu.ops import TritonOps, lowest_kept, scale_rows, store  # noqa: E402
 from engine.layers.ops import TorchOps  # noqa: E402
+from engine.sampling import top_p  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -137,3 +138,38 @@ def test_rows_scaled_for_fp8_are_those_of_torch(size):
     close = torch.isclose(values[:4].float(), expected[:4].float(), rtol=0.13, atol=0.002)
     assert close.float().mean() > 0.95, "but for what the interpreter rounds into another binade"
     assert scales[4].isnan(), "the row's products are NaN"
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9, 0.3, 0.9, 0.999999, 1.0])
+@pytest.mark.parametrize(("vocab", "decimals"), [(1, 7), (7, 0), (1024, 1), (3000, 7)])
+def test_the_cut_of_top_p_is_that_of_the_radix_search(
+    vocab: int, decimals: int, share: float
+) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    scaled = (torch.randn((4, vocab), generator=generator) * 4).round(decimals=decimals)
+    scaled[1:, 1:3] = -torch.inf  # as a mask leaves them
+    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)).to(DEVICE)
+    weights = (scaled.exp() * 2.0**39).to(torch.int64)
+    needed = weights.sum(dim=-1, keepdim=True).double() * share
+    found, expected = (
+        lowest_kept(scaled, weights, needed),
+        top_p.lowest_kept(scaled, weights, needed),
+    )
+    assert torch.equal(found, expected)
+
+
+def test_the_cut_may_be_any_value() -> None:
+    values = [3e38, 2.5, 1e-45, 0.0, -1e-45, -2.5, -3e38, -torch.inf]
+    scaled = torch.tensor([values] * len(values), device=DEVICE)
+    weights = torch.ones_like(scaled, dtype=torch.int64)
+    needed = torch.arange(1, 9, device=DEVICE, dtype=torch.float64)[:, None]
+    assert lowest_kept(scaled, weights, needed).flatten().tolist() == scaled[0].tolist()
+
+
+def test_a_row_without_a_cut_has_none() -> None:
+    scaled = torch.tensor([[torch.nan, 0.0, -1.0], [0.0, -1.0, -9.0]], device=DEVICE)
+    weights = (scaled.nan_to_num().exp() * 2.0**39).to(torch.int64)
+    needed = torch.tensor([[1e30], [2.0**39 + 5]], dtype=torch.float64, device=DEVICE)
+    found = lowest_kept(scaled, weights, needed)
+    assert found[0].isnan().all()
+    assert found[1].item() == -1.0

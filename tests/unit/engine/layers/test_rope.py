@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.checkpoint.json_keys import JsonKeys
+from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.rope_config import parse_rope
 from engine.layers.rope import Rope, rotate
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "SeedOssForCausalLM",
 ]
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -50,6 +53,84 @@ def test_logits_equal_transformers_whole_and_in_chunks(
         logits = paged_model(tiny.folder).in_chunks(tokens, chunk, TABLE)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("beta", "dtype"), [(0.1, torch.float32), (2.0, torch.float32), (0.1, torch.bfloat16)]
+)
+def test_queries_grow_with_their_positions_as_in_transformers(
+    make_tiny, paged_model, text, beta, dtype
+):
+    """Ministral 3; the original context of 16 tokens is left behind twice."""
+    parameters = {
+        "rope_theta": 500.0,
+        "llama_4_scaling_beta": beta,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        **ROPES["yarn"],
+    }
+    tiny = make_tiny("Ministral3ForCausalLM", dtype, rope_parameters=parameters)
+    tokens = text(45)
+    expected = tiny.expected_logits(tokens)
+    paged = paged_model(tiny.folder)
+    assert paged.config.rope.query_scaling_beta == beta
+    close = CLOSE if dtype == torch.float32 else {"rtol": 0.0, "atol": 0.3}
+    for chunk in (45, 7, 1):
+        torch.testing.assert_close(paged.in_chunks(tokens, chunk, TABLE), expected, **close)
+    config = json.loads((tiny.folder / "config.json").read_text())
+    for key in ("rope_parameters", "rope_scaling"):
+        (config.get(key) or {}).pop("llama_4_scaling_beta", None)
+    (tiny.folder / "config.json").write_text(json.dumps(config))
+    unscaled = paged_model(tiny.folder).in_chunks(tokens, 45, TABLE)
+    assert (unscaled - expected)[:16].abs().max() < 0.3
+    assert (unscaled - expected)[16:].abs().max() > 0.3 * beta
+
+
+def test_queries_grow_with_their_positions_where_kernels_run(make_tiny, paged_model, text, kernels):
+    parameters = {"rope_theta": 500.0, "llama_4_scaling_beta": 0.5, **ROPES["yarn"]}
+    tokens = text(40)
+    tiny = make_tiny("Ministral3ForCausalLM", rope_parameters=parameters)
+    logits = paged_model(tiny.folder, kernels=kernels).in_chunks(tokens, 16, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
+    tiny = make_tiny("Ministral3ForCausalLM", torch.bfloat16, rope_parameters=parameters)
+    theirs = tiny.expected_logits(tokens)
+    tiny.reference.float()
+    logits = paged_model(tiny.folder, kernels=kernels).in_chunks(tokens, 16, TABLE)
+    assert_as_close(logits, theirs, tiny.expected_logits(tokens))
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "changes"),
+    [
+        ("LlamaForCausalLM", "LLaMAForCausalLM", {"architectures": ["LLaMAForCausalLM"]}),
+        ("LlamaForCausalLM", "LlamaForCausalLM", {"model_type": "llama"}),
+        ("LlamaForCausalLM", "IQuestCoderForCausalLM", {"model_type": "iquestcoder"}),
+        ("LlamaForCausalLM", "TeleChat3ForCausalLM", {"model_type": "telechat3"}),
+        ("LlamaForCausalLM", "InternLM3ForCausalLM", {"model_type": "internlm3", "bias": False}),
+        ("Qwen2ForCausalLM", "MiMoForCausalLM", {"model_type": "mimo"}),
+        ("SeedOssForCausalLM", "SeedOssForCausalLM", {"model_type": "seed_oss"}),
+        ("Qwen3ForCausalLM", "Qwen3ForCausalLM", {"model_type": "qwen3"}),
+    ],
+)
+def test_another_name_of_an_architecture_computes_the_same(
+    make_tiny, paged_model, text, base, name, changes
+):
+    """Also without a name, by the model type; layers that only predict ahead are left out."""
+    tiny = make_tiny(base)
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["architectures"]
+    file.write_text(json.dumps(config | changes))
+    if name == "MiMoForCausalLM":
+        weights = tiny.folder / "model.safetensors"
+        ahead = {"model.mtp_layers.0.input_proj.weight": torch.zeros(4, 4)}
+        save_file(load_file(weights) | ahead, weights)
+    tokens = text(20)
+    paged = paged_model(tiny.folder)
+    assert paged.config.architecture == name
+    torch.testing.assert_close(
+        paged.in_chunks(tokens, 8, TABLE), tiny.expected_logits(tokens), **CLOSE
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -48,6 +48,8 @@ def cache(tmp_path, monkeypatch, kernels) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch, tmp_path):
+    """Nor a cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     library.load_library.cache_clear()
@@ -57,8 +59,10 @@ def no_compiler(monkeypatch, tmp_path):
 
 def test_builds_at_once_and_later_ones_compile_once(cache, monkeypatch):
     compiled = []
-    real = library._compile
-    monkeypatch.setattr(library, "_compile", lambda *args: compiled.append(args) or real(*args))
+    real = library.compile_objects
+    monkeypatch.setattr(
+        library, "compile_objects", lambda *args: compiled.append(args) or real(*args)
+    )
     with ThreadPoolExecutor(3) as threads:
         for done in [threads.submit(build) for _ in range(3)]:
             done.result()
@@ -77,7 +81,7 @@ def test_compilers_use_the_cores_that_their_process_keeps_off(cache, tmp_path, m
     compiler.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *" -c "*) nproc >> {seen};; esac\n'
-        f'exec {library._find_compiler()} "$@"\n'
+        f'exec {library.find_compiler()} "$@"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
@@ -121,6 +125,51 @@ def test_a_cache_that_cannot_be_written_is_named(cache):
 def test_no_compiler_is_said(no_compiler):
     with pytest.raises(KernelsUnavailable, match="no C\\+\\+ compiler"):
         build()
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch, tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\nexit 1\n")
+    compiler.chmod(0o755)
+
+    def break_it() -> None:
+        monkeypatch.setenv("CXX", str(compiler))
+
+    return break_it
+
+
+def test_a_warm_cache_needs_no_compiler(cache, monkeypatch, tmp_path, broken_compiler):
+    build()
+    (built,) = cache.iterdir()
+    broken_compiler()
+    assert build().baton_has_linear() == 1
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX")
+    assert build().baton_has_linear() == 1
+    assert list(cache.iterdir()) == [built]
+
+
+def test_a_cache_of_other_sources_is_not_used(cache, monkeypatch, tmp_path):
+    build()
+    with (library.SOURCES / "stubs.cpp").open("a") as source:
+        source.write("\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelsUnavailable, match="no C\\+\\+ compiler"):
+        build()
+
+
+def test_kernels_built_ahead_need_neither_compiler_nor_cache(cache, monkeypatch, tmp_path, caplog):
+    """On a CPU that has more, the best that were built are used, and the log says so."""
+    ahead = tmp_path / "ahead"
+    built = {name: library.build_library(name, ahead) for name in ("generic", "avx2")}
+    assert {*built["generic"], *built["avx2"]} == set(ahead.iterdir())
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(library, "_good_instruction_sets", lambda: ["avx512", "avx2", "generic"])
+    loaded = library.load_library.__wrapped__(prebuilt=ahead)
+    assert loaded._name == str(built["avx2"][0])
+    assert "kernels for avx2 are used, slower than those for avx512: there is no C++" in caplog.text
+    assert not cache.exists()
 
 
 def load(folder: Path, attention: str, dtype: str = "auto") -> loader.LoadedEngine:
@@ -195,7 +244,7 @@ def test_a_compiler_without_amx_builds_what_it_can(
     """It says so; with one that can do nothing, what is quoted is about the best."""
     newest_cpu("GenuineIntel")
     monkeypatch.setattr(library, "_may_use_tiles", lambda: True)
-    real = library._find_compiler()
+    real = library.find_compiler()
     old = tmp_path / "old-c++"
     old.write_text(
         "#!/bin/sh\n"
@@ -207,5 +256,14 @@ def test_a_compiler_without_amx_builds_what_it_can(
     assert library.load_library.__wrapped__().baton_has_linear()
     assert "unknown option -mamx-bf16" in caplog.text
     old.write_text('#!/bin/sh\necho "no $*" >&2; exit 1\n')
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     with pytest.raises(KernelsUnavailable, match="no "):
         library.load_library.__wrapped__()
+
+
+def test_a_library_that_others_may_write_to_is_not_loaded(cache):
+    build()
+    for path in cache.glob("*.so"):
+        path.chmod(0o666)
+    with pytest.raises(KernelsUnavailable, match="others may write to"):
+        build()

@@ -35,6 +35,7 @@ static std::vector<uintptr_t> asked;
 #define __builtin_prefetch(at, ...) asked.push_back((uintptr_t)(at))
 #include "linear.cpp"
 #include "narrow_linear.cpp"
+#include "block_rows.cpp"
 
 extern "C" {
 
@@ -67,7 +68,7 @@ def noting(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
         source.write_text(NOTING)
         flags = ["-O1", "-std=c++17", "-fPIC", "-Wno-psabi"]
         flags += library._machine_flags(instruction_set)
-        compiler = library._find_compiler()
+        compiler = library.find_compiler()
         subprocess.run([compiler, *flags, "-shared", str(source), "-o", str(built)], check=True)
         return ctypes.CDLL(str(built))
 

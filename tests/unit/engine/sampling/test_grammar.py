@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from engine.sampling.grammar import GrammarMatcher, Grammars, TokenMask
+from engine.sampling.grammar import Grammars
+from engine.sampling.grammar_matcher import GrammarLimits, GrammarMatcher, TokenMask
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 from scheduling.sequence import Sequence
@@ -22,7 +23,8 @@ from tests.sequences import sequence_of
 TOKENIZER = DEMO_MODEL / "tokenizer.json"
 VOCAB, END = 2048, 2047
 TOKENS = LLTokenizer(str(TOKENIZER))
-GRAMMARS = Grammars(TOKENIZER, VOCAB, (END,))
+PATIENT = GrammarLimits(step_s=60.0)
+GRAMMARS = Grammars(TOKENIZER, VOCAB, (END,), PATIENT)
 OBJECT = """start: %json {"type": "object", "properties": {"a": {"type": "string"},
 "b": {"type": "array", "items": {"type": "integer"}}}, "x-guidance": {"whitespace_flexible": false},
 "required": ["a"], "additionalProperties": false}"""
@@ -35,8 +37,13 @@ def allowed_ids(mask: TokenMask | None) -> set[int]:
 
 
 def allowed_by(matcher: GrammarMatcher) -> set[int]:
-    (mask,) = GRAMMARS.masks([matcher])
-    return allowed_ids(mask)
+    return allowed_ids(mask_of(matcher))
+
+
+def mask_of(matcher: GrammarMatcher) -> TokenMask | None:
+    matcher.wait()
+    matcher.follower.wait_for_masks([matcher])
+    return matcher.mask
 
 
 def ids(text: str) -> list[int]:
@@ -55,6 +62,7 @@ def test_a_mask_allows_exactly_what_may_follow_and_the_end_only_where_it_is_comp
     assert allowed_by(matcher) >= set(ids("a") + ids("b"))
     assert END not in allowed_by(matcher)
     assert not matcher.advance(ids("a")[0])
+    assert END not in allowed_by(matcher)
     assert not matcher.advance(ids("b")[0])
     assert allowed_by(matcher) == {*ids("a"), *ids("b"), END}
 
@@ -77,6 +85,7 @@ def test_a_sequence_stops_where_nothing_can_follow_even_before_its_shortest_leng
     assert sequence('start: "a"', min_tokens=9).append(ids("a")[0]) is FinishReason.STOP
     longer = sequence("start: /a+/", max_tokens=2)
     assert longer.append(ids("a")[0]) is None
+    assert ids("a")[0] in allowed_by(longer.grammar)
     assert longer.append(ids("a")[0]) is FinishReason.LENGTH
 
 
@@ -98,18 +107,17 @@ def test_after_a_complete_output_only_the_end_may_come():
 )
 def test_a_matcher_that_fails_has_no_mask_and_says_why(grammar, output, message):
     good, bad = GRAMMARS.matcher('start: "a"', []), GRAMMARS.matcher(grammar, output)
-    masks = GRAMMARS.masks([bad, good])
-    assert masks[0] is None
+    assert mask_of(bad) is None
     assert message in bad.error
     assert "\n" not in bad.error
-    assert allowed_ids(masks[1]) == set(ids("a"))
+    assert allowed_by(good) == set(ids("a"))
     assert good.error == ""
 
 
 @pytest.mark.parametrize("vocab_size", [2040, 2048, 2100])
 def test_the_models_vocabulary_may_differ_from_the_tokenizers(vocab_size: int):
     grammars = Grammars(TOKENIZER, vocab_size, (END,))
-    (mask,) = grammars.masks([grammars.matcher("start: /(.|\\n)*/", [])])
+    mask = mask_of(grammars.matcher("start: /(.|\\n)*/", []))
     assert mask is not None
     assert len(mask) == -(-vocab_size // 32)
     assert max(allowed_ids(mask)) < 2048
@@ -131,4 +139,6 @@ def test_who_waits_is_woken_when_a_grammar_is_ready_and_no_more_after_the_end():
 
 def test_more_grammars_than_are_kept():
     for number in range(300):
-        assert GRAMMARS.matcher(f'start: "{number}"', ids(str(number))).error == ""
+        matcher = GRAMMARS.matcher(f'start: "{number}"', ids(str(number)))
+        matcher.wait()
+        assert matcher.error == ""

@@ -9,12 +9,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kv_transfer.handoff import receiver as d_side
-from kv_transfer.handoff import sender as p_side
+from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.handoff.sender import HandoffSender
-from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 TTL_S = 3.0
 LANDING_S = 2.0
@@ -30,12 +29,17 @@ class AbortMessage:
     key: HandoffKey
 
 
+ToPrefiller = KvAsk | KvGrant | KvRenew | AbortMessage
+ToDecoder = KvBegun | KvClosed | KvWritten
+
+
 @dataclass
 class Prompt:
     """What the prefill worker computes for one handoff."""
 
     num_blocks: int
     is_open: bool = False
+    has_begun: bool = False
     num_ready: int = 0
     is_released: bool = False
 
@@ -47,9 +51,9 @@ class Prefiller:
     name: str
     sender: HandoffSender
     prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
-    flying: dict[int, p_side.PostWrite] = field(default_factory=dict)  # posted, not landed
-    landed: dict[int, p_side.PostWrite] = field(default_factory=dict)  # P has not seen it yet
-    inbox: list[KvGrant | KvRenew | AbortMessage] = field(default_factory=list)
+    flying: dict[int, actions.PostWrite] = field(default_factory=dict)  # posted, not landed
+    landed: dict[int, actions.PostWrite] = field(default_factory=dict)  # P has not seen it yet
+    inbox: list[ToPrefiller] = field(default_factory=list)
 
 
 @dataclass
@@ -58,10 +62,13 @@ class Wanted:
 
     peer: str
     first_block: int
-    block_ids: tuple[int, ...]
+    num_blocks: int
+    block_ids: tuple[int, ...] = ()
+    is_begun: bool = False  # the decode worker was told
+    is_granted: bool = False
     is_aborted: bool = False
     outcome: str = ""
-    is_fenced: bool = True
+    is_fenced: bool = False
 
 
 class HandoffPair(RuleBasedStateMachine):
@@ -76,9 +83,9 @@ class HandoffPair(RuleBasedStateMachine):
         self.wanted: dict[HandoffKey, Wanted] = {}
         self.free = set(range(NUM_BLOCKS))
         self.memory: dict[int, tuple[HandoffKey, int]] = {}  # block -> what landed in it last
-        self.ghosts: list[tuple[float, p_side.PostWrite]] = []  # failed, may land until then
+        self.ghosts: list[tuple[float, actions.PostWrite]] = []  # failed, may land until then
         self.to_verify: list[HandoffKey] = []
-        self.d_inbox: list[tuple[str, KvClosed | KvWritten]] = []
+        self.d_inbox: list[tuple[str, ToDecoder]] = []
         self.dead: list[str] = []  # whose death the decode worker has not noticed
         self.num_prefillers = 0
         self.num_requests = 0
@@ -91,10 +98,10 @@ class HandoffPair(RuleBasedStateMachine):
 
     # -- the prefill worker's owner ------------------------------------------------------
 
-    def carry_out_at_p(self, actions: list[p_side.SenderAction]) -> None:
-        for action in actions:
+    def carry_out_at_p(self, asked_for: list[actions.SenderAction]) -> None:
+        for action in asked_for:
             match action:
-                case p_side.PostWrite(write_id=write_id, key=key, first_block=first):
+                case actions.PostWrite(write_id=write_id, key=key, first_block=first):
                     wanted = self.wanted[key]
                     assert wanted.is_fenced
                     offset = first - wanted.first_block
@@ -104,18 +111,23 @@ class HandoffPair(RuleBasedStateMachine):
                         source_block(key, first + i) for i in range(len(action.target_blocks))
                     )
                     self.p.flying[write_id] = action
-                case p_side.Close(key=key, agent=agent, error=error):
+                case actions.SendBegun(key=key, agent=agent):
+                    assert agent == D_AGENT
+                    assert self.p.prompts[key].has_begun
+                    begun = KvBegun(request_id=key.request_id, attempt=key.attempt)
+                    self.d_inbox.append((self.p.name, begun))
+                case actions.Close(key=key, agent=agent, error=error):
                     assert agent == D_AGENT
                     assert not self.writes_of(key)
                     closed = KvClosed(request_id=key.request_id, attempt=key.attempt, error=error)
                     self.d_inbox.append((self.p.name, closed))
-                case p_side.Release(key=key):
+                case actions.Release(key=key):
                     prompt = self.p.prompts[key]
                     assert not prompt.is_released
                     assert not self.writes_of(key)
                     prompt.is_released = True
 
-    def writes_of(self, key: HandoffKey) -> list[p_side.PostWrite]:
+    def writes_of(self, key: HandoffKey) -> list[actions.PostWrite]:
         under_way = [*self.p.flying.values(), *self.p.landed.values()]
         return [write for write in under_way if write.key == key]
 
@@ -124,31 +136,37 @@ class HandoffPair(RuleBasedStateMachine):
 
     # -- the decode worker's owner -------------------------------------------------------
 
-    def carry_out_at_d(self, actions: list[d_side.ReceiverAction]) -> None:
-        for action in actions:
+    def carry_out_at_d(self, asked_for: list[actions.ReceiverAction]) -> None:
+        for action in asked_for:
             match action:
-                case d_side.SendGrant(peer=peer, grant=message):
+                case actions.SendAsk(peer=peer, ask=message):
+                    assert not self.wanted[key_of(message)].is_granted
                     self.send_to_p(peer, message)
-                case d_side.SendRenew(peer=peer, renew=message):
+                case actions.Begun(key=key):
+                    assert not self.wanted[key].is_begun
+                    self.wanted[key].is_begun = True
+                case actions.SendGrant(peer=peer, grant=message):
+                    self.send_to_p(peer, message)
+                case actions.SendRenew(peer=peer, renew=message):
                     assert not self.wanted[key_of(message)].is_aborted
                     self.send_to_p(peer, message)
-                case d_side.SendAbort(key=key, peer=peer):
+                case actions.SendAbort(key=key, peer=peer):
                     self.send_to_p(peer, AbortMessage(key))
-                case d_side.Verify(key=key, blocks=blocks, digests=digests):
+                case actions.Verify(key=key, blocks=blocks, digests=digests):
                     assert blocks == self.wanted[key].block_ids
                     first = self.wanted[key].first_block
                     assert digests == tuple(digest(key, first + i) for i in range(len(blocks)))
                     self.to_verify.append(key)
-                case d_side.Complete(key=key):
+                case actions.Complete(key=key):
                     wanted = self.settle(key, "complete")
                     self.check_arrived(key, range(len(wanted.block_ids)))
-                case d_side.Failed(key=key, arrived=arrived):
+                case actions.Failed(key=key, arrived=arrived):
                     first = self.settle(key, "failed").first_block
                     self.check_arrived(key, [index - first for index in arrived])
-                case d_side.Unfence(key=key, block_ids=block_ids):
+                case actions.Unfence(key=key, block_ids=block_ids):
                     self.unfence(key, block_ids)
 
-    def send_to_p(self, peer: str, message: KvGrant | KvRenew | AbortMessage) -> None:
+    def send_to_p(self, peer: str, message: ToPrefiller) -> None:
         if peer == self.p.name:
             self.p.inbox.append(message)
 
@@ -174,7 +192,7 @@ class HandoffPair(RuleBasedStateMachine):
         assert not self.free & {*block_ids}
         self.free |= {*block_ids}
 
-    def land(self, write: p_side.PostWrite) -> None:
+    def land(self, write: actions.PostWrite) -> None:
         for i, block in enumerate(write.target_blocks):
             assert block not in self.free, "a write landed in a block that was given back"
             self.memory[block] = (write.key, write.first_block + i)
@@ -183,19 +201,33 @@ class HandoffPair(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(0, 6), first_block=st.integers(0, 6), open_now=st.booleans())
     def request(self, num_blocks: int, first_block: int, open_now: bool) -> None:
-        first_block = min(first_block, num_blocks)
-        missing = num_blocks - first_block
-        if len(self.free) < missing or sum(w.is_fenced for w in self.wanted.values()) > 5:
+        if sum(not w.outcome and not w.is_aborted for w in self.wanted.values()) > 5:
             return
         key = HandoffKey(f"r{self.num_requests}", 1)
         self.num_requests += 1
-        blocks = tuple(sorted(self.free)[:missing])
-        self.free -= {*blocks}
-        self.wanted[key] = Wanted(self.p.name, first_block, blocks)
+        first_block = min(first_block, num_blocks)
+        self.wanted[key] = Wanted(self.p.name, first_block, num_blocks)
         self.p.prompts[key] = Prompt(num_blocks)
         if open_now:
             self.open_prompt(key)
-        self.carry_out_at_d(self.receiver.offer(key, self.p.name, first_block, blocks, self.now))
+        self.carry_out_at_d(self.receiver.ask(key, self.p.name, self.now))
+
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        waiting = [key for key, wanted in self.wanted.items() if may_grant(wanted)]
+        if waiting:
+            self.try_grant(data.draw(st.sampled_from(waiting)))
+
+    def try_grant(self, key: HandoffKey) -> None:
+        wanted = self.wanted[key]
+        missing = wanted.num_blocks - wanted.first_block
+        if missing <= len(self.free):
+            wanted.block_ids = tuple(sorted(self.free)[:missing])
+            self.free -= {*wanted.block_ids}
+            wanted.is_granted = wanted.is_fenced = True
+            self.carry_out_at_d(
+                self.receiver.offer(key, wanted.first_block, wanted.block_ids, self.now)
+            )
 
     def open_prompt(self, key: HandoffKey) -> None:
         prompt = self.p.prompts[key]
@@ -209,10 +241,21 @@ class HandoffPair(RuleBasedStateMachine):
         if waiting:
             self.open_prompt(data.draw(st.sampled_from(waiting)))
 
+    @rule(data=st.data())
+    def prompt_begins_at_p(self, data: st.DataObject) -> None:
+        waiting = [k for k, prompt in self.p.prompts.items() if prompt.is_open]
+        waiting = [key for key in waiting if not self.p.prompts[key].has_begun]
+        if waiting:
+            self.begin_prompt(data.draw(st.sampled_from(waiting)))
+
+    def begin_prompt(self, key: HandoffKey) -> None:
+        self.p.prompts[key].has_begun = True
+        self.carry_out_at_p(self.p.sender.begin(key, self.now))
+
     @rule(data=st.data(), count=st.integers(1, 4))
     def chunk(self, data: st.DataObject, count: int) -> None:
         computing = [key for key in self.p.prompts if self.p.sender.is_open(key)]
-        computing = [key for key in computing if self.p.prompts[key].is_open]
+        computing = [key for key in computing if self.p.prompts[key].has_begun]
         if computing:
             self.compute(data.draw(st.sampled_from(computing)), count)
 
@@ -257,8 +300,10 @@ class HandoffPair(RuleBasedStateMachine):
             if not is_lost:
                 self.receive_at_p(message)
 
-    def receive_at_p(self, message: KvGrant | KvRenew | AbortMessage) -> None:
+    def receive_at_p(self, message: ToPrefiller) -> None:
         match message:
+            case KvAsk():
+                self.carry_out_at_p(self.p.sender.ask(message, self.now))
             case KvGrant():
                 self.carry_out_at_p(self.p.sender.grant(message, self.now))
             case KvRenew():
@@ -287,8 +332,10 @@ class HandoffPair(RuleBasedStateMachine):
         while self.d_inbox:
             self.receive_at_d(self.d_inbox.pop(0)[1])
 
-    def receive_at_d(self, message: KvClosed | KvWritten) -> None:
-        if isinstance(message, KvClosed):
+    def receive_at_d(self, message: ToDecoder) -> None:
+        if isinstance(message, KvBegun):
+            self.carry_out_at_d(self.receiver.begun(message))
+        elif isinstance(message, KvClosed):
             self.carry_out_at_d(self.receiver.closed(message, self.now))
         else:
             self.carry_out_at_d(self.receiver.written(message))
@@ -367,22 +414,31 @@ class HandoffPair(RuleBasedStateMachine):
         assert self.free.isdisjoint(fenced)
         assert len(self.free) + len(fenced) == NUM_BLOCKS
 
+    def compute_all(self, key: HandoffKey) -> None:
+        prompt = self.p.prompts[key]
+        if not prompt.is_open:
+            self.open_prompt(key)
+        if not prompt.has_begun:
+            self.begin_prompt(key)
+        if self.p.sender.is_open(key):
+            self.compute(key, prompt.num_blocks)
+
     def teardown(self) -> None:
         """With messages delivered and everybody's deadlines kept, everything ends."""
         if not hasattr(self, "wanted"):
             return
         self.death_is_noticed()
         for step in range(12):
-            for key, prompt in self.p.prompts.items():
-                if not prompt.is_open:
-                    self.open_prompt(key)
-                if self.p.sender.is_open(key):
-                    self.compute(key, prompt.num_blocks)
+            for key in self.p.prompts:
+                self.compute_all(key)
             for write_id in sorted(self.p.flying):
                 self.land_flying(write_id)
             while self.p.landed:
                 self.finish_write(self.p.landed.popitem()[0], None)
             self.network_catches_up()
+            for key, wanted in self.wanted.items():
+                if may_grant(wanted):
+                    self.try_grant(key)
             while self.to_verify:
                 self.verify(True)
             if step == 6:  # the requests' deadlines
@@ -397,6 +453,12 @@ class HandoffPair(RuleBasedStateMachine):
         assert self.free == set(range(NUM_BLOCKS))
         assert all(wanted.outcome or wanted.is_aborted for wanted in self.wanted.values())
         assert all(prompt.is_released for prompt in self.p.prompts.values())
+
+
+def may_grant(wanted: Wanted) -> bool:
+    """Whether the source has begun and the decode worker still wants the blocks."""
+    is_over = wanted.is_granted or wanted.is_aborted or bool(wanted.outcome)
+    return wanted.is_begun and not is_over
 
 
 def source_block(key: HandoffKey, index: int) -> int:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove
-from kv_transfer.handoff.receiver import (
+from kv_transfer.handoff.actions import (
+    Begun,
     Complete,
     Failed,
-    HandoffReceiver,
+    ReceiverAction,
     SendAbort,
+    SendAsk,
     SendGrant,
     SendRenew,
     Unfence,
     Verify,
 )
+from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove
+from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.handoff.states import ReceiverEvent, ReceiverState, receiver_transition
-from protocol.messages import KvClosed, KvGrant, KvRenew, KvWritten
+from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 KEY = HandoffKey("r", 1)
 P = "prefill"
@@ -34,6 +37,18 @@ def written(first_block: int, num_blocks: int, *digests: bytes) -> KvWritten:
     )
 
 
+BEGUN = KvBegun(request_id="r", attempt=1)
+
+
+def offer(
+    receiver: HandoffReceiver, key: HandoffKey, peer: str, first_block: int, blocks: tuple[int, ...]
+) -> list[ReceiverAction]:
+    """All up to the grant, at time 0."""
+    receiver.ask(key, peer, now=0)
+    receiver.begun(KvBegun(request_id=key.request_id, attempt=key.attempt))
+    return receiver.offer(key, first_block, blocks, now=0)
+
+
 def closed(error: str = "") -> KvClosed:
     return KvClosed(request_id="r", attempt=1, error=error)
 
@@ -46,15 +61,78 @@ def receiver() -> HandoffReceiver:
 @pytest.fixture
 def offered(receiver: HandoffReceiver) -> HandoffReceiver:
     """Blocks 2, 3 and 4 of the prompt are granted at time 0."""
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     return receiver
+
+
+def test_an_ask_reserves_nothing_and_is_repeated_until_something_is_granted(
+    receiver: HandoffReceiver,
+) -> None:
+    ask = SendAsk(P, KvAsk(request_id="r", attempt=1, agent="decode", ttl_ms=3000))
+    assert receiver.ask(KEY, P, now=0) == [ask]
+    assert (receiver.num_open, receiver.is_asking(KEY), receiver.is_known(KEY)) == (0, True, True)
+    assert receiver.sweep(now=0.9) == []
+    assert receiver.sweep(now=1.0) == [ask]
+    assert receiver.begun(BEGUN) == [Begun(KEY)]
+    assert receiver.begun(BEGUN) == []
+    assert receiver.sweep(now=2.0) == [ask]
+    receiver.offer(KEY, 2, BLOCKS, now=2.5)
+    assert receiver.begun(BEGUN) == []
+    assert receiver.sweep(now=3.0) == []
+    assert receiver.ignored == 0
+
+
+def test_asks_are_repeated_each_in_its_time(receiver: HandoffReceiver) -> None:
+    keys = [HandoffKey(name, 1) for name in "abc"]
+    for i, key in enumerate(keys):
+        receiver.ask(key, P, now=0.1 * i)
+
+    def asked(now: float) -> list[str]:
+        swept = receiver.sweep(now)
+        return [action.ask.request_id for action in swept if isinstance(action, SendAsk)]
+
+    assert asked(1.05) == ["a"]
+    assert asked(1.5) == ["b", "c"]
+    assert asked(2.1) == ["a"]
+
+
+def test_nothing_is_offered_before_the_source_has_begun(receiver: HandoffReceiver) -> None:
+    with pytest.raises(IllegalMove, match="before its source has begun"):
+        receiver.offer(KEY, 2, BLOCKS, now=0)
+    receiver.ask(KEY, P, now=0)
+    with pytest.raises(IllegalMove, match="before its source has begun"):
+        receiver.offer(KEY, 2, BLOCKS, now=0)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_ends_an_ask_leaves_no_fence(has_begun: bool) -> None:
+    ends = {
+        "": lambda receiver: receiver.abort(KEY),
+        "torn": lambda receiver: receiver.closed(closed("torn"), now=1),
+        "the prefill worker closed before anything was granted": lambda receiver: receiver.closed(
+            closed(), now=1
+        ),
+        "the prefill worker is gone": lambda receiver: receiver.agent_gone(P, now=1),
+    }
+    for reason, end in ends.items():
+        receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0)
+        receiver.ask(KEY, P, now=0)
+        if has_begun:
+            receiver.begun(BEGUN)
+        wanted = Failed(KEY, reason, ()) if reason else SendAbort(KEY, P)
+        assert end(receiver) == [wanted]
+        assert (receiver.num_open, receiver.is_asking(KEY)) == (0, False)
+        assert receiver.sweep(now=100.0) == []
+        assert receiver.begun(BEGUN) == []
+        with pytest.raises(IllegalMove, match="twice"):
+            receiver.ask(KEY, P, now=100.0)
 
 
 def test_the_grant_says_where_and_how_long(receiver: HandoffReceiver) -> None:
     grant = KvGrant(
         request_id="r", attempt=1, agent="decode", first_block=2, block_ids=[7, 8, 9], ttl_ms=3000
     )
-    assert receiver.offer(KEY, P, 2, BLOCKS, now=0) == [SendGrant(P, grant)]
+    assert offer(receiver, KEY, P, 2, BLOCKS) == [SendGrant(P, grant)]
     assert receiver.num_fenced_blocks == 3
 
 
@@ -68,7 +146,7 @@ def test_blocks_are_counted_not_messages(offered: HandoffReceiver) -> None:
 
 
 def test_nothing_to_send_is_complete_at_once(receiver: HandoffReceiver) -> None:
-    grant, *rest = receiver.offer(KEY, P, 5, (), now=0)
+    grant, *rest = offer(receiver, KEY, P, 5, ())
     assert isinstance(grant, SendGrant)
     assert rest == [Complete(KEY), Unfence(KEY, ())]
     assert receiver.closed(closed(), now=1) == []
@@ -131,7 +209,7 @@ def test_aborting_what_closed_in_order_unfences_at_once(offered: HandoffReceiver
 
 
 def test_a_dead_peer_fails_its_handoffs_and_keeps_what_arrived(offered: HandoffReceiver) -> None:
-    offered.offer(HandoffKey("s", 1), "other", 0, (1,), now=0)
+    offer(offered, HandoffKey("s", 1), "other", 0, (1,))
     offered.written(written(2, 2))
     gone = "the prefill worker is gone"
     assert offered.agent_gone(P, now=5.0) == [Failed(KEY, gone, (2, 3))]
@@ -165,7 +243,7 @@ def test_blocks_that_were_not_granted_fail_the_attempt(
 
 def test_digests_are_compared_before_completion() -> None:
     receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     receiver.written(written(4, 1, b"e"))
     assert receiver.written(written(2, 2, b"c", b"d")) == [Verify(KEY, BLOCKS, (b"c", b"d", b"e"))]
     assert receiver.sweep(now=100.0) == []
@@ -177,7 +255,7 @@ def test_digests_are_compared_before_completion() -> None:
 
 def test_a_wrong_digest_fails_the_attempt_and_counts_nothing_as_arrived() -> None:
     receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     receiver.written(written(2, 3, b"c", b"d", b"e"))
     assert receiver.verified(KEY, ok=False) == [
         Failed(KEY, "the digest of a block differs", ()),
@@ -187,7 +265,7 @@ def test_a_wrong_digest_fails_the_attempt_and_counts_nothing_as_arrived() -> Non
 
 def test_aborting_while_verifying_unfences() -> None:
     receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     receiver.written(written(2, 3, b"c", b"d", b"e"))
     assert receiver.abort(KEY) == [UNFENCE]
     assert receiver.verified(KEY, ok=True) == []
@@ -195,7 +273,7 @@ def test_aborting_while_verifying_unfences() -> None:
 
 def test_missing_digests_fail_the_attempt() -> None:
     receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     failed, ask = receiver.written(written(2, 2, b"c"))
     assert isinstance(failed, Failed)
     assert ask == SendAbort(KEY, P)
@@ -203,7 +281,7 @@ def test_missing_digests_fail_the_attempt() -> None:
 
 def test_unverified_blocks_do_not_count_as_arrived() -> None:
     receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    receiver.offer(KEY, P, 2, BLOCKS, now=0)
+    offer(receiver, KEY, P, 2, BLOCKS)
     receiver.written(written(2, 1, b"c"))
     assert receiver.closed(closed("torn"), now=1.0) == [Failed(KEY, "torn", ())]
 
@@ -213,15 +291,16 @@ def test_what_arrives_for_unknown_handoffs_is_counted(receiver: HandoffReceiver)
     assert receiver.closed(closed(), now=0) == []
     assert receiver.abort(KEY) == []
     assert receiver.verified(KEY, ok=True) == []
-    assert receiver.ignored == 4
+    assert receiver.begun(BEGUN) == []
+    assert receiver.ignored == 5
 
 
-def test_a_handoff_is_offered_once(offered: HandoffReceiver) -> None:
+def test_a_handoff_is_asked_for_once(offered: HandoffReceiver) -> None:
     with pytest.raises(IllegalMove, match="twice"):
-        offered.offer(KEY, P, 2, BLOCKS, now=0)
+        offered.ask(KEY, P, now=0)
     offered.written(written(2, 3))
     with pytest.raises(IllegalMove, match="twice"):
-        offered.offer(KEY, P, 2, BLOCKS, now=0)
+        offered.ask(KEY, P, now=0)
 
 
 def test_an_ended_handoff_does_not_move() -> None:

@@ -11,14 +11,13 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kv_transfer.handoff import receiver as d_side
-from kv_transfer.handoff import sender as p_side
+from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
-from protocol.messages import Abort, KvClosed, KvGrant, KvRenew
+from protocol.messages import Abort, KvAsk, KvBegun, KvClosed, KvGrant, KvRenew
 
 TTL_S = 3.0
 LANDING_S = 2.0
@@ -34,6 +33,7 @@ class Prompt:
     num_blocks: int
     num_ready: int = 0
     is_open: bool = False
+    has_begun: bool = False
     is_finished: bool = False
 
 
@@ -48,8 +48,8 @@ class Source:
     )
     prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
     pinned: set[HandoffKey] = field(default_factory=set)
-    flying: dict[tuple[int, int], p_side.PostWrite] = field(default_factory=dict)
-    landed: dict[tuple[int, int], p_side.PostWrite] = field(default_factory=dict)
+    flying: dict[tuple[int, int], actions.PostWrite] = field(default_factory=dict)
+    landed: dict[tuple[int, int], actions.PostWrite] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,10 +57,13 @@ class Wanted:
     """What a target rank knows of one handoff."""
 
     first_block: int
-    block_ids: tuple[int, ...]
+    num_blocks: int
+    block_ids: tuple[int, ...] = ()
+    is_begun: bool = False
+    is_granted: bool = False
     is_aborted: bool = False
     outcome: str = ""
-    is_fenced: bool = True
+    is_fenced: bool = False
 
 
 class Target:
@@ -85,7 +88,7 @@ class ShardedPair(RuleBasedStateMachine):
         self.sources = [self.born(rank) for rank in range(SOURCES)]
         self.targets = [Target(rank, checksum) for rank in range(TARGETS)]
         self.network: list[tuple[Any, int, Any]] = []  # to whom, from which rank, what
-        self.ghosts: list[tuple[float, int, int, p_side.PostWrite]] = []
+        self.ghosts: list[tuple[float, int, int, actions.PostWrite]] = []
         self.dead: list[str] = []
 
     def born(self, rank: int) -> Source:
@@ -93,46 +96,57 @@ class ShardedPair(RuleBasedStateMachine):
 
     # -- what the machines ask for -------------------------------------------------------
 
-    def at_source(self, source: Source, actions: list[Any]) -> None:
-        for action in actions:
+    def at_source(self, source: Source, asked_for: list[Any]) -> None:
+        for action in asked_for:
             match action:
-                case ForLane(target, p_side.PostWrite(write_id=write_id) as write):
+                case ForLane(target, actions.PostWrite(write_id=write_id) as write):
                     assert self.targets[target].wanted[write.key].is_fenced
                     assert write.key in source.pinned
                     source.flying[target, write_id] = write
-                case ForLane(target, p_side.Close(key=key, error=error)):
+                case ForLane(target, actions.SendBegun(key=key)):
+                    assert source.prompts[key].has_begun
+                    begun = KvBegun(request_id=key.request_id, attempt=key.attempt)
+                    self.network.append((self.targets[target], source.rank, begun))
+                case ForLane(target, actions.Close(key=key, error=error)):
                     assert not [w for w in self.under_way(source, target) if w.key == key]
                     closed = KvClosed(request_id=key.request_id, attempt=key.attempt, error=error)
                     self.network.append((self.targets[target], source.rank, closed))
-                case p_side.Release(key=key):
+                case actions.Release(key=key):
                     source.pinned.remove(key)
                     for target in range(TARGETS):
                         assert not [w for w in self.under_way(source, target) if w.key == key]
 
-    def under_way(self, source: Source, target: int) -> list[p_side.PostWrite]:
+    def under_way(self, source: Source, target: int) -> list[actions.PostWrite]:
         writes = [*source.flying.items(), *source.landed.items()]
         return [write for (to, _), write in writes if to == target]
 
-    def at_target(self, rank: int, actions: list[Any]) -> None:
+    def at_target(self, rank: int, asked_for: list[Any]) -> None:
         target = self.targets[rank]
-        for action in actions:
+        for action in asked_for:
             match action:
-                case d_side.SendGrant(peer, message) | d_side.SendRenew(peer, message):
+                case (
+                    actions.SendAsk(peer, message)
+                    | actions.SendGrant(peer, message)
+                    | actions.SendRenew(peer, message)
+                ):
                     self.send_to_source(peer, rank, message)
-                case d_side.SendAbort(key, peer):
+                case actions.SendAbort(key, peer):
                     message = Abort(request_id=key.request_id, attempt=key.attempt)
                     self.send_to_source(peer, rank, message)
+                case actions.Begun(key):
+                    assert not target.wanted[key].is_begun
+                    target.wanted[key].is_begun = True
                 case VerifyLane(source, verify):
                     assert verify.blocks == target.wanted[verify.key].block_ids
                     target.to_verify.append((verify.key, source))
-                case d_side.Complete(key):
+                case actions.Complete(key):
                     wanted = self.settle(target, key, "complete")
                     end = wanted.first_block + len(wanted.block_ids)
                     self.check_arrived(target, key, range(wanted.first_block, end))
-                case d_side.Failed(key, _, arrived):
+                case actions.Failed(key, _, arrived):
                     self.settle(target, key, "failed")
                     self.check_arrived(target, key, arrived)
-                case d_side.Unfence(key, block_ids):
+                case actions.Unfence(key, block_ids):
                     self.unfence(rank, key, block_ids)
 
     def send_to_source(self, peer: str, target: int, message: Any) -> None:
@@ -165,7 +179,7 @@ class ShardedPair(RuleBasedStateMachine):
         assert not {block for write in may_land for block in write.target_blocks} & {*block_ids}
         target.free |= {*block_ids}
 
-    def land(self, source: int, target: int, write: p_side.PostWrite) -> None:
+    def land(self, source: int, target: int, write: actions.PostWrite) -> None:
         for i, block in enumerate(write.target_blocks):
             assert block not in self.targets[target].free, "landed in a block that was given back"
             self.targets[target].memory[block, source] = (write.key, write.first_block + i)
@@ -175,8 +189,7 @@ class ShardedPair(RuleBasedStateMachine):
     @rule(num_blocks=st.integers(0, 4), first_block=st.integers(0, 2), open_now=st.booleans())
     def request(self, num_blocks: int, first_block: int, open_now: bool) -> None:
         first_block = min(first_block, num_blocks)
-        missing = num_blocks - first_block
-        if any(len(target.free) < missing for target in self.targets):
+        if len(self.sources[0].prompts) > 12:
             return
         key = HandoffKey(f"r{next(self.requests)}", 1)
         for source in self.sources:
@@ -184,11 +197,25 @@ class ShardedPair(RuleBasedStateMachine):
             if open_now:
                 self.open(source, key)
         for rank, target in enumerate(self.targets):
-            blocks = tuple(sorted(target.free)[:missing])
-            target.free -= {*blocks}
-            target.wanted[key] = Wanted(first_block, blocks)
+            target.wanted[key] = Wanted(first_block, num_blocks)
             peers = {source.rank: source.name for source in self.sources}
-            offered = target.receiver.offer(key, peers, first_block, blocks, self.now)
+            self.at_target(rank, target.receiver.ask(key, peers, self.now))
+
+    @rule(rank=st.integers(0, TARGETS - 1), data=st.data())
+    def grant(self, rank: int, data: st.DataObject) -> None:
+        waiting = [key for key, wanted in self.targets[rank].wanted.items() if may_grant(wanted)]
+        if waiting:
+            self.try_grant(rank, data.draw(st.sampled_from(waiting)))
+
+    def try_grant(self, rank: int, key: HandoffKey) -> None:
+        target = self.targets[rank]
+        wanted = target.wanted[key]
+        missing = wanted.num_blocks - wanted.first_block
+        if missing <= len(target.free):
+            wanted.block_ids = tuple(sorted(target.free)[:missing])
+            target.free -= {*wanted.block_ids}
+            wanted.is_granted = wanted.is_fenced = True
+            offered = target.receiver.offer(key, wanted.first_block, wanted.block_ids, self.now)
             self.at_target(rank, offered)
 
     def open(self, source: Source, key: HandoffKey) -> None:
@@ -208,6 +235,9 @@ class ShardedPair(RuleBasedStateMachine):
         prompt = source.prompts[key]
         if not prompt.is_open:
             self.open(source, key)
+        if not prompt.has_begun:
+            prompt.has_begun = True
+            self.at_source(source, source.sender.begin(key, self.now))
         if key not in source.pinned or prompt.is_finished:
             return
         first, prompt.num_ready = prompt.num_ready, min(prompt.num_ready + size, prompt.num_blocks)
@@ -254,13 +284,17 @@ class ShardedPair(RuleBasedStateMachine):
     def deliver(self, to: Source | Target, rank: int, message: Any) -> None:
         if isinstance(to, Target):
             at = self.targets.index(to)
-            if isinstance(message, KvClosed):
+            if isinstance(message, KvBegun):
+                self.at_target(at, to.receiver.begun(rank, message))
+            elif isinstance(message, KvClosed):
                 self.at_target(at, to.receiver.closed(rank, message, self.now))
             else:
                 self.at_target(at, to.receiver.written(message.tp_rank, message))
         elif to in self.sources:
             agent = f"target {rank}"
             match message:
+                case KvAsk():
+                    self.at_source(to, to.sender.ask(rank, message, self.now))
                 case KvGrant():
                     self.at_source(to, to.sender.grant(rank, message, self.now))
                 case KvRenew():
@@ -337,6 +371,16 @@ class ShardedPair(RuleBasedStateMachine):
             assert len(fenced) == len(set(fenced)) == target.receiver.num_fenced_blocks
             assert len(target.free) + len(fenced) == NUM_BLOCKS
 
+    def settle_target(self, rank: int, is_late: bool) -> None:
+        target = self.targets[rank]
+        while target.to_verify:
+            self.verify(rank, True)
+        for key, wanted in target.wanted.items():
+            if may_grant(wanted):
+                self.try_grant(rank, key)
+            if is_late and not wanted.outcome and not wanted.is_aborted:
+                self.abort(rank, key)
+
     def teardown(self) -> None:
         """With messages delivered and everybody's deadlines kept, everything ends."""
         if not hasattr(self, "targets"):
@@ -350,12 +394,8 @@ class ShardedPair(RuleBasedStateMachine):
                     self.land_flying(source, lane)
                 self.writes_complete(source.rank)
             self.network_catches_up()
-            for rank, target in enumerate(self.targets):
-                while target.to_verify:
-                    self.verify(rank, True)
-                for key, wanted in target.wanted.items():
-                    if step == 8 and not wanted.outcome and not wanted.is_aborted:
-                        self.abort(rank, key)
+            for rank in range(TARGETS):
+                self.settle_target(rank, is_late=step == 8)
             self.time_passes(TTL_S / 3)
         for source in self.sources:
             assert source.sender.num_open == source.sender.num_outstanding == 0
@@ -364,6 +404,12 @@ class ShardedPair(RuleBasedStateMachine):
             assert target.receiver.num_open == 0
             assert target.free == set(range(NUM_BLOCKS))
             assert all(w.outcome or w.is_aborted for w in target.wanted.values())
+
+
+def may_grant(wanted: Wanted) -> bool:
+    """Whether all sources have begun and the target rank still wants the blocks."""
+    is_over = wanted.is_granted or wanted.is_aborted or bool(wanted.outcome)
+    return wanted.is_begun and not is_over
 
 
 TestShardedPair = ShardedPair.TestCase

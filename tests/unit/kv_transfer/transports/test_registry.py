@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.transports import nixl as nixl_transport
 from kv_transfer.transports.interface import check_blocks, runs
-from kv_transfer.transports.registry import create_transport
+from kv_transfer.transports.registry import chosen_transport, create_transport
 from protocol.errors import ConfigError, TransferError
 
 
@@ -21,26 +23,56 @@ def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, module, None)
 
 
-def test_auto_takes_nixl_where_it_loads() -> None:
-    pytest.importorskip("nixl_cu12")
-    transport = create_transport("auto", "cpu")
-    assert transport.name == "nixl"
-    transport.close()
+@pytest.mark.parametrize(
+    ("device", "is_one_host", "has_nixl", "chosen"),
+    [
+        ("cpu", True, True, "shm"),
+        ("cpu", True, False, "shm"),
+        ("cpu", False, True, "nixl"),
+        ("cpu", False, False, "shm"),
+        ("cuda:0", True, True, "nixl"),
+        ("cuda:0", True, False, "nixl"),  # its error says what is missing
+        ("cuda:0", False, True, "nixl"),
+    ],
+)
+def test_auto_is_shared_memory_on_one_host_else_nixl(
+    monkeypatch: pytest.MonkeyPatch, device: str, is_one_host: bool, has_nixl: bool, chosen: str
+) -> None:
+    if has_nixl:
+        pytest.importorskip("nixl_cu12")
+    else:
+        without_nixl(monkeypatch)
+    assert chosen_transport("auto", device, is_one_host) == chosen
 
 
-def test_auto_takes_shared_memory_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_nixl(monkeypatch)
-    transport = create_transport("auto", "cpu")
-    assert transport.name == "shm"
-    transport.close()
+@pytest.mark.parametrize("name", ["nixl", "shm", "rdma"])
+def test_a_transport_that_is_named_is_taken(name: str) -> None:
+    assert chosen_transport(name, "cpu", True) == name
+    assert chosen_transport(name, "cuda:0", False) == name
 
 
 def test_a_gpu_needs_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     without_nixl(monkeypatch)
     with pytest.raises(ConfigError, match=r"nixl_cu13: .*nixl_cu12: "):
-        create_transport("auto", "cuda:0")
+        create_transport("nixl", "cuda:0")
     with pytest.raises(ConfigError, match="use nixl"):
         create_transport("shm", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "first"), [("12.8", "nixl_cu12"), ("13.0", "nixl_cu13"), (None, "nixl_cu13")]
+)
+def test_a_card_takes_the_nixl_of_torchs_cuda(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, first: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    loaded = {name: ModuleType(name) for name in nixl_transport.NIXL_MODULES}
+    for name, module in loaded.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert nixl_transport.load_nixl("cuda:0") is loaded[first]
+    monkeypatch.setitem(sys.modules, first, None)
+    [other] = loaded.keys() - {first}
+    assert nixl_transport.load_nixl("cuda:0") is loaded[other]
 
 
 def test_nixl_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from process.version import baton_version
-from tests.unit.router.api_harness import MAX_CONTEXT, MODEL
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi
 
 
 def test_models(api):
@@ -104,6 +104,19 @@ def test_errors_carry_an_id_too(api):
     assert api.http.get("/nowhere").headers["x-request-id"].startswith("req-")
 
 
+@pytest.mark.parametrize("n", [1, 2, 8])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_the_hit_rate_is_a_share_whatever_the_number_of_choices(api, n, prompts):
+    names = ("baton_prompt_tokens_total", "baton_cached_prompt_tokens_total")
+    before = [api.metric(each) for each in names]
+    api.says("one")
+    body = api.complete(prompt=["Hello world"] * prompts, n=n, max_tokens=50).json()
+    prompt, cached = (api.metric(each) - old for each, old in zip(names, before, strict=True))
+    assert prompt == body["usage"]["prompt_tokens"]
+    assert cached == body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * prompts
+    assert cached <= prompt
+
+
 def test_metrics_count_what_happened(api):
     endpoint = "/v1/completions"
     names = {
@@ -126,7 +139,7 @@ def test_metrics_count_what_happened(api):
         "ok": 1,
         "refused": 1,
         "prompt": usage["prompt_tokens"],
-        "cached": 4,
+        "cached": 2,
         "output": usage["completion_tokens"],
         "first": 2,
         "between": usage["completion_tokens"] - 2,
@@ -155,3 +168,24 @@ def test_a_client_s_trace_goes_on(api):
     assert ours[36:52] != TRACEPARENT[36:52]
     for header in ({}, {"traceparent": "00-nonsense"}):
         assert "traceparent" not in api.http.get("/v1/models", headers=header).headers
+
+
+def test_a_model_of_several_names_answers_to_each_and_carries_the_first(checkpoint, tokenizer):
+    with LiveApi(checkpoint, tokenizer, other_names=("claude-haiku", "org/tiny")) as named:
+        named.reset()
+        listed = named.http.get("/v1/models").json()["data"]
+        assert [each["id"] for each in listed] == [MODEL, "claude-haiku", "org/tiny"]
+        assert named.http.get("/v1/models/org/tiny").json()["id"] == "org/tiny"
+        messages = [{"role": "user", "content": "x"}]
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 5}),
+        ):
+            answer = named.post(path, {"model": "claude-haiku", **fields})
+            assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
+        assert named.post("/tokenize", {"model": "org/tiny", "prompt": "x"}).status_code == 200
+        missing = named.post("/v1/completions", {"model": "gpt", "prompt": "x"})
+        assert missing.status_code == 404
+        assert "'tiny', 'claude-haiku', 'org/tiny'" in missing.json()["error"]["message"]
+        named.generator.wait_idle()

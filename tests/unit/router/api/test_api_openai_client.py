@@ -130,8 +130,8 @@ def test_logprobs_of_chat(client, api):
         model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2
     )
     content = answer.choices[0].logprobs.content
-    assert b"".join(bytes(token.bytes) for token in content).decode() == SAYING
-    assert len(content) == len(api.tokenizer.encode(SAYING, False))
+    assert b"".join(bytes(token.bytes) for token in content).decode() == f"{SAYING}<|end|>"
+    assert len(content) == len(api.tokenizer.encode(SAYING, False)) + 1
     assert [len(token.top_logprobs) for token in content] == [2] * len(content)
     whole = [token for token in content if not token.token.startswith("bytes:")]
     assert all(token.token.encode() == bytes(token.bytes) for token in whole)
@@ -149,7 +149,7 @@ def test_logprobs_of_completions(client):
     ):
         assert top[token] == -0.5
         if not token.startswith("bytes:"):
-            assert choice.text.startswith(token, offset)
+            assert f"{choice.text}<|end|>".startswith(token, offset)
 
 
 def test_errors_become_the_client_s_own(client, api):

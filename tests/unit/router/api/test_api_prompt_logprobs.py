@@ -86,7 +86,7 @@ def test_of_an_echo_alone_one_token_is_generated_and_none_reported(
 def test_the_token_that_is_not_reported_needs_room(api: LiveApi) -> None:
     fields = {"echo": True, "max_tokens": 0, "logprobs": 0}
     assert api.complete(prompt=[66] * (MAX_CONTEXT - 1), **fields).status_code == 200
-    assert api.complete(prompt=[66] * MAX_CONTEXT, **fields).status_code == 413
+    assert api.complete(prompt=[66] * MAX_CONTEXT, **fields).status_code == 400
 
 
 def test_the_larger_wish_decides_how_many_alternatives_are_computed(api: LiveApi) -> None:

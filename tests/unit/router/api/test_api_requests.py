@@ -79,7 +79,7 @@ def test_every_field_reaches_the_generator(api):
         allowed_token_ids=(14, 15),
         bad_words=bad_words,
     )
-    assert (request.priority, request.cache_salt) == (4, "tenant")
+    assert (request.priority, request.cache_salt) == (4, "/tenant")
     assert request.deadline_ms == 600_000
 
 
@@ -167,14 +167,14 @@ def test_tokens_by_their_ids(api):
     by_id = {"return_tokens_as_token_ids": True, "return_token_ids": True}
     choice = api.chat(logprobs=True, top_logprobs=1, **by_id).json()["choices"][0]
     told, ids = choice["logprobs"]["content"], choice["token_ids"]
-    names = [f"token_id:{each}" for each in ids][: len(told)]
+    names = [f"token_id:{each}" for each in ids]
     assert [each["token"] for each in told] == names
     assert [each["top_logprobs"][0]["token"] for each in told] == names
-    assert b"".join(bytes(each["bytes"]) for each in told) == b"Hello"
+    assert b"".join(bytes(each["bytes"]) for each in told) == b"Hello<|end|>"
     echoed = {"prompt": [65, 66], "echo": True, "logprobs": 1}
     choice = api.complete(**echoed, **by_id).json()["choices"][0]
     told = choice["logprobs"]
-    assert told["tokens"] == [f"token_id:{each}" for each in [65, 66, *ids]][: len(told["tokens"])]
+    assert told["tokens"] == [f"token_id:{each}" for each in [65, 66, *ids]]
     assert all(
         name in top for name, top in zip(told["tokens"], told["top_logprobs"], strict=True) if top
     )
@@ -285,7 +285,7 @@ def test_the_template_gets_its_variables(api):
 
 
 def test_the_best_of_several_are_those_whose_tokens_are_the_likeliest(api):
-    """Candidate i has tokens of log-probability -(i * 2 % 5), but 0 has none at all."""
+    """Candidate i has i tokens of log-probability -(i * 2 % 5), and an end of -9."""
     ids = api.tokenizer.encode("Hello there", add_special_tokens=False)
 
     def script(request: GenerationRequest) -> list[TokenDelta]:
@@ -297,14 +297,14 @@ def test_the_best_of_several_are_those_whose_tokens_are_the_likeliest(api):
     api.generator.script = script
     answer = api.complete(best_of=5, n=2).json()
     texts = [api.tokenizer.decode(ids[:number]) for number in range(5)]
-    assert [each["text"] for each in answer["choices"]] == [texts[3], texts[1]]
+    assert [each["text"] for each in answer["choices"]] == [texts[3], texts[4]]
     assert [each["index"] for each in answer["choices"]] == [0, 1]
     assert [each["logprobs"] for each in answer["choices"]] == [None, None]
     made = sum(len(ids[:number]) + 1 for number in range(5))
     assert answer["usage"]["completion_tokens"] == made, "all of them"
     assert {each.sampling.logprobs for each in api.generator.requests} == {0}
     told = api.complete(best_of=3, logprobs=2).json()["choices"][0]["logprobs"]
-    assert told["token_logprobs"] == [-2.0]
+    assert told["token_logprobs"] == [-2.0, -9.0]
 
 
 def test_the_timing_of_candidates_is_told_by_their_places_in_the_answer(api):
@@ -328,3 +328,21 @@ def test_the_best_are_chosen_for_each_prompt(api):
     answer = api.complete(prompt=["a", "b"], best_of=3, n=1).json()
     assert len(api.generator.requests) == 6
     assert [each["index"] for each in answer["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "stop", [{}, {"stop": ["el"]}, {"stop_token_ids": [76]}, {"max_tokens": 2}]
+)
+def test_every_generated_token_has_an_id_and_a_log_probability(api, stream, stop):
+    """Also those that a stop cut off the text, and the one that ended it."""
+    fields = {"stream": stream, "return_token_ids": True, **stop}
+    for ask, listed in ((api.chat, "content"), (api.complete, "tokens")):
+        answer = ask(logprobs=True if ask == api.chat else 1, **fields)
+        parts = events_of(answer.text) if stream else [answer.json()]
+        choices = [part["choices"][0] for part in parts]
+        ids = [id_ for choice in choices for id_ in choice["token_ids"]]
+        entries = [each for choice in choices for each in choice["logprobs"][listed]]
+        assert len(entries) == len(ids) > 0
+        if not stream:
+            assert len(ids) == answer.json()["usage"]["completion_tokens"]

@@ -151,7 +151,7 @@ def test_a_resumed_stream_may_be_resumed_again(api):
     assert lives == sorted(set(lives)), "each life is newer than all before"
 
 
-def test_seeds_are_those_of_the_request_whoever_serves_it(api):
+def test_seeds_are_those_of_the_request_whichever_worker_serves_it(api):
     body = body_of(COMPLETIONS, n=2)
     events = sent(api.post(COMPLETIONS, body))
     api.post(COMPLETIONS, body, **{"Last-Event-ID": events[0].id})

@@ -37,6 +37,7 @@ WISHES = [
         regex_grammar("a"),
     ),
 ]
+DENIED = {"not": {"const": 1}}
 ERRORS = [
     ({"response_format": {"type": "structural_tag"}}, "response_format"),
     (
@@ -44,7 +45,12 @@ ERRORS = [
         "response_format.json_schema.name",
     ),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "schema": {"if": 1}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {**NAMED, "schema": {"not": {"if": 1}}},
+            }
+        },
         "response_format.json_schema.schema",
     ),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
@@ -78,3 +84,68 @@ def test_what_cannot_be_had_is_refused_by_name(api, endpoint, fields, param):
     error = response.json()["error"]
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert api.generator.requests == []
+
+
+UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+LAX = {"name": "thing", "schema": UNIQUE}
+FUNCTION = {"name": "f", "parameters": UNIQUE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": LAX}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs.json"),
+        ({"guided_json": json.dumps(UNIQUE)}, "guided_json"),
+    ],
+)
+def test_what_is_dropped_of_a_schema_is_named_in_the_header(api, fields, param):
+    response = api.complete(**fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-baton-ignored"] == f"{param}/properties/tags/uniqueItems"
+    [request] = api.generator.requests
+    assert "uniqueItems" not in request.sampling.grammar
+
+
+def test_a_strict_schema_is_refused_for_what_would_be_dropped(api):
+    strict = {"type": "json_schema", "json_schema": {**LAX, "strict": True}}
+    error = api.complete(response_format=strict).json()["error"]
+    assert "'uniqueItems' at '#/properties/tags' cannot be enforced" in error["message"]
+    assert error["param"] == "response_format.json_schema.schema"
+
+
+def test_what_is_dropped_of_a_tool_is_named_only_where_it_constrains(tools_api):
+    tools_api.reset()
+    tools = [{"type": "function", "function": FUNCTION}]
+    free = tools_api.chat(tools=tools)
+    assert "x-baton-ignored" not in free.headers
+    required = tools_api.chat(tools=tools, tool_choice="required")
+    assert required.headers["x-baton-ignored"] == (
+        "tools[0].parameters/properties/tags/uniqueItems"
+    )
+    strict = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    refused = tools_api.chat(tools=strict, tool_choice="required")
+    assert refused.json()["error"]["param"] == "tools[0].parameters"
+    tools_api.generator.wait_idle()
+
+
+def test_true_is_a_schema_and_false_one_that_nothing_follows(api):
+    for value, status in ((True, 200), (False, 400)):
+        named = {"type": "json_schema", "json_schema": {"name": "any", "schema": value}}
+        assert api.complete(response_format=named).status_code == status
+        assert api.complete(structured_outputs={"json": value}).status_code == status
+
+
+def test_the_reason_why_a_pattern_fails_is_told(api):
+    for fields in (
+        {"structured_outputs": {"regex": "(?!a)b"}},
+        {"guided_json": {"type": "object", "patternProperties": {"(?!a)b": False}}},
+    ):
+        response = api.complete(**fields)
+        if response.status_code == 400:
+            assert "look-around" in response.json()["error"]["message"]
+    message = api.complete(structured_outputs={"regex": "a(b"}).json()["error"]["message"]
+    assert "unclosed group" in message

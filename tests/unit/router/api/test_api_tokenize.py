@@ -52,7 +52,7 @@ def test_a_conversation_that_goes_on_in_its_last_message(api):
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
-        ("/tokenize", {"prompt": "a", "lora": 1}, 400, "lora"),
+        ("/tokenize", {"prompt": "a", "promt": 1}, 400, "promt"),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, 400, "chat_template"),
         (
             "/tokenize",

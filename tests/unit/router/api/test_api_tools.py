@@ -221,25 +221,12 @@ def test_earlier_calls_and_results_reach_the_template(tools_api):
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"tools": [TOOL], "structured_outputs": {"grammar": "start: x\nx: /a/"}}, "tool_choice"),
         ({"documents": [{}]}, "documents"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "1"}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tools_api, fields, param):
@@ -261,3 +248,134 @@ def test_a_suffix_is_filled_in_before_where_the_model_has_the_tokens(tools_api):
     assert fill_in_middle(tools_api.tokenizer, "Hello", " there") == (
         tools_api.generator.requests[-1].token_ids
     )
+
+
+def test_reasoning_is_counted_on_every_api(tools_api):
+    """Reasoning counts with its markers, the rest of the answer does not."""
+    thoughts = "<think>\nHm, five.\n</think>"
+    num_tokens = len(tools_api.tokenizer.encode(thoughts, False))
+    tools_api.says(f"{thoughts}\n\nIt is five.")
+    usage = tools_api.chat().json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+    assert usage["completion_tokens"] > num_tokens
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = events_of(tools_api.chat(**options).text)
+    assert last["usage"] == usage
+    answer = tools_api.post("/v1/responses", {"model": MODEL, "input": "5?"}).json()
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": num_tokens}
+    two = tools_api.chat(n=2).json()["usage"]
+    assert two["completion_tokens_details"] == {"reasoning_tokens": 2 * num_tokens}
+    assert "completion_tokens_details" not in tools_api.complete().json()["usage"]
+
+
+def test_stop_strings_count_in_the_answer_alone(tools_api):
+    tools_api.says("<think>I say Stop.</think>Go. Stop. Go.")
+    for stream in (False, True):
+        answer = tools_api.chat(stop=["Stop"], stream=stream)
+        choices = [answer.json()] if not stream else events_of(answer.text)
+        parts = [
+            each["choices"][0].get("message") or each["choices"][0]["delta"] for each in choices
+        ]
+        assert "".join(part.get("reasoning", "") for part in parts) == "I say Stop."
+        assert "".join(part.get("content") or "" for part in parts) == "Go. "
+        assert choices[-1]["choices"][0]["stop_reason"] == "Stop"
+
+
+def test_a_form_applies_to_the_answer_behind_the_reasoning(tools_api):
+    """The prompt opens the reasoning, so the form begins where it ends."""
+    tools_api.says('Hm. {"a": 0}</think>{"a": 1}')
+    fields = {"response_format": {"type": "json_object"}}
+    message = tools_api.chat(chat_template_kwargs={"thinking": True}, **fields)
+    assert message.json()["choices"][0]["message"]["reasoning"] == 'Hm. {"a": 0}'
+    assert message.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    grammar = str(tools_api.generator.requests[-1].sampling.grammar)
+    assert "\nstart: thought gap constrained_answer\n" in grammar
+    tools_api.says('{"a": "<think>"}')
+    message = tools_api.chat(chat_template_kwargs={"thinking": False}, **fields)
+    assert message.json()["choices"][0]["message"]["content"] == '{"a": "<think>"}'
+    assert "thought" not in str(tools_api.generator.requests[-1].sampling.grammar)
+
+
+def test_a_stream_says_only_what_is_new(tools_api):
+    """No chunk for hidden tokens of markup, and no empty content before calls."""
+    tools_api.says(f"<think>Hm.</think>{CALLS}")
+    deltas = [
+        each["choices"][0] for each in events_of(tools_api.chat(tools=[TOOL], stream=True).text)
+    ]
+    assert deltas[0]["delta"]["role"] == "assistant"
+    assert all("content" not in each["delta"] for each in deltas)
+    *before, last = deltas
+    assert all(each["delta"] for each in before)
+    assert last["finish_reason"] == "tool_calls"
+    told = {"logprobs": True, "stream": True, "return_token_ids": True}
+    events = events_of(tools_api.chat(tools=[TOOL], **told).text)
+    tokens = [id_ for each in events for id_ in each["choices"][0]["token_ids"]]
+    assert len(tokens) == tools_api.chat(tools=[TOOL]).json()["usage"]["completion_tokens"]
+    choice = events_of(tools_api.chat(tools=[TOOL], tool_choice="none", stream=True).text)[0]
+    assert choice["choices"][0]["delta"]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        (
+            "/v1/responses",
+            {
+                "input": [
+                    {
+                        "type": "function_call",
+                        "call_id": "c",
+                        "name": "f",
+                        "arguments": '{"a":' + "[" * 300 + "]" * 300 + "}",
+                    }
+                ]
+            },
+            "input",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "x"}}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "x"}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_errors_name_the_caller_s_own_field(tools_api, path, fields, param):
+    own = {"messages": QUESTION} if "chat" in path else {"input": "5?"}
+    answer = tools_api.post(path, {"model": MODEL, **own, **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert f"'{param}'" in error["message"]
+
+
+DENYING = {"type": "json_schema", "name": "a", "schema": {"not": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        (
+            "/v1/responses",
+            {"text": {"format": DENYING}},
+            "text.format.schema/not",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_ignored_has_the_caller_s_own_name(tools_api, path, fields, named):
+    own = {"messages": QUESTION} if "chat" in path else {"input": "5?"}
+    answer = tools_api.post(path, {"model": MODEL, **own, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-baton-ignored"] == named

@@ -11,17 +11,22 @@ import pytest
 from tokenizers import Tokenizer as HfTokenizer
 
 from protocol.errors import ModelLoadError
-from router.chat.conversation import Conversation, Message, Tool
+from protocol.messages import FinishReason
+from router.api.conversation_plan import render_conversation
+from router.chat.conversation import Conversation, Message, Tool, ToolCall
+from router.chat.events import joined_calls
 from router.chat.markup import (
     REASONING_MARKERS,
     TOOL_MARKUPS,
     find_markup,
 )
 from router.parser_names import REASONING_PARSERS, TOOL_PARSERS
+from router.requests.output_text import TextDelta
 from router.text.tokenizer import Tokenizer
+from tests.unit.router.chat.families import ASKED as ASKED_BOTH
+from tests.unit.router.chat.families import TOOLS, written
+from tests.unit.router.chat.family_templates import OTHERS, PLAIN, TEMPLATES
 
-HERMES = "{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>"
-MISTRAL = "{% for t in tools %}[AVAILABLE_TOOLS]{% endfor %}"
 ASKED = Conversation((Message("user", "?"),), (Tool("f"),))
 Load = Callable[..., Tokenizer]
 
@@ -46,25 +51,75 @@ def load(checkpoint: Path, tmp_path: Path) -> Iterator[Load]:
         each.close()
 
 
-@pytest.mark.parametrize(
-    ("template", "special", "tools", "reasoning"),
-    [
-        (HERMES, (), "hermes", None),
-        (HERMES + "</think>", ("<think>", "</think>"), "hermes", "think"),
-        (MISTRAL, ("[TOOL_CALLS]", "[ARGS]"), "mistral", None),
-        (MISTRAL + "[THINK][/THINK]", ("[TOOL_CALLS]",), "mistral", "mistral"),
-        ("{{ tools }}", ("<|python_tag|>",), "llama3", None),
-        ("{{ tools }}", ("<|python_tag|>", "<|python_start|>"), "pythonic", None),
-        ("{{ tools }} as [func_name1(a=1)]", ("<|python_tag|>",), "pythonic", None),
-        ("{{ tools }}", (), None, None),
-        ("<tool_call> without the tools", (), None, None),
-        (None, ("[TOOL_CALLS]",), None, None),
-    ],
-)
-def test_the_family_is_what_the_checkpoint_shows(load, template, special, tools, reasoning):
+HERMES = TEMPLATES["hermes"]
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+@pytest.mark.parametrize("special", [(), ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_template_speaks_the_format_whose_parser_reads_it_back(load, family, special, thinks):
+    template = TEMPLATES[family]
+    if thinks:  # in the prompt, and in the history in another way
+        template = template.replace("assistant\\n", "assistant\\n<think>\\n").replace(
+            PLAIN, "{% if m.role == 'assistant' %}{{ '<think></think>\\n' }}{% endif %}" + PLAIN
+        )
     markup = find_markup(load(template, *special))
-    assert markup.tools is (TOOL_MARKUPS[tools] if tools else None)
-    assert markup.reasoning is (REASONING_MARKERS[reasoning] if reasoning else None)
+    assert markup.tools is TOOL_MARKUPS[family]
+    assert markup.reasoning is (REASONING_MARKERS["think"] if thinks else None)
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_what_the_template_writes_of_an_answer_s_calls_is_read_as_them(load, family):
+    """Round trip: calls, written by the family, read, rendered in the history, and read again."""
+    tokenizer = load(TEMPLATES[family])
+    markup, template = find_markup(tokenizer), tokenizer.tool_template
+    text = [("weather", {"city": "Köln {}"}), ("get.time", {})]
+    for calls in (text[:1], text[1:], text):
+        parser = markup.parser(ASKED_BOTH, "", "seed")
+        message = parser.push(TextDelta(written(family, calls), [], finish=FinishReason.STOP))
+        told = tuple(
+            ToolCall(call.begin.id, call.begin.name, call.arguments)
+            for call in joined_calls(message.events)
+        )
+        history = (*ASKED_BOTH.messages, Message("assistant", "", tool_calls=told))
+        again = Conversation(history, TOOLS, add_generation_prompt=False)
+        prompt = template.render([each.for_template(template.shape, "p") for each in history[:1]])
+        [whole] = render_conversation(template, again, markup)
+        assert whole.endswith("<|end|>\n")
+        if calls == text and family in ("functionary", "llama3", "function_tag"):
+            continue  # whose small templates have nothing between two calls
+        rest = whole.removesuffix("<|end|>\n")[whole.rindex("assistant\n") + 10 :]
+        assert prompt.rstrip(">").endswith("assistant\n")
+        delta = TextDelta(rest, [], finish=FinishReason.STOP)
+        read = joined_calls(markup.parser(ASKED_BOTH, "", "seed").push(delta).events)
+        assert [(c.begin.name, json.loads(c.arguments)) for c in read] == calls
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_a_format_that_no_parser_reads_is_none_and_says_why(load, name):
+    markup = find_markup(load(OTHERS[name], "<tool_call>", "<|python_tag|>", "[TOOL_CALLS]"))
+    assert markup.tools is None
+    if "not written" in name:
+        assert "writes no past calls" in markup.no_tools_reason
+    else:
+        assert "no parser reads back" in markup.no_tools_reason
+        assert "Probetown" in markup.no_tools_reason
+
+
+def test_a_template_may_want_the_result_behind_a_call(load):
+    strict = "{%- if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"
+    assert find_markup(load(strict + HERMES)).tools is TOOL_MARKUPS["hermes"]
+    drops = (
+        "{%- if messages[-1].role == 'assistant' %}{% set messages = messages[:-1] %}{% endif %}"
+    )
+    assert find_markup(load(drops + TEMPLATES["nemotron"])).tools is TOOL_MARKUPS["nemotron"]
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", None])
+def test_without_tools_in_the_template_there_are_none(load, template):
+    markup = find_markup(load(template, "[TOOL_CALLS]"))
+    assert (markup.tools, markup.reasoning) == (None, None)
+    assert "takes none" in markup.no_tools_reason
 
 
 def test_an_operator_s_word_comes_first(load):
@@ -83,7 +138,7 @@ def test_every_parser_can_be_named():
 
 
 def test_special_tokens_of_markers_are_text_where_a_parser_needs_them(load):
-    tokenizer = load(MISTRAL, "[TOOL_CALLS]", "[ARGS]")
+    tokenizer = load(TEMPLATES["mistral"], "[TOOL_CALLS]", "[ARGS]")
     markup = find_markup(tokenizer)
     ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{}<|end|>", add_special_tokens=False)
     kept = tokenizer.detokenizer(kept_ids=markup.kept_ids(ASKED))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.chat.python_value import PythonValue
+from router.chat.formats.python_value import PythonValue
 
 
 def rewritten(pieces: list[str]) -> tuple[str | None, str]:

@@ -11,11 +11,18 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from protocol.errors import InvalidRequest
 from protocol.messages import FinishReason
+from protocol.sampling import MAX_GRAMMAR_CHARS
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.chat.events import joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from router.requests.output_text import TextDelta
-from router.text.grammar import choice_grammar, json_schema_grammar, only_rule, regex_grammar
+from router.text.grammar import (
+    choice_grammar,
+    json_schema_grammar,
+    json_schema_part,
+    only_rule,
+    regex_grammar,
+)
 from tests.paths import DEMO_MODEL
 
 DEMO = DEMO_MODEL / "tokenizer.json"
@@ -82,10 +89,29 @@ def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str
         return "; ".join(f'{{"name":"{name}","parameters":{value}}}' for name, value in calls)
     if family == "pythonic":
         return f"[{', '.join(f'{name}({keywords(value)})' for name, value in calls)}]"
-    if vocabulary.ids:
+    if family == "mistral" and vocabulary.ids:
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{value}" for name, value in calls)
+    if family == "function_tag":
+        return "".join(f"<function={name}>{value}</function>" for name, value in calls)
+    if family == "functionary":
+        return ">>>".join(f"{name}\n{value}" for name, value in calls)
+    if family == "qwen3_coder":
+        return "\n".join(f"<tool_call>\n{tags(*call)}\n</tool_call>" for call in calls)
     objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
-    return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    before, after = {
+        "mistral": ("[TOOL_CALLS] [", "]"),
+        "nemotron": ("<TOOLCALL>[", "]</TOOLCALL>"),
+        "xlam": ("[", "]"),
+    }[family]
+    return f"{before}{', '.join(objects)}{after}"
+
+
+def tags(name: str, arguments: str) -> str:
+    parts = "".join(
+        f"<parameter={key}>\n{json.dumps(value, ensure_ascii=False)}\n</parameter>\n"
+        for key, value in json.loads(arguments).items()
+    )
+    return f"<function={name}>\n{parts}</function>"
 
 
 WEATHER = ("weather", '{"city":"Köln"}')
@@ -121,7 +147,7 @@ def test_a_named_call_and_one_call_at_most(family, vocabulary):
     assert not vocabulary.admits(one, written(family, vocabulary, NOW, NOW))
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral"])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "nemotron", "function_tag", "qwen3_coder"])
 def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
     grammar = markup(family, vocabulary).grammar(asked("auto"), "")
     call = written(family, vocabulary, WEATHER)
@@ -131,13 +157,14 @@ def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
         grammar, "Well " + written(family, vocabulary, ("weather", '{"city":"Paris"}'))
     )
     loose = ("now", '{"any":1}')
-    assert vocabulary.admits(grammar, written(family, vocabulary, loose)), "is not strict"
+    if family != "qwen3_coder":  # which writes the arguments that the schema lists
+        assert vocabulary.admits(grammar, written(family, vocabulary, loose)), "is not strict"
     single = markup(family, vocabulary).grammar(asked("auto", parallel_tool_calls=False), "")
     assert vocabulary.admits(single, call)
     assert not vocabulary.admits(single, written(family, vocabulary, NOW, NOW))
 
 
-@pytest.mark.parametrize("family", ["llama3", "pythonic"])
+@pytest.mark.parametrize("family", ["llama3", "pythonic", "xlam", "functionary"])
 def test_a_family_without_a_marker_cannot_be_strict_of_itself(family, vocabulary):
     with pytest.raises(InvalidRequest, match="'strict' needs 'tool_choice'"):
         markup(family, vocabulary).grammar(asked("auto"), "")
@@ -207,6 +234,44 @@ def test_without_need_there_is_no_grammar(vocabulary):
     assert markup("hermes", vocabulary).grammar(asked("none"), "") is None
 
 
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (json_schema_grammar({"enum": [{"city": "Oslo"}]}), '{"city":"Oslo"}', "Oslo"),
+        (choice_grammar(["start", "no"]), "start", "starts"),
+        (regex_grammar(r"start/[ab]+"), "start/ab", "start/"),
+        ('%llguidance {}\nstart: "start" X // start\nX: /[a-c]/+', "startabc", "abc"),
+        ('start: "a" | "(" start ")"', "((a))", "((a)"),
+        (json_schema_grammar({"enum": ["start: // x", 1.5]}), '"start: // x"', "start"),
+        ('start[capture="start"]: restart\nrestart: "a"', "a", "b"),
+    ],
+)
+def test_the_form_of_an_answer_applies_behind_its_reasoning(vocabulary, grammar, good, bad):
+    form, plain = markup("hermes", vocabulary, reasons=True), Conversation((Message("user", "?"),))
+    opened = form.after_thoughts(plain, "...<think>\n", grammar)
+    assert vocabulary.admits(opened, f'So "start".\n</think>\n\n{good}')
+    for text in (good, f"So.</think>{bad}", f"<think>So.</think>{bad}", "So."):
+        assert not vocabulary.admits(opened, text), text
+    free = form.after_thoughts(plain, "...", grammar)
+    if vocabulary.ids:
+        for text in (good, f"<think>So.</think>{good}"):
+            assert vocabulary.admits(free, text), text
+        assert not vocabulary.admits(free, f"<think>So.</think>{bad}")
+    else:
+        assert free is None, "nothing shows that it would reason"
+    assert form.after_thoughts(plain, "...<think>\n</think>\n\n", grammar) is None
+    assert markup("hermes", vocabulary).after_thoughts(plain, "<think>", grammar) is None
+
+
+def test_a_prefill_opens_the_reasoning_that_a_form_waits_for(vocabulary):
+    form = markup("hermes", vocabulary, reasons=True)
+    for prefill, waits in (("<think>So", True), ("<think>So</think>", False), ("{", False)):
+        messages = (Message("user", "?"), Message("assistant", prefill))
+        goes_on = Conversation(messages, continue_final_message=True)
+        grammar = form.after_thoughts(goes_on, f"...{prefill}", ANSWER)
+        assert (grammar is not None) == waits
+
+
 OPTIONAL = {
     "properties": {"a": {"enum": [1]}, "b": {"$ref": "#/$defs/b"}, "c": {"enum": [None]}},
     "required": ["b", "d"],
@@ -242,3 +307,25 @@ def test_an_argument_that_has_no_name_in_python_is_refused(vocabulary):
     asked = Conversation((Message("user", "?"),), tools, ToolChoice(ToolMode.REQUIRED))
     with pytest.raises(InvalidRequest, match="'a b'"):
         markup("pythonic", vocabulary).grammar(asked, "")
+
+
+@pytest.mark.parametrize("family", ["pythonic", "hermes"])
+def test_rules_of_calls_stop_at_the_limit_of_a_grammar(monkeypatch, family):
+    """Keyword calls repeat a schema's definitions for every argument."""
+    parts: list[object] = []
+
+    def part(schema: dict[str, object] | bool) -> str:
+        parts.append(schema)
+        return json_schema_part(schema)
+
+    for module in ("formats.keyword_grammar", "tool_grammar"):
+        monkeypatch.setattr(f"router.chat.{module}.json_schema_part", part)
+    text = "x" * (MAX_GRAMMAR_CHARS // 10)
+    properties = {f"key{place}": {"type": "string"} for place in range(100)}
+    schema = {"type": "object", "properties": properties, "$defs": {"a": {"description": text}}}
+    tools = tuple(Tool(f"tool{place}", parameters=schema, strict=True) for place in range(100))
+    asks = Conversation((Message("user", "?"),), tools, ToolChoice(ToolMode.REQUIRED))
+    with pytest.raises(InvalidRequest, match="the limit is") as caught:
+        ChatMarkup(TOOL_MARKUPS[family]).grammar(asks, "")
+    assert caught.value.param == "tools"
+    assert len(parts) <= 11

@@ -9,12 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.messages import FinishReason
+from router.chat.call_reader import CallReader
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from router.chat.events import ContentText, JoinedCall, MessageDelta, ReasoningText, joined_calls
+from router.chat.events import (
+    ContentText,
+    JoinedCall,
+    MessageDelta,
+    ReasoningText,
+    ToolCallBroken,
+    joined_calls,
+)
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from router.requests.output_text import TextDelta
 
-TOOLS = (Tool("get_weather"), Tool("add"))
+NUMBERS = {"properties": {"a": {"type": "array"}, "x": {"type": "number"}}}
+TOOLS = (Tool("get_weather"), Tool("add", parameters=NUMBERS))
 ASKED = Conversation((Message("user", "?"),), TOOLS)
 PLAIN = Conversation((Message("user", "?"),))
 
@@ -25,13 +34,17 @@ ADD_TEXT = '{"a": [1, {"b": "}"}]}'
 
 
 def parse(
-    family: str, pieces: list[str], conversation: Conversation = ASKED, prompt: str = ""
+    family: str,
+    pieces: list[str],
+    conversation: Conversation = ASKED,
+    prompt: str = "",
+    finish: FinishReason = FinishReason.STOP,
 ) -> MessageDelta:
     """Everything that the pieces say, as one delta with its neighbours joined."""
     reasoning = REASONING_MARKERS["think"]
     parser = ChatMarkup(TOOL_MARKUPS[family], reasoning).parser(conversation, prompt, "seed")
     deltas = [parser.push(TextDelta(piece, [])) for piece in pieces]
-    deltas.append(parser.push(TextDelta("", [], finish=FinishReason.STOP)))
+    deltas.append(parser.push(TextDelta("", [], finish=finish)))
     return MessageDelta([event for delta in deltas for event in delta.events], deltas[-1].finish)
 
 
@@ -102,6 +115,56 @@ def calls_of(message: MessageDelta) -> list[tuple[str, object]]:
             [("add", {"x": -1.5, "y": [True, None]})],
         ),
         ("pythonic", "[add(a=1), other(b=2)]", ", other(b=2)]", [("add", {"a": 1})]),
+        ("pythonic", "Well, see [1]: [add(a=1)]", "Well, see [1]:", [("add", {"a": 1})]),
+        ("pythonic", "<|python_tag|>[add(a=1)]", "", [("add", {"a": 1})]),
+        (
+            "llama3",
+            'Let me {see}: [{"name": "add", "parameters": {}}, {"name": "add"}]',
+            "Let me {see}:",
+            [("add", {}), ("add", {})],
+        ),
+        ("llama3", '{"name": "add"}\n{"name": "add"}', "", [("add", {}), ("add", {})]),
+        (
+            "xlam",
+            f'[{{"name": "add", "arguments": {ADD_TEXT}}}, {{"name": "get_weather"}}]',
+            "",
+            [ADD, ("get_weather", {})],
+        ),
+        (
+            "nemotron",
+            f'<TOOLCALL>[{{"name": "add", "arguments": {ADD_TEXT}}}]</TOOLCALL> Done',
+            "Done",
+            [ADD],
+        ),
+        (
+            "function_tag",
+            f"<function=add>{ADD_TEXT}</function><function=get_weather>{{}}</function> Done",
+            "Done",
+            [ADD, ("get_weather", {})],
+        ),
+        (
+            "functionary",
+            f"all\nWell.\n>>>add\n{ADD_TEXT}\n>>>get_weather\n{{}}",
+            "Well.",
+            [ADD, ("get_weather", {})],
+        ),
+        ("functionary", f">>>add\n{ADD_TEXT}", "", [ADD]),
+        (
+            "qwen3_coder",
+            "Well.\n<tool_call>\n<function=add>\n<parameter=a>\n[1, {'b': '}'}]\n</parameter>\n"
+            "<parameter=x>\n-1.5\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+            "<function=get_weather>\n<parameter=city>\nKöln {}\n</parameter>\n</function>\n"
+            "</tool_call>",
+            "Well.",
+            [("add", {"a": [1, {"b": "}"}], "x": -1.5}), WEATHER],
+        ),
+        (
+            "qwen3_coder",
+            "<function=get_weather>\n<parameter=city>\n\n<a>\nb\n\n</parameter>\n</function>",
+            "",
+            [("get_weather", {"city": "\n<a>\nb\n"})],
+        ),
+        ("qwen3_coder", "<tool_call><function=add></function></tool_call>", "", [("add", {})]),
     ],
 )
 def test_a_call_is_read(family, text, content, calls):
@@ -136,7 +199,14 @@ def test_a_call_is_read(family, text, content, calls):
         ("pythonic", "[1, 2]"),
         ("pythonic", "[add(1)]"),
         ("pythonic", "[other(a=1)]"),
-        ("pythonic", "Well: [add(a=1)]"),
+        ("pythonic", "Well: [other(a=1)]"),
+        ("xlam", '[{"name": "Bob", "arguments": {}}]'),
+        ("xlam", 'See [1] and {"a": 2}'),
+        ("nemotron", "<TOOLCALL>[1]</TOOLCALL>"),
+        ("function_tag", "<function=add>(1)</function>"),
+        ("functionary", "Hello"),
+        ("functionary", ">>> print(1)"),
+        ("qwen3_coder", "<tool_call>\n{}</tool_call> <function= f(x)"),
         ("pythonic", " [add(a"),
         ("pythonic", "<|python_start|>print(1)"),
         ("pythonic", "<|python_st"),
@@ -156,17 +226,35 @@ def test_a_call_that_breaks_off_keeps_what_it_said(family):
         "llama3": '{"name": "add", "parameters": {"a": "x',
         "mistral": '[TOOL_CALLS]add[ARGS]{"a": "x',
         "pythonic": "[add(a='x",
+        "xlam": '[{"name": "add", "arguments": {"a": "x',
+        "nemotron": '<TOOLCALL>[{"name": "add", "arguments": {"a": "x',
+        "function_tag": '<function=add>{"a": "x',
+        "functionary": 'add\n{"a": "x',
+        "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=a>\nx",
     }[family]
-    [call] = joined_calls(parse(family, list(text)).events)
-    assert call.arguments == '{"a": "x'
+    for finish, told in ((FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length")):
+        message = parse(family, list(text), finish=finish)
+        [call] = joined_calls(message.events)
+        assert call.arguments.replace(": ", ":") == '{"a":"x'
+        assert message.finish == told, "no client takes it for a whole call"
+        assert message.events[-1] == ToolCallBroken(0)
 
 
 def test_arguments_stream_while_they_are_written():
     parser = ChatMarkup(TOOL_MARKUPS["hermes"]).parser(ASKED, "", "seed")
     head = parser.push(TextDelta('<tool_call>{"name": "add", "arguments": {"a"', []))
-    more = parser.push(TextDelta(": 1", []))
+    more = parser.push(TextDelta(': "1', []))
     assert [call.arguments for call in joined_calls(head.events)] == ['{"a"']
-    assert [call.arguments for call in joined_calls(more.events)] == [": 1"]
+    assert [call.arguments for call in joined_calls(more.events)] == [': "1']
+
+
+@pytest.mark.parametrize("rest", [', "x": }', " oops}", ', "x": ' + "[" * 300])
+def test_an_object_that_goes_wrong_behind_its_arguments_is_a_call(rest):
+    reader = CallReader(0, "id")
+    reader.push('{"name": "f", "arguments": {"a": 1}' + rest)
+    assert (reader.begun, reader.done, reader.broken) == (True, True, False)
+    (call,) = joined_calls(reader.events)
+    assert (call.begin.name, call.arguments) == ("f", '{"a": 1}')
 
 
 def test_without_tools_or_with_none_chosen_nothing_is_a_call():
@@ -202,6 +290,12 @@ def test_ids_are_the_same_in_every_attempt_and_differ_between_calls():
         (" <thin", "", "", " <thin"),
         ("Hm </thin", "<think>", "Hm </thin", ""),
         ("<think></think>Yes", "", "", "Yes"),
+        ("<think>\nHm</think>Yes", "...<think>\n", "Hm", "Yes"),
+        ("<think><think>Hm</think></think>\n</think> Yes", "", "Hm", "Yes"),
+        ("</think>\n\nYes", "...<think></think>", "", "Yes"),
+        ("</thin", "", "", "</thin"),
+        ("Yes, </think> is a tag", "", "", "Yes, </think> is a tag"),
+        ("<think>Hm</think> </thi", "", "Hm", "</thi"),
     ],
 )
 def test_reasoning_is_apart_from_content(text, prompt, reasoning, content):
@@ -218,7 +312,57 @@ def test_reasoning_then_a_call():
     assert not any(isinstance(event, ContentText) for event in message.events)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "text", "reasoning", "content"),
+    [
+        ("<think>\nSo", " far</think>Yes", "far", "Yes"),
+        ("<think>So</think>Well", ", yes", "", ", yes"),
+        ("Well", ", yes", "", ", yes"),
+    ],
+)
+def test_a_message_that_goes_on_may_have_opened_its_reasoning(prefill, text, reasoning, content):
+    messages = (Message("user", "?"), Message("assistant", prefill))
+    conversation = Conversation(messages, continue_final_message=True)
+    for pieces in ([text], list(text)):
+        message = parse("hermes", pieces, conversation, f"user: ? assistant: {prefill}")
+        assert (message.reasoning, message.content) == (reasoning, content)
+
+
+CALLS_BY_FAMILY = {
+    "hermes": HERMES_CALL,
+    "llama3": '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Köln {}"}}',
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Köln {}"}',
+    "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Köln {}"}}]</TOOLCALL>',
+    "function_tag": '<function=get_weather>{"city": "Köln {}"}</function>',
+    "pythonic": "<|python_start|>[get_weather(city='Köln {}')]<|python_end|>",
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln {}\n</parameter>\n"
+    "</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize(("family", "call"), sorted(CALLS_BY_FAMILY.items()))
+def test_a_call_in_reasoning_that_is_never_closed_is_a_call(family, call):
+    for text, prompt in ((f"<think>I ask.\n{call}", ""), (f"I ask.\n{call}", "<think>\n")):
+        for pieces in ([text], list(text)):
+            message = parse(family, pieces, prompt=prompt)
+            assert (message.reasoning, message.content) == ("I ask.", "")
+            assert (calls_of(message), message.finish) == ([WEATHER], "tool_calls")
+
+
+@pytest.mark.parametrize(("family", "call"), sorted(CALLS_BY_FAMILY.items()))
+def test_a_call_in_reasoning_that_is_closed_later_is_reasoning(family, call):
+    text = f"<think>I could ask {call} or not.</think>No."
+    for pieces in ([text], list(text)):
+        message = parse(family, pieces)
+        assert message.reasoning == f"I could ask {call} or not."
+        assert (message.content, message.finish) == ("No.", "stop")
+    text = "<think>I know <tool_call>, [TOOL_CALLS] and <function="
+    assert parse(family, list(text)).reasoning == text.removeprefix("<think>")
+
+
 FRAGMENTS = [
+    *("<TOOLCALL>", "</TOOLCALL>", "<function=", "add>", "</function>", ">>>", "all\n", "add\n"),
+    *("<parameter=a>\n", "<parameter=", "</parameter>", "True", "1", "\\u12", "\\d"),
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<think>", "</think>", "{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "add", "x1"),
     *('"name"', '"arguments"', '"parameters"', '"add"', '{"name": "add", "arguments": {', "{}"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.events import CacheEvents
 from protocol.messages import CacheDump
+from router.fleet.block_holders import EXACT_BLOCKS, STRIDE
 from router.fleet.cache_index import CacheIndex, PrefixMatch
 
 
@@ -76,15 +78,16 @@ def test_events_before_the_dump_wait_for_it() -> None:
     assert (held(index, 0), held(index, 1)) == (0, 1)
 
 
-def test_a_missing_number_asks_for_a_dump_and_trusts_nothing_until_then() -> None:
+def test_a_missing_number_asks_for_a_dump_and_keeps_a_hint_until_then() -> None:
     worker = TruthfulWorker()
     index = synced(worker)
     index.apply_events(worker.change([0], []))
     worker.change([], [0])
     assert index.apply_events(worker.change([2], []))
-    assert index.gaps == 1
-    assert held(index, 0) == held(index, 2) == 0
+    assert (index.gaps, index.is_synced("w")) == (1, False)
+    assert held(index, 0) == held(index, 2) == 1
     assert not index.apply_events(worker.change([3], []))
+    assert held(index, 2, 3) == 2
     assert not index.apply_dump("w", worker.dump())
     assert (held(index, 0), held(index, 2, 3)) == (0, 2)
 
@@ -133,6 +136,20 @@ def test_expectations_that_expired_leave_no_memory() -> None:
     assert len(index._workers["w"].routed) <= 6
 
 
+def test_what_is_expected_is_bounded_and_goes_without_new_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.fleet.cache_index.MAX_PENDING", 10)
+    index = synced(TruthfulWorker())
+    for number in range(10):
+        index.expect("w", [digest(4 * number + each) for each in range(4)], now=0.0)
+    assert len(index._expected) == len(index._workers["w"].pending) == 8
+    assert index.match("w", [digest(36)], 0.0).expected == 1
+    assert index.match("w", [digest(0)], 0.0).expected == 0
+    index.tidy(5.0)
+    assert len(index._expected) == len(index._workers["w"].routed) == 0
+
+
 def test_a_prompt_that_is_routed_again_is_expected_as_long_again() -> None:
     index = synced(TruthfulWorker())
     index.expect("w", CHAIN[:2], now=0.0)
@@ -141,6 +158,87 @@ def test_a_prompt_that_is_routed_again_is_expected_as_long_again() -> None:
     assert index.match("w", CHAIN, 6.0) == PrefixMatch(held=0, expected=1)
     index.expect("w", [digest(98)], now=9.0)
     assert index.match("w", CHAIN, 8.0) == PrefixMatch(held=0, expected=0)
+
+
+def test_the_load_report_reveals_that_the_last_event_was_lost() -> None:
+    worker = TruthfulWorker()
+    index = synced(worker)
+    index.apply_events(worker.change([0], []))
+    assert not index.check_seq("w", "i1", worker.seq)
+    worker.change([1], [])
+    assert not index.check_seq("w", "another", worker.seq)
+    assert not index.check_seq("nobody", "i1", worker.seq)
+    assert index.check_seq("w", "i1", worker.seq)
+    assert not index.check_seq("w", "i1", worker.seq), "a dump is on its way already"
+    assert not index.apply_dump("w", worker.dump())
+    assert held(index, 0, 1) == 2
+
+
+def test_a_dump_that_does_not_come_is_requested_again_ever_more_rarely() -> None:
+    worker = TruthfulWorker()
+    index = CacheIndex(5.0)
+    index.join("w", "i1")
+    asked = [now for now in range(100) if index.overdue(float(now))]
+    assert asked == [2, 6, 14, 30, 62]
+    index.apply_dump("w", worker.dump())
+    assert not index.overdue(1000.0)
+    worker.change([0], [])
+    assert index.check_seq("w", "i1", worker.seq)
+    assert not index.overdue(1000.0)
+    assert index.overdue(1002.0) == ["w"]
+
+
+def test_one_look_up_tells_of_all_workers() -> None:
+    index = CacheIndex(5.0)
+    workers = {name: TruthfulWorker(name) for name in "abcd"}
+    for name, worker in workers.items():
+        index.join(name, name)
+        worker.change(list(range("abcd".index(name) * 2)), [])
+        index.apply_dump(name, worker.dump())
+    index.expect("b", CHAIN[2:4], now=1.0)
+    index.expect("d", CHAIN[6:], now=1.0)
+    assert index.matches(CHAIN, 2.0) == {
+        "b": PrefixMatch(2, 4),
+        "c": PrefixMatch(4, 4),
+        "d": PrefixMatch(6, 8),
+    }
+    index.leave("d")
+    assert set(index.matches(CHAIN, 2.0)) == {"b", "c"}
+    assert set(index.matches(CHAIN, 7.0)) == {"b", "c"}
+    assert index.match("b", CHAIN, 7.0) == PrefixMatch(2, 2)
+
+
+def test_nothing_of_a_worker_that_left_is_left() -> None:
+    index = CacheIndex(5.0)
+    for number in range(50):
+        worker = TruthfulWorker()
+        worker.change([number % 3, 3], [])
+        index.join("w", "i1")
+        index.apply_dump("w", worker.dump())
+        index.expect("w", CHAIN[4:], now=1.0)
+        index.leave("w")
+    assert (len(index._held), len(index._expected), index._num_bits) == (0, 0, 1)
+
+
+def test_long_prompts_are_matched_to_the_block() -> None:
+    numbers = list(range(EXACT_BLOCKS + 10 * STRIDE + 5))
+    for count in (0, 1, EXACT_BLOCKS - 1, *range(EXACT_BLOCKS, EXACT_BLOCKS + 40), len(numbers)):
+        worker = TruthfulWorker()
+        worker.change(numbers[:count], [])
+        assert held(synced(worker), *numbers) == count
+
+
+def test_a_large_cache_comes_into_the_index_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.fleet.cache_index.SLICE", 10)
+    numbers = list(range(25))
+    worker = TruthfulWorker()
+    worker.change(numbers, [])
+    index = synced(worker)
+    assert len(index._held) == 10
+    index.apply_events(worker.change([30], numbers[:5]))
+    for _ in range(3):
+        index.tidy(0.0)
+    assert {n for n in range(40) if index._held.of(digest(n))} == {*numbers[5:], 30}
 
 
 changes = st.lists(
@@ -177,6 +275,8 @@ def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
             dumps.append(worker.dump())
         if index.is_synced("w") and delivered == worker.seq and not dumps:
             assert index._workers["w"].hashes == worker.hashes
+        known = {digest(each) for each in range(8) if index._held.of(digest(each))}
+        assert known == index._workers["w"].hashes
 
     final = worker.change([0], [])
     if index.apply_events(final):
@@ -186,3 +286,28 @@ def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
             dumps.append(worker.dump())
     assert index.is_synced("w")
     assert index._workers["w"].hashes == worker.hashes
+
+
+class CountingMasks(dict[bytes, int]):
+    """Counts look-ups."""
+
+    num_reads = 0
+
+    def get(self, digest: bytes, default: int) -> int:
+        self.num_reads += 1
+        return super().get(digest, default)
+
+
+def test_the_cost_of_a_look_up_grows_neither_with_the_workers_nor_with_each_block() -> None:
+    """128,000 tokens, 100 workers that hold them all: far less than a look-up for each block."""
+    hashes = [digest(each) for each in range(8000)]
+    dump = CacheDump(incarnation="i", seq=0, hashes=hashes)
+    index = CacheIndex(5.0)
+    for number in range(100):
+        index.join(f"w{number}", "i")
+        index.apply_dump(f"w{number}", dump)
+    index._held._masks = masks = CountingMasks(index._held._masks)
+    found = index.matches(hashes, 0.0)
+    assert set(found.values()) == {PrefixMatch(8000, 8000)}
+    assert len(found) == 100
+    assert masks.num_reads <= EXACT_BLOCKS + len(hashes) // STRIDE + STRIDE

@@ -13,7 +13,10 @@ import pytest
 from protocol.events import CacheEvents
 from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Hello, Role
 from protocol.registration import WorkerState
-from tests.unit.router.router_harness import Harness, until
+from router.fleet.cache_index import RETRY_S
+from router.fleet.election import WantedModel
+from router.fleet.fleet import LONG_STEP_S
+from tests.unit.router.router_harness import Harness, stats_of, until
 
 
 @pytest.fixture
@@ -82,15 +85,22 @@ async def test_a_restarted_worker_is_another_one(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "what", "ours", "theirs"),
+    ("fields", "told"),
     [
-        ({"model_fingerprint": "other"}, "model fingerprint", "weights", "other"),
-        ({"layout_fingerprint": "tp2"}, "KV layout fingerprint", "layout", "tp2"),
-        ({"protocol_version": 99}, "protocol version", str(PROTOCOL_VERSION), "99"),
+        ({"model_fingerprint": "o", "model": "big"}, "it serves 'big', and this fleet 'model'"),
+        ({"model_fingerprint": "o"}, "it serves another version of 'model' than this fleet"),
+        (
+            {"layout_fingerprint": "tp2"},
+            "KV layout fingerprint differs: ours is layout, the peer's is tp2",
+        ),
+        (
+            {"protocol_version": 99},
+            f"protocol version differs: ours is {PROTOCOL_VERSION}, the peer's is 99",
+        ),
     ],
 )
-async def test_who_differs_is_refused_once_with_both_values(
-    harness: Harness, caplog: pytest.LogCaptureFixture, fields, what, ours, theirs
+async def test_who_differs_is_refused_once_and_named_by_its_model(
+    harness: Harness, caplog: pytest.LogCaptureFixture, fields, told
 ) -> None:
     await harness.join("d1")
     harness.workers["d2"] = harness.make("d2", **fields)
@@ -98,9 +108,67 @@ async def test_who_differs_is_refused_once_with_both_values(
         harness.refresh()
         harness.refresh()
     (record,) = caplog.records
-    told = f"{what} differs: ours is {ours}, the peer's is {theirs}"
     assert record.getMessage() == f"worker d2 is not used: {told}"
     assert ids(harness, Role.DECODE) == ["d1"]
+
+
+def members(harness: Harness, **models: str) -> None:
+    """Workers that register with a model, and a checkpoint of the same name."""
+    for name, model in models.items():
+        worker = harness.make(
+            name,
+            model=model,
+            model_fingerprint=f"{model} weights",
+            texts_fingerprint=f"{model} texts",
+        )
+        harness.workers[name] = worker
+
+
+async def test_a_router_serves_what_its_own_checkpoint_is_of(harness: Harness) -> None:
+    """A stray worker of another model, which registered first, does not take over."""
+    harness.fleet.want(WantedModel("real", "real texts"))
+    members(harness, d0="stray")
+    harness.refresh()
+    assert harness.fleet.identity is None
+    told = "it serves 'stray', and its configuration or tokenizer is not that of this router's"
+    assert harness.fleet.not_ready_reason() == (
+        f"no decode worker is ready: d0 is refused: {told} 'real'"
+    )
+    members(harness, d1="real", d2="stray")
+    harness.refresh()
+    assert harness.fleet.identity.model == "real"
+    await until(lambda: harness.is_usable("d1"))
+    assert [each.worker_id for each in harness.fleet.workers()] == ["d1"]
+    conditions = {each["worker_id"]: each["condition"] for each in harness.fleet.as_json()}
+    assert conditions["d0"] == conditions["d2"] == f"refused: {told} 'real'"
+
+
+async def test_of_workers_that_do_not_tell_the_named_model_is_served(harness: Harness) -> None:
+    harness.fleet.want(WantedModel("named", "texts", is_named=True))
+    for name, model in (("d0", "other"), ("d1", "other"), ("d2", "named")):
+        harness.workers[name] = harness.make(name, model=model, model_fingerprint=model)
+    harness.refresh()
+    assert harness.fleet.identity.model == "named"
+
+
+async def test_workers_of_the_own_checkpoint_count_more_than_a_name(harness: Harness) -> None:
+    harness.fleet.want(WantedModel("named", "texts", is_named=True))
+    for name in ("d0", "d1"):
+        harness.workers[name] = harness.make(name, model="named", model_fingerprint="silent")
+    harness.workers["d2"] = harness.make(
+        "d2", model="renamed", model_fingerprint="ours", texts_fingerprint="texts"
+    )
+    harness.refresh()
+    assert harness.fleet.identity.model == "renamed"
+
+
+async def test_of_workers_that_do_not_tell_most_decide(harness: Harness) -> None:
+    harness.fleet.want(WantedModel("mine", "texts"))
+    for name, model in (("d0", "stray"), ("d1", "real"), ("d2", "real")):
+        harness.workers[name] = harness.make(name, model=model, model_fingerprint=model)
+    harness.refresh()
+    assert harness.fleet.identity.model == "real"
+    await until(lambda: harness.is_usable("d1"))
 
 
 async def test_another_model_takes_over_when_nobody_serves_the_first(harness: Harness) -> None:
@@ -110,11 +178,24 @@ async def test_another_model_takes_over_when_nobody_serves_the_first(harness: Ha
     assert harness.fleet.identity.model_fingerprint == "other"
 
 
-async def test_the_context_is_what_every_decode_worker_takes(harness: Harness) -> None:
+async def test_a_refused_worker_is_used_once_the_others_are_gone(harness: Harness) -> None:
+    await harness.join("d1")
+    harness.workers["d2"] = harness.make("d2", model_fingerprint="other")
+    harness.refresh()
+    assert harness.fleet.condition(harness.workers["d2"].info).startswith("refused: ")
+    await harness.kill("d1")
+    harness.refresh()
+    await until(lambda: harness.is_usable("d2"))
+    assert harness.fleet.condition(harness.workers["d2"].info) == "ready"
+
+
+async def test_the_context_is_the_largest_of_a_decode_worker(harness: Harness) -> None:
     assert harness.fleet.max_context is None
     await harness.join("d1", max_context=900)
     await harness.join("d2", max_context=700)
     await harness.join("p1", max_context=100)
+    assert harness.fleet.max_context == 900
+    await harness.kill("d1")
     assert harness.fleet.max_context == 700
 
 
@@ -129,6 +210,23 @@ async def test_slow_workers_are_used_when_no_other_answers(harness: Harness) -> 
     assert ids(harness, Role.DECODE) == ["d1"]
     now += 1000
     assert ids(harness, Role.DECODE) == ["d1", "d2"]
+
+
+async def test_prefill_workers_that_do_not_answer_are_left_out_after_a_long_step(
+    harness: Harness,
+) -> None:
+    """Decode workers can compute prompts, too; but one that is alone may only be computing."""
+    await harness.join("d1", "p1", "p2")
+    fleet = harness.fleet
+    links = [fleet.worker(each).link for each in ("p1", "p2")]
+    now = time.monotonic()
+    fleet._clock = lambda: now
+    links[1]._last_heard = now - 5
+    assert ids(harness, Role.PREFILL) == ["p1"], "the other one answers"
+    links[0]._last_heard = now - 5
+    assert ids(harness, Role.PREFILL) == ["p1", "p2"], "both may be in a long step"
+    now += LONG_STEP_S
+    assert ids(harness, Role.PREFILL) == []
 
 
 async def test_a_gap_in_the_events_asks_for_a_dump(harness: Harness) -> None:
@@ -146,6 +244,29 @@ async def test_a_gap_in_the_events_asks_for_a_dump(harness: Harness) -> None:
     assert harness.metric("cache_gaps_total") == 1
 
 
+async def test_a_lost_event_shows_in_the_load_report_and_a_lost_dump_is_asked_for_again(
+    harness: Harness,
+) -> None:
+    (worker,) = await harness.join("d1")
+    await worker.subscribed()
+    await worker.received.next(CacheDumpRequest)
+    await until(lambda: harness.index.is_synced("d1"))
+    worker.answers_dumps = False
+    worker.publish(msgspec.structs.replace(stats_of(worker), cache_seq=1))
+    await worker.received.next(CacheDumpRequest)
+    assert harness.metric("cache_gaps_total") == 1
+    worker.dump = CacheDump(incarnation="d1-1", seq=1, hashes=[b"a"])
+    worker.answers_dumps = True
+    now = time.monotonic()
+    harness.fleet._clock = lambda: now
+    harness.fleet.sweep()
+    assert worker.received.count(CacheDumpRequest) == 0
+    now += RETRY_S
+    harness.fleet.sweep()
+    await until(lambda: harness.index.is_synced("d1"))
+    assert harness.index.match("d1", [b"a"], now).held == 1
+
+
 async def test_waiting_for_a_decode_worker_ends_when_one_is_ready(harness: Harness) -> None:
     waiting = asyncio.ensure_future(harness.fleet.wait_for_decode())
     await harness.join("p1")
@@ -155,7 +276,7 @@ async def test_waiting_for_a_decode_worker_ends_when_one_is_ready(harness: Harne
 
 
 async def test_a_worker_that_answers_outlives_its_registration(harness: Harness) -> None:
-    """A registry that restarted is empty until every worker registered anew."""
+    """A registry that restarted is empty until every worker has registered again."""
     (worker,) = await harness.join("d1")
     before = harness.fleet.worker("d1")
     harness.fleet.update({})
@@ -190,3 +311,39 @@ async def test_who_stops_answering_long_after_its_lease_is_not_counted(harness: 
     harness.fleet._clock = lambda: now
     harness.fleet.sweep()
     assert harness.metric("workers", role="decode") == 0
+
+
+async def test_reasons_tell_how_each_decode_worker_stands(harness: Harness) -> None:
+    await harness.join("d1")
+    await harness.join("p1")
+    fleet = harness.fleet
+    assert fleet.condition(harness.workers["d1"].info) == "ready"
+    await harness.workers["d1"].close()
+    await until(lambda: not fleet.worker("d1").link.is_ready)
+    assert fleet.not_ready_reason() == "no decode worker is ready: d1 is not connected"
+    stray = harness.make("d2", model_fingerprint="others")
+    harness.workers["d2"] = stray
+    loading = harness.make("d3", state=WorkerState.LOADING, control="", events="")
+    harness.workers["d3"] = loading
+    harness.refresh()
+    reason = fleet.not_ready_reason()
+    assert "d1 is not connected" in reason
+    assert "d2 is refused: it serves another version of 'model' than this fleet" in reason
+    assert "d3 is loading" in reason
+    shown = {each["worker_id"]: each["condition"] for each in fleet.as_json()}
+    assert shown["p1"] == "ready"
+    assert shown["d2"].startswith("refused: ")
+
+
+async def test_a_full_worker_is_ready_for_requests_and_says_so(harness: Harness) -> None:
+    (worker,) = await harness.join("d1", num_blocks=10)
+    harness.fleet.worker("d1").reserve(0, 10)
+    assert harness.fleet.condition(worker.info) == "full"
+    assert harness.fleet.not_ready_reason() is None
+
+
+async def test_trouble_with_the_store_is_part_of_the_reason(harness: Harness) -> None:
+    harness.fleet.watch_store(lambda: "redis://x refuses our password: WRONGPASS")
+    assert harness.fleet.not_ready_reason() == (
+        "no decode worker is registered; redis://x refuses our password: WRONGPASS"
+    )

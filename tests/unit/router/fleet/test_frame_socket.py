@@ -1,15 +1,16 @@
-"""A ZeroMQ socket on the event loop: nothing lost, in order, whoever noticed that it came."""
+"""A ZeroMQ socket on the event loop: no message is lost or reordered."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import zmq
 
-from router.fleet.frame_socket import MAX_AT_ONCE, FrameSocket
+from router.fleet.frame_socket import MAX_AT_ONCE, MAX_TURN_S, FrameSocket
 from tests.unit.router.router_harness import until
 
 
@@ -57,7 +58,7 @@ async def test_messages_come_and_go_in_order_while_both_talk(pair: Pair) -> None
         frame = b"%d" % number
         wanted.append(frame)
         pair.far.send(frame)
-        assert served.send(frame)
+        assert served.send([frame])
         if number % 7 == 0:
             await asyncio.sleep(0)
     await until(lambda: pair.taken == wanted)
@@ -69,8 +70,8 @@ async def test_messages_come_and_go_in_order_while_both_talk(pair: Pair) -> None
 async def test_one_turn_s_messages_leave_in_the_next(pair: Pair) -> None:
     served = pair.serve()
     await asyncio.sleep(0)
-    served.send(b"1")
-    served.send(b"2")
+    served.send([b"1"])
+    served.send([b"2"])
     assert pair.far.poll(0) == 0
     await asyncio.sleep(0)
     assert [pair.far.recv(), pair.far.recv()] == [b"1", b"2"]
@@ -79,7 +80,7 @@ async def test_one_turn_s_messages_leave_in_the_next(pair: Pair) -> None:
 
 async def test_what_was_sent_leaves_before_the_socket_closes(pair: Pair) -> None:
     served = pair.serve()
-    served.send(b"last words")
+    served.send([b"last words"])
     served.close(linger_ms=1000)
     assert pair.far.recv() == b"last words"
     served.close()
@@ -95,7 +96,7 @@ async def test_a_queue_that_is_full_refuses_and_drains_later() -> None:
     pair = Pair(near, far)
     served = pair.serve(max_queued=10)
     sent = 0
-    while served.send(b"%d" % sent):
+    while served.send([b"%d" % sent]):
         sent += 1
         await asyncio.sleep(0)
     assert sent >= 10
@@ -126,4 +127,20 @@ async def test_all_that_came_can_be_taken_at_once(pair: Pair) -> None:
         pair.far.send(b"%d" % number)
     served.take_all()
     assert len(pair.taken) == 3 * MAX_AT_ONCE
+    served.close()
+
+
+async def test_slow_messages_leave_the_loop_to_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(step=2 * MAX_TURN_S)
+    monkeypatch.setattr("router.fleet.frame_socket._clock", lambda: next(ticks))
+    served = pair.serve()
+    for number in range(5):
+        pair.far.send(b"%d" % number)
+    seen = []
+    while len(pair.taken) < 5:
+        await asyncio.sleep(0)
+        seen.append(len(pair.taken))
+    assert set(seen) >= {1, 2, 3, 4}, "one message a turn"
     served.close()

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import zmq
 
@@ -18,16 +19,23 @@ from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
     ControlMessage,
+    Generate,
     Hello,
     HelloRefused,
     Ping,
     Pong,
     Role,
 )
+from protocol.sampling import SamplingParams
 from protocol.wire import encode
 from router.fleet.worker import Loss, Worker
 from tests.unit.router.fake_worker import WAIT_S
 from tests.unit.router.router_harness import Harness, until
+
+REQUEST = Generate(
+    request_id="r", attempt=1, token_ids=[1], num_output=0, deadline_ms=1000,
+    sampling=SamplingParams(max_tokens=1, seed=0),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -61,10 +69,28 @@ async def test_a_refusal_is_logged_once_with_both_values_and_is_final(
         harness.refresh()
     assert link.refused == worker.refusal
     assert not harness.is_usable("d1")
-    assert not link.send(Ping(nonce=1))
+    assert not link.send(REQUEST)
+    assert link.num_legs == 0, "it was not sent"
     (record,) = caplog.records
     assert "model fingerprint is aaa here and bbb there" in record.getMessage()
     assert worker.received.count(Hello) == 1
+
+
+async def test_a_worker_that_cannot_be_reached_is_named_with_its_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    harness = Harness(unreachable_s=0.2)
+    try:
+        with caplog.at_level(logging.WARNING):
+            await harness.join("d1")
+            harness.workers["d2"] = harness.make("d2", control="tcp://127.0.0.1:1")
+            harness.refresh()
+            assert harness.fleet.condition(harness.fleet.worker("d2").info) == "not connected"
+            await until(lambda: "d2 is registered" in caplog.text)
+        (record,) = caplog.records
+        assert "has not answered at tcp://127.0.0.1:1" in record.getMessage()
+    finally:
+        await harness.close()
 
 
 async def test_another_worker_at_the_same_address_is_not_taken(
@@ -85,7 +111,7 @@ async def test_another_worker_at_the_same_address_is_not_taken(
     [
         ([b"\xc1garbage"], "undecodable"),
         ([b""], "undecodable"),
-        ([encode(Ping(nonce=1)), b"more"], "frame_count"),
+        ([encode(Ping(nonce=1)), b"more"], "undecodable"),
         ([encode(Hello(sender="x", role=Role.DECODE, protocol_version=1,
                        model_fingerprint="", layout_fingerprint=""))], "unexpected"),
     ],
@@ -142,12 +168,19 @@ async def test_an_answer_is_waited_for_as_long_as_one_can_come(harness: Harness)
     assert not link.has_answered(asked)
 
 
-async def test_a_worker_that_forgot_us_is_greeted_anew(harness: Harness) -> None:
+async def test_a_worker_that_forgot_us_is_greeted_again(harness: Harness) -> None:
     (worker,) = await harness.join("d1")
     first = await worker.received.next(Hello)
     await worker.received.next(CacheDumpRequest)
+    link = harness.fleet.worker("d1").link
+    assert link.send(REQUEST)
+    assert link.send(Ping(nonce=1))
+    assert (link.session, link.num_legs) == (first.session, 1), "requests are counted"
     worker.send(NO_HELLO)
-    assert await worker.received.next(Hello) == first
+    again = await worker.received.next(Hello)
+    assert (link.session, link.num_legs) == (again.session, 0)
+    assert again == msgspec.structs.replace(first, session=again.session)
+    assert again.session != first.session, "what the former session sent is not counted in this one"
     await worker.received.next(CacheDumpRequest)
     await until(lambda: harness.is_usable("d1"))
     assert harness.metric("refused_frames_total", reason="no_hello") == 0
@@ -198,8 +231,9 @@ class Eavesdropper:
         assert isinstance(message, AttemptFailed)
         self._heard.append(str(message.attempt))
 
-    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
         self._heard.append("lost")
+        return 0
 
     def on_fleet(self) -> None:
         pass
@@ -233,8 +267,8 @@ class TurnCounter:
     def on_message(self, worker: Worker, message: ControlMessage) -> None:
         self.taken[self._turn] += 1
 
-    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> None:
-        pass
+    def on_lost(self, worker: Worker, reason: str, loss: Loss) -> int:
+        return 0
 
     def on_fleet(self) -> None:
         pass

@@ -9,21 +9,35 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.responses import PlainTextResponse
 
+from router.admission.api_keys import KeyRing, hash_key
+from router.admission.key_files import KeyFiles
 from router.http.access import (
+    CALLER,
     AccessRules,
     Door,
     KeyCheck,
     access_rules,
-    is_local,
     warn_of_open_doors,
 )
-from router.http.api_keys import KeyRing, hash_key
+from router.http.origin import Caller, digest_of
 from router.settings import RouterSettings
 
-API, ADMIN, SUPERVISOR = (f"baton-{letter * 43}" for letter in "abc")  # names of tests
+API, ADMIN, SUPERVISOR, VIEWER = (f"baton-{letter * 43}" for letter in "abcd")  # names of tests
+READ = {
+    "/fleet",
+    "/flight",
+    "/requests",
+    "/requests/r/trace",
+    "/doctor",
+    "/doctor/observation",
+    "/cache",
+    "/dashboard/stream",
+}
+PAGE = {"/", "/dashboard", "/dashboard/", "/dashboard/app.js"}
+CONTROLS = {"/control/drain", "/control/settings"}
 PATHS = (
-    "/v1/completions", "/v1/models", "/tokenize", "/fleet", "/requests/r/trace", "/later",
-    "/metrics", "/docs",
+    "/v1/completions", "/v1/models", "/tokenize", "/later", "/metrics", "/docs", *READ, *PAGE,
+    *CONTROLS,
 )  # fmt: skip
 PROBES = {"/health", "/ready", "/live", "/ping", "/version"}
 
@@ -46,16 +60,23 @@ async def opened(client: httpx.AsyncClient, key: str | None) -> set[str]:
 
 
 EVERYTHING = {*PATHS, *PROBES}
-OPEN = {"/docs", *PROBES}
+OPEN = {"/docs", *PAGE, *PROBES}
 V1 = {"/v1/completions", "/v1/models", "/tokenize"}
 OPERATORS = EVERYTHING - V1
+DOCS = {"/docs", *PAGE}
 
 
 @pytest.mark.parametrize(
     ("rings", "key", "expected"),
     [
-        ({}, None, EVERYTHING),
-        ({"supervisor": ring(SUPERVISOR)}, None, EVERYTHING),
+        ({}, None, EVERYTHING - CONTROLS),
+        ({"supervisor": ring(SUPERVISOR)}, None, EVERYTHING - CONTROLS),
+        ({"supervisor": ring(SUPERVISOR)}, SUPERVISOR, EVERYTHING),
+        ({"viewer": ring(VIEWER)}, None, OPEN | V1),
+        ({"viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ),
+        ({"admin": ring(ADMIN), "viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ),
+        ({"admin": ring(ADMIN), "viewer": ring(VIEWER)}, ADMIN, EVERYTHING),
+        ({"api": ring(API), "viewer": ring(VIEWER)}, API, OPEN | V1),
         ({"api": ring(API)}, None, OPEN),
         ({"api": ring(API)}, API, OPEN | V1),
         ({"api": ring(API), "supervisor": ring(SUPERVISOR)}, SUPERVISOR, OPERATORS),
@@ -64,10 +85,10 @@ OPERATORS = EVERYTHING - V1
         ({"api": ring(API), "admin": ring(ADMIN)}, "wrong" * 5, OPEN),
         ({"admin": ring(ADMIN)}, None, OPEN | V1),
         ({"admin": ring(ADMIN)}, ADMIN, EVERYTHING),
-        ({"api": ring(API), "health": Door.API}, None, {"/docs"}),
+        ({"api": ring(API), "health": Door.API}, None, DOCS),
         ({"api": ring(API), "health": Door.API}, API, OPEN | V1),
         ({"api": ring(API), "metrics": Door.OPEN}, None, OPEN | {"/metrics"}),
-        ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, {"/docs"} | V1),
+        ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, DOCS | V1),
     ],
 )
 async def test_doors(rings, key: str | None, expected: set[str]) -> None:
@@ -131,7 +152,10 @@ def settings(**values) -> RouterSettings:
 
 
 def test_rules_come_from_the_settings() -> None:
-    rules = access_rules(settings(api_keys=(API,), admin_keys=(ADMIN,), supervisor_key=SUPERVISOR))
+    rules = access_rules(
+        settings(api_keys=(API,), admin_keys=(ADMIN,), supervisor_key=SUPERVISOR),
+        KeyFiles(CollectorRegistry()),
+    )
     assert rules.admits(Door.API, API)
     assert not rules.admits(Door.API, ADMIN)
     assert rules.admits(Door.ADMIN, ADMIN)
@@ -156,4 +180,37 @@ def test_an_open_door_to_strangers_is_told(host, keys, warns, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         warn_of_open_doors(settings(host=host, api_keys=keys))
     assert bool(caplog.records) is warns
-    assert is_local(host) is (host in ("127.0.0.1", "::1", "localhost"))
+
+
+RECEIPT = "/v1/requests/cmpl-1/receipt"
+
+
+async def test_a_receipt_opens_for_api_keys_and_for_operators() -> None:
+    client, _ = guarded(api=ring(API), admin=ring(ADMIN))
+    for key, status in ((API, 200), (ADMIN, 200), (SUPERVISOR, 401), (None, 401)):
+        headers = {} if key is None else {"x-api-key": key}
+        assert (await client.get(RECEIPT, headers=headers)).status_code == status
+    headers = {"x-api-key": ADMIN}
+    assert (await client.get("/v1/requests/a/b/receipt", headers=headers)).status_code == 401
+    assert (await client.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_the_caller_is_known_by_a_digest_of_its_key() -> None:
+    seen: list[Caller] = []
+
+    async def app(scope, receive, send) -> None:
+        seen.append(scope[CALLER])
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    guard = KeyCheck(
+        app, AccessRules(api=ring(API), admin=ring(ADMIN), salt=b"salt"), CollectorRegistry()
+    )
+    transport = httpx.ASGITransport(guard)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for key in (API, API, ADMIN):
+            await client.get(RECEIPT, headers={"Authorization": f"Bearer {key}"})
+    first, second, admin = seen
+    assert first == second == Caller(digest_of(API, b"salt"))
+    assert API.encode() not in first.digest
+    assert admin.is_admin
+    assert admin.digest != first.digest

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
 from protocol.messages import FinishReason
+from protocol.sampling import TokenLogprobs
+from router.api.json_pieces import take_some
 from router.http.connection import WRITE_BUFFER_BYTES
 from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import Forever
@@ -63,7 +66,8 @@ async def test_a_client_that_reads_on_in_time_loses_nothing(serve: Serve) -> Non
 async def test_an_answer_that_is_whole_but_not_read_does_not_stay(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, keep_alive: bool, write_buffer: int
 ) -> None:
-    """Whether or not what is left of it fills the buffer."""
+    """Whether or not what is left of it fills the buffer. An answer that does is not whole yet:
+    its last pieces wait for the client."""
     monkeypatch.setattr("router.http.connection.WRITE_BUFFER_BYTES", write_buffer)
     served = await serve(stall_timeout_s=SOON_S)
     large = TokenDelta([70] * 100_000, finish=FinishReason.LENGTH)
@@ -75,8 +79,38 @@ async def test_an_answer_that_is_whole_but_not_read_does_not_stay(
     await served.send(client, request)
     await served.until(lambda: served.cuts("answer not read in time") == 1)
     await served.until_nothing_is_left()
-    assert served.statuses(200) == 1
+    assert served.statuses(499 if write_buffer == WRITE_BUFFER_BYTES else 200) == 1
     client.close()
+
+
+async def test_a_long_answer_is_made_as_its_client_reads_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is left of it is not made when the client goes."""
+    served = await serve()
+    made: list[int] = []
+
+    def counted(pieces: Iterator[bytes], num_bytes: int) -> bytes:
+        made.append(num_bytes)
+        return take_some(pieces, num_bytes)
+
+    monkeypatch.setattr("router.api.reply.take_some", counted)
+    logprobs = TokenLogprobs(-0.5, tuple((70 + place, -1.5) for place in range(20)))
+    large = TokenDelta([70] * 20_000, [logprobs] * 20_000, finish=FinishReason.LENGTH)
+    served.generator.script = lambda request: [large]
+    client = await served.connect()
+    await served.send(client, completion(max_tokens=20_000, logprobs=20))
+    await served.until(lambda: served.server.server_state.connections)
+    (connection,) = served.server.server_state.connections
+    await served.until(lambda: connection.flow.write_paused)
+    assert connection.transport.get_write_buffer_size() <= 2 * (WRITE_BUFFER_BYTES + 1000)
+    assert len(made) < 10
+    head = await asyncio.get_running_loop().sock_recv(client, 1000)
+    assert b"transfer-encoding: chunked" in head
+    client.close()
+    await served.until_nothing_is_left()
+    assert served.statuses(499) == 1
+    assert len(made) < 20, "of some hundred"
 
 
 async def test_the_time_to_read_an_answer_is_not_that_of_the_next_one(
@@ -91,15 +125,15 @@ async def test_the_time_to_read_an_answer_is_not_that_of_the_next_one(
     await served.send(client, completion(max_tokens=100_000, return_token_ids=True))
     await served.until(lambda: served.statuses(200) == 1)
     (connection,) = served.server.server_state.connections
-    assert connection._stall_timer is not None, "the answer is whole, and was not read"
+    assert connection._stall.is_running, "the answer is whole, and was not read"
     answer, loop = b"", asyncio.get_running_loop()
     async with asyncio.timeout(WAIT_S):
-        while not answer.endswith(b'"text_completion"}'):
+        while not answer.endswith(b"0\r\n\r\n"):
             answer += await loop.sock_recv(client, 65536)
     served.generator.script = lambda request: [Forever()]
     await served.send(client, completion(stream=True))
     await served.until(lambda: served.metric("requests_in_flight", endpoint=COMPLETIONS) == 1)
-    assert connection._stall_timer is None
+    assert not connection._stall.is_running
     client.close()
     await served.until_nothing_is_left()
     assert served.cuts("answer not read in time") == 0

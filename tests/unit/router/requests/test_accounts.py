@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from protocol.hashing import block_hashes, chain_root
+import msgspec
+import pytest
+
+from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import (
     FinishReason,
     Generate,
+    Hello,
     Prefill,
     PrefillDone,
     SequenceTokens,
@@ -17,11 +21,14 @@ from protocol.messages import (
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet.cache_index import PrefixMatch
 from router.requests.interface import TokenDelta
-from tests.unit.router.fake_worker import prefill_trace
+from router.requests.trace_json import trace_json
+from tests.unit.router.fake_worker import SECRET, prefill_trace
 from tests.unit.router.router_harness import (
     WHOLE,
     Consumer,
     Harness,
+    failed,
+    first_with,
     request,
     stats_of,
     until,
@@ -45,7 +52,7 @@ async def test_the_trace_tells_where_time_went(harness: Harness) -> None:
 
     found = harness.traces.get("chat")
     assert found is not None
-    shown = found.as_json()
+    shown = trace_json(found, 0)
     assert shown["request_id"] == "chat-0"
     assert shown["outcome"] == "finished"
     assert shown["placement"]["mode"] == "remote"
@@ -80,15 +87,14 @@ async def test_a_prompt_is_expected_in_the_caches_that_it_goes_to(harness: Harne
     (decode,) = await harness.join("d1")
     consumer = Consumer(harness.dispatcher, request())
     leg = await decode.received.next(Generate)
-    blocks = block_hashes(chain_root("weights"), list(range(100)), 4)
+    blocks = block_hashes(chain_root("weights", seed=seed_of(SECRET)), list(range(100)), 4)
     assert harness.index.match("d1", blocks, time.monotonic()) == PrefixMatch(0, 25)
     decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
     assert await consumer.end() == WHOLE
 
 
-async def test_a_sent_request_counts_as_load_until_stats_must_include_it(
-    harness: Harness,
-) -> None:
+async def test_a_sent_request_counts_as_load_until_stats_count_it(harness: Harness) -> None:
+    """Stats come over another connection: any number of them may be older than the request."""
     (decode,) = await harness.join("d1")
     await decode.subscribed()
     consumer = Consumer(harness.dispatcher, request())
@@ -96,14 +102,54 @@ async def test_a_sent_request_counts_as_load_until_stats_must_include_it(
     worker = harness.fleet.worker("d1")
     assert worker is not None
     assert worker.num_reservations == 1
-    for _ in range(2):
+    assert worker.free_blocks == worker.info.num_blocks - 26
+    assert worker.queued_tokens == 100
+    session = (await decode.received.next(Hello)).session
+    assert session
+    for received in ({}, {session: 0}, {"another": 7}, {session: 0}, {session: 1}):
         assert worker.num_reservations == 1
         seen = worker.stats
-        decode.publish(stats_of(decode))
+        decode.publish(msgspec.structs.replace(stats_of(decode), received=received))
         await until(lambda seen=seen: worker.stats is not seen)
     assert worker.num_reservations == 0
+    assert worker.stats is not None
+    assert worker.free_blocks == worker.info.num_blocks - worker.stats.blocks_used
+    assert worker.queued_tokens == worker.stats.queued_tokens
     decode.tokens(leg, 0, [1], finish=FinishReason.STOP)
     await consumer.end()
+
+
+async def test_a_worker_is_charged_once_for_blocks_that_requests_share(harness: Harness) -> None:
+    """Ten requests of one prompt of 25 blocks: the first brings them all, the others compute the
+    last one again. Each has one more for its output."""
+    (decode,) = await harness.join("d1", num_blocks=100)
+    consumers = [
+        Consumer(harness.dispatcher, request(request_id=f"r{number}")) for number in range(10)
+    ]
+    legs = [await decode.received.next(Generate) for _ in consumers]
+    known = harness.fleet.worker("d1")
+    assert known.free_blocks == 100 - 26 - 9 * 2
+    assert known.queued_tokens == 100 + 9 * 4, "each computes the block of its last token"
+    for leg in legs:
+        decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
+    for consumer in consumers:
+        assert await consumer.end() == WHOLE
+
+
+@pytest.mark.parametrize(("name", "counts"), [("d1", True), ("p1", False)])
+async def test_blocks_that_requests_wait_for_count_as_claimed_on_decode_workers(
+    harness: Harness, name: str, counts: bool
+) -> None:
+    """A prefill worker's queue counts by its tokens."""
+    (worker,) = await harness.join(name)
+    known = harness.fleet.worker(name)
+    assert known is not None
+    await worker.subscribed()
+    worker.publish(msgspec.structs.replace(stats_of(worker), blocks_waiting=70))
+    await until(lambda: known.stats is not None)
+    claimed = 25 + 70 * counts
+    assert known.free_blocks == worker.info.num_blocks - claimed
+    assert known.load(PrefixMatch(0, 0)).blocks_claimed == claimed
 
 
 async def test_what_waited_for_a_slow_client_comes_before_what_is_new(harness: Harness) -> None:
@@ -148,3 +194,35 @@ class OneAtATime(Consumer):
     def take(self, delta: TokenDelta) -> bool:
         self.fill()
         return super().take(delta)
+
+
+async def test_a_split_request_had_cached_what_either_worker_had(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request(request_id="r-0"))
+    generate = await decode.received.next(Generate)
+    leg = await prefill.received.next(Prefill)
+    prefill.first_token(leg, 1000, cached_tokens=48)
+    await consumer.received(1)
+    sequence = SequenceTokens(
+        request_id="r-0", attempt=generate.attempt, index=1, token_ids=[1, 2], cached_tokens=64,
+        finish=FinishReason.STOP,
+    )  # fmt: skip
+    decode.send(StepTokens(sequences=[sequence]))
+    await consumer.end()
+    assert [each.cached_tokens for each in consumer.deltas] == [48, 64]
+
+
+async def test_only_the_first_attempt_tells_how_much_was_cached(harness: Harness) -> None:
+    await harness.join("d1", "d2")
+    workers = harness.workers
+    consumer = Consumer(harness.dispatcher, request(request_id="r-0"))
+    worker = await first_with(workers, Generate)
+    leg = await worker.received.next(Generate)
+    worker.tokens(leg, 0, [1], cached_tokens=16)
+    await consumer.received(1)
+    worker.send(failed(leg, worker))
+    again = await first_with(workers, Generate)
+    leg = await again.received.next(Generate)
+    again.tokens(leg, 1, [2], cached_tokens=96, finish=FinishReason.STOP)
+    await consumer.end()
+    assert max(each.cached_tokens for each in consumer.deltas) == 16

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
 from protocol.events import CacheEvents
-from protocol.hashing import block_hashes, chain_root
+from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
 from protocol.sampling import TokenLogprobs
+from router.requests.prompt_hashes import PromptHashes
+from tests.unit.router.fake_worker import SECRET
 from tests.unit.router.router_harness import (
     WHOLE,
     Consumer,
     Harness,
+    failed,
     finish_on,
     request,
     until,
@@ -72,7 +83,7 @@ async def test_a_cached_prefix_goes_to_who_holds_it(harness: Harness) -> None:
             worker_id=holder.info.worker_id,
             incarnation=holder.info.incarnation,
             seq=1,
-            stored=block_hashes(chain_root("weights"), list(range(400)), 4),
+            stored=block_hashes(chain_root("weights", seed=seed_of(SECRET)), list(range(400)), 4),
             removed=[],
         )
     )
@@ -130,3 +141,71 @@ def harness_marker(leg) -> AttemptFailed:
     return AttemptFailed(
         request_id="nobody", attempt=leg.attempt, worker_id="x", reason="", retryable=True
     )
+
+
+async def test_hashes_of_one_root_are_not_taken_for_those_of_another() -> None:
+    """Two sequences of a prompt wait while the fleet's model, and so the root, changes."""
+    shared, tokens = PromptHashes(), list(range(64))
+    await asyncio.gather(*(shared.prepare(tokens, chain_root(each), 4) for each in "ab"))
+    for each in "ba":  # the last one that was prepared first
+        root = chain_root(each)
+        assert shared.of(tokens, root, 4) == block_hashes(root, tokens, 4)
+
+
+async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three choices of it, and a second attempt that hashes only what was generated since."""
+    monkeypatch.setattr("router.requests.launch.LONG_PROMPT_TOKENS", 64)
+    monkeypatch.setattr("router.requests.prompt_hashes.HASHED_AT_ONCE", 32)
+    (worker,) = await harness.join("d1")
+    loop_thread = threading.get_ident()
+    on_loop: list[int] = []
+    elsewhere: list[int] = []
+
+    def counted(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+        here = on_loop if threading.get_ident() == loop_thread else elsewhere
+        here.append(len(tokens))
+        return block_hashes(root, tokens, block_size)
+
+    monkeypatch.setattr("router.requests.prompt_hashes.block_hashes", counted)
+    monkeypatch.setattr("protocol.hashing.block_hashes", counted)
+    shared, num_tokens = PromptHashes(), 400
+    asked = [
+        replace(request(num_tokens, f"r{number}", max_tokens=9), hashes=shared)
+        for number in range(3)
+    ]
+    consumers = [Consumer(harness.dispatcher, each) for each in asked]
+    legs = [await worker.received.next(Generate) for _ in consumers]
+    assert (sum(elsewhere), on_loop) == (num_tokens, [])
+    root = chain_root("weights", seed=seed_of(SECRET))
+    known = harness.index.match("d1", block_hashes(root, asked[0].token_ids, 4), time.monotonic())
+    assert known.expected == num_tokens // 4
+    worker.tokens(legs[0], 0, [1, 2, 3, 4, 5])
+    await consumers[0].received(5)
+    worker.send(failed(legs[0], worker))
+    again = await worker.received.next(Generate)
+    assert (again.num_output, sum(elsewhere), on_loop) == (5, num_tokens, [5])
+    for consumer in consumers:
+        await consumer.cancel()
+
+
+async def test_sequences_of_one_prompt_hash_its_blocks_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.join("d1")
+    hashed: list[int] = []
+
+    def counted(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+        hashed.append(len(tokens))
+        return block_hashes(root, tokens, block_size)
+
+    monkeypatch.setattr("router.requests.prompt_hashes.block_hashes", counted)
+    shared = PromptHashes()
+    asked = [replace(request(request_id=f"r{number}"), hashes=shared) for number in range(3)]
+    consumers = [Consumer(harness.dispatcher, each) for each in asked]
+    await until(lambda: harness.dispatcher.inflight == 3)
+    assert hashed == [len(asked[0].token_ids)]
+    for consumer in consumers:
+        consumer.task.cancel()
+    await asyncio.gather(*(each.task for each in consumers), return_exceptions=True)

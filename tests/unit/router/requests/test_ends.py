@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
+import msgspec
 import pytest
 
-from protocol.errors import GenerationFailed, InvalidRequest, Overloaded, PromptTooLong
+from protocol.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    UnusableConstraint,
+)
 from protocol.messages import (
     Abort,
     FinishReason,
     Generate,
     Prefill,
 )
+from protocol.registration import WorkerState
 from tests.unit.router.router_harness import (
     WHOLE,
     Consumer,
@@ -75,6 +84,24 @@ async def test_what_cannot_be_retried_fails(harness: Harness) -> None:
     decode.send(failed(await decode.received.next(Generate), decode, retryable=False))
     with pytest.raises(GenerationFailed, match="request r failed: d1: out of luck"):
         await consumer.end()
+
+
+async def test_a_fault_of_the_request_is_told_with_its_code_and_blames_no_worker(
+    harness: Harness,
+) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    answer = failed(leg, decode, retryable=False)
+    decode.send(msgspec.structs.replace(answer, code="grammar_too_slow"))
+    with pytest.raises(UnusableConstraint, match="request r failed: d1: out of luck") as raised:
+        await consumer.end()
+    assert (raised.value.status, raised.value.code) == (400, "grammar_too_slow")
+    await prefill.received.next(Prefill)
+    abort = await prefill.received.next(Abort)
+    assert "out of luck" in abort.reason
+    assert harness.metric("generations_total", outcome="failed") == 1
+    assert harness.dispatcher.inflight == 0
 
 
 async def test_an_output_that_has_all_its_tokens_needs_no_other_attempt(harness: Harness) -> None:
@@ -153,10 +180,60 @@ async def test_an_id_in_use_is_refused_and_leaves_its_owner_alone(harness: Harne
 
 async def test_the_context_and_the_pool_bound_a_prompt(harness: Harness) -> None:
     await harness.join("d1", max_context=200, num_blocks=40)
-    with pytest.raises(PromptTooLong, match="200 tokens, but 150 in the prompt and up to 51"):
+    with pytest.raises(PromptTooLong, match=r"200 tokens.*150 in the prompt, 51 in"):
         await Consumer(harness.dispatcher, request(150, max_tokens=51)).end()
-    with pytest.raises(PromptTooLong, match=r"161 tokens, but the largest KV pool .* 160"):
+    with pytest.raises(PromptTooLong, match=r"161 tokens.* largest KV pool .* 160"):
         await Consumer(harness.dispatcher, request(161, max_tokens=10)).end()
+
+
+async def test_the_smallest_worker_does_not_limit_the_others(harness: Harness) -> None:
+    """A prompt that only one decode worker holds goes there; none is refused for the other."""
+    (small,) = await harness.join("d1", max_context=160)
+    (large,) = await harness.join("d2")
+    for number in range(4):
+        consumer = Consumer(harness.dispatcher, request(300, f"long{number}"))
+        assert await finish_on(large, consumer) == WHOLE
+    assert small.received.count(Generate) == 0
+    with pytest.raises(PromptTooLong, match="length is 2048 tokens"):
+        await Consumer(harness.dispatcher, request(150, max_tokens=10**6)).end()
+
+
+async def test_an_output_without_a_limit_ends_where_its_worker_s_context_does(
+    harness: Harness,
+) -> None:
+    """Workers whose pools differ by little all take such requests; a much smaller one does not."""
+    workers = {}
+    for name, context in (("d1", 400), ("d2", 390), ("d3", 120)):
+        (workers[name],) = await harness.join(name, max_context=context)
+    seen = set()
+    for number in range(4):
+        if number == 2:  # with the largest gone, the next one's context is the limit
+            await harness.kill("d1")
+            del workers["d1"]
+        open_ended = replace(request(100, f"open{number}", max_tokens=300), is_open_ended=True)
+        consumer = Consumer(harness.dispatcher, open_ended)
+        chosen = await first_with(workers, Generate)
+        leg = await chosen.received.next(Generate)
+        assert leg.sampling.max_tokens == chosen.info.max_context - 100
+        seen.add(chosen.info.worker_id)
+        chosen.tokens(leg, 0, WHOLE, finish=FinishReason.LENGTH)
+        assert await consumer.end() == WHOLE
+    assert "d2" in seen
+    assert "d3" not in seen
+
+
+async def test_while_the_large_worker_is_away_the_caller_may_come_again(harness: Harness) -> None:
+    await harness.join("d1", max_context=160)
+    for name, state in (("d2", WorkerState.DRAINING), ("d3", WorkerState.STALLED)):
+        harness.workers[name] = harness.make(name, state=state)
+    stalled = harness.workers.pop("d3")
+    harness.refresh()
+    with pytest.raises(PromptTooLong):
+        await Consumer(harness.dispatcher, request(300)).end()
+    harness.workers["d3"] = stalled
+    harness.refresh()
+    with pytest.raises(Overloaded, match="takes so many is not ready"):
+        await Consumer(harness.dispatcher, request(300, "again")).end()
 
 
 async def test_generations_aborted_at_random_leave_nothing(harness: Harness) -> None:

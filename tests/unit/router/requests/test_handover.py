@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 
@@ -23,6 +24,7 @@ from protocol.messages import (
 )
 from protocol.registration import WorkerState
 from protocol.traces import DecodeTrace
+from router.requests.trace_json import trace_json
 from tests.unit.router.fake_worker import FakeWorker, prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 
@@ -123,7 +125,7 @@ async def test_the_next_attempt_takes_over_from_the_draining_worker(harness: Har
     trace = harness.traces.get(leg.request_id)
     assert [each.failed for each in trace.attempts] == [None, None]
     assert trace.attempts[0].decode.worker_id == source.info.worker_id
-    assert "drains" in trace.as_json()["placement"]["reason"]
+    assert "drains" in trace_json(trace, 0)["placement"]["reason"]
 
 
 async def test_a_source_that_has_moved_everything_may_go(harness: Harness) -> None:
@@ -309,3 +311,20 @@ async def test_a_drained_worker_that_leaves_is_no_cause_for_alarm(
     about = [each for each in caplog.records if "d1" in each.getMessage()]
     assert about
     assert all(each.levelno == logging.INFO for each in about)
+
+
+async def test_an_output_without_a_limit_moves_to_a_worker_of_similar_size(
+    harness: Harness,
+) -> None:
+    (source,) = await harness.join("d1", max_context=400)
+    open_ended = dataclasses.replace(request(100, max_tokens=300), is_open_ended=True)
+    consumer = Consumer(harness.dispatcher, open_ended)
+    leg = await source.received.next(Generate)
+    source.tokens(leg, 0, [1000, 1001, 1002])
+    await consumer.received(3)
+    (target,) = await harness.join("d2", max_context=300)
+    drain(harness, source)
+    hand_over(source, await source.received.next(HandOver), num_output=3)
+    moved = await target.received.next(Generate)
+    assert moved.sampling.max_tokens == 200
+    await end(consumer, target, moved, 2)

@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 from protocol.messages import FinishReason
 from router.requests.interface import TokenDelta
 from router.requests.output_text import OutputText, StopRules, TextDelta
+from router.text.thoughts import ThoughtMarkers
 from tests.unit.router.api_harness import fake_logprobs
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 END = 1
 
 
-def play(tokenizer, ids, stop=None, finish=LENGTH, chunk=1, **options) -> list[TextDelta]:
+def play(
+    tokenizer, ids, stop=None, finish=LENGTH, chunk=1, thoughts=None, **options
+) -> list[TextDelta]:
     """Pushes ids in deltas of `chunk` tokens until the output is finished."""
-    output = OutputText(tokenizer.detokenizer(**options), stop or StopRules())
+    output = OutputText(tokenizer.detokenizer(**options), stop or StopRules(), thoughts)
     out: list[TextDelta] = []
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
@@ -43,11 +46,8 @@ def test_a_stop_string_across_tokens_ends_text_and_tokens(tokenizer, chunk):
     deltas = play(tokenizer, ids, StopRules(strings=("e tw",)), chunk=chunk)
     assert text_of(deltas) == "on"
     assert deltas[-1].finish is STOP
-    seen = reported(deltas)
-    assert seen == ids[: len(seen)]
-    assert tokenizer.decode(seen).startswith("on")
-    assert len("on") > len(tokenizer.decode(seen[:-1]))
     counted = sum(len(delta.token_ids) for delta in deltas)
+    assert reported(deltas) == ids[:counted], "one entry for each token, also behind the stop"
     assert "e tw" in tokenizer.decode(ids[:counted])
     assert "e tw" not in tokenizer.decode(ids[: counted - 1])
 
@@ -74,6 +74,68 @@ def test_what_ended_a_text_is_known_if_somebody_named_it(tokenizer, stop, finish
     assert output.stop_reason == reason
 
 
+THOUGHTS = ThoughtMarkers("<think>", "</think>", is_open=False)
+OPEN = ThoughtMarkers("<think>", "</think>", is_open=True)
+
+
+@given(
+    text=st.text(st.sampled_from("abé "), min_size=1, max_size=12),
+    stop=st.sampled_from([(), ("b",), ("ab", "é "), ("never",)]),
+    thoughts=st.sampled_from([None, THOUGHTS, OPEN]),
+    chunk=st.integers(1, 4),
+    ending=st.sampled_from([(STOP, False), (STOP, True), (LENGTH, False)]),
+)
+def test_token_ids_and_log_probabilities_have_equal_length(
+    tokenizer, text, stop, thoughts, chunk, ending
+):
+    finish, shows_end = ending
+    ids = [*tokenizer.encode(text, add_special_tokens=False), *([END] if finish is STOP else [])]
+    rules = StopRules(stop, frozenset([END]), include_in_output=shows_end)
+    deltas = play(tokenizer, ids, rules, finish, chunk, thoughts)
+    counted = [id_ for delta in deltas for id_ in delta.token_ids]
+    assert counted == ids[: len(counted)]
+    assert reported(deltas) == counted
+    end = len(text_of(deltas))
+    tokens = [token for delta in deltas for token in delta.tokens]
+    assert all(token.start <= token.end for token in tokens)
+    assert deltas[-1].finish is not LENGTH or all(token.end <= end for token in tokens)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("thoughts", "before", "num_thoughts"),
+    [
+        (THOUGHTS, "<think>a stop</think>", 21),
+        (THOUGHTS, " <think>a stop</think>", 22),
+        (OPEN, "a stop</think>", 14),
+        (OPEN, "<think>a stop</think>", 21),
+        (THOUGHTS, "", 0),
+        (THOUGHTS, "<thi", 0),
+        (None, "", None),
+    ],
+)
+def test_stop_strings_count_in_the_answer_alone(tokenizer, thoughts, before, num_thoughts, chunk):
+    text = f"{before}a</think> but stop it"
+    ids = [each for c in text for each in tokenizer.encode(c, add_special_tokens=False)]
+    output = OutputText(tokenizer.detokenizer(), StopRules(("stop",)), thoughts)
+    shown = ""
+    for start in range(0, len(ids), chunk):
+        delta = output.push(TokenDelta(ids[start : start + chunk]))
+        shown += delta.text
+        if delta.finish:
+            break
+    assert (shown, output.matched_stop) == (f"{before}a</think> but ", "stop")
+    assert output.reasoning_tokens == num_thoughts
+
+
+@pytest.mark.parametrize("finish", [STOP, LENGTH])
+def test_what_may_become_a_marker_is_shown_at_the_end(tokenizer, finish):
+    ids = [*tokenizer.encode("<thi", add_special_tokens=False), *([END] if finish is STOP else [])]
+    rules = StopRules(("i",), frozenset([END]))
+    deltas = play(tokenizer, ids, rules, finish, thoughts=THOUGHTS)
+    assert text_of(deltas) == "<th", "which is an answer, and so has stop strings"
+
+
 @given(data=st.data(), text=st.text(max_size=30), chunk=st.integers(1, 4))
 def test_reported_tokens_cover_the_text_exactly(tokenizer, data, text, chunk):
     """Without a stop every token is reported once, in order, never before its text is out."""
@@ -95,7 +157,7 @@ def test_the_ending_token_has_no_text_but_counts(tokenizer):
         tokenizer, ids, StopRules(token_ids=frozenset([END])), STOP, skip_special_tokens=False
     )
     assert text_of(deltas) == "one"
-    assert reported(deltas) == ids[:-1]
+    assert reported(deltas) == ids
     assert [id_ for delta in deltas for id_ in delta.token_ids] == ids
 
 

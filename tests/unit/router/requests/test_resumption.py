@@ -10,6 +10,7 @@ import pytest
 
 from protocol.errors import GenerationFailed
 from protocol.messages import Abort, FinishReason, Generate, NotKept, Resume, Resumed
+from router.requests.trace_json import trace_json
 from tests.unit.router.router_harness import Consumer, Harness, request, until
 
 
@@ -46,7 +47,7 @@ async def test_it_goes_on_where_it_is_kept(harness: Harness) -> None:
     assert await consumer.end() == [4, 5, 6, 7, 8]
     trace = harness.traces.get("r")
     assert trace is not None
-    assert [each["mode"] for each in trace.as_json()["attempts"]] == ["resume"]
+    assert [each["mode"] for each in trace_json(trace, 0)["attempts"]] == ["resume"]
     assert d1.received.count(Generate) + d2.received.count(Generate) == 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.errors import Overloaded
 from protocol.events import CacheEvents
-from protocol.hashing import block_hashes, chain_root
+from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import Abort, FinishReason, Generate, Prefill
-from tests.unit.router.fake_worker import FakeWorker
+from router.routing.policy import RETRY_STUCK_S
+from tests.unit.router.fake_worker import SECRET, FakeWorker
 from tests.unit.router.router_harness import (
     TOLD,
     WHOLE,
@@ -144,7 +146,7 @@ async def test_a_prompt_to_be_told_of_is_placed_as_if_nothing_of_it_were_cached(
 ) -> None:
     decode, _ = await harness.join("d1", "p1")
     await decode.subscribed()
-    stored = block_hashes(chain_root("weights"), list(range(100)), 4)
+    stored = block_hashes(chain_root("weights", seed=seed_of(SECRET)), list(range(100)), 4)
     incarnation = decode.info.incarnation
     decode.publish(
         CacheEvents(worker_id="d1", incarnation=incarnation, seq=1, stored=stored, removed=[])
@@ -246,3 +248,74 @@ async def test_a_foreign_worker_cannot_speak_for_an_attempt(harness: Harness) ->
     await until(lambda: harness.metric("stale_messages_total") == 1)
     decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
     assert await consumer.end() == WHOLE
+
+
+# -- workers without room -----------------------------------------------------------------------
+
+
+async def test_a_request_that_is_given_back_goes_to_a_worker_with_room(harness: Harness) -> None:
+    workers = {each.info.worker_id: each for each in await harness.join("d1", "d2", "p1")}
+    consumer = Consumer(harness.dispatcher, request())
+    full = await first_with(workers, Generate)
+    leg = await full.received.next(Generate)
+    full.send(failed(leg, full, lacks_room=True))
+    other = workers["d2" if full is workers["d1"] else "d1"]
+    again = await other.received.next(Generate)
+    assert again.prefill is not None, "its prefill worker is not to blame"
+    other.tokens(again, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
+async def test_if_no_worker_has_room_the_caller_may_come_again(harness: Harness) -> None:
+    (only,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await only.received.next(Generate)
+    known = harness.fleet.worker("d1")
+    assert known is not None
+    await only.subscribed()
+    only.publish(stats_of(only, blocks_stuck=999))
+    await until(lambda: known.stats is not None)
+    only.send(failed(leg, only, lacks_room=True))
+    with pytest.raises(Overloaded, match="needs 25 KV blocks") as caught:
+        await consumer.end()
+    assert caught.value.retry_after_s >= 1
+    with pytest.raises(Overloaded, match="needs 25 KV blocks") as caught:
+        await Consumer(harness.dispatcher, request()).end()
+    assert caught.value.retry_after_s == RETRY_STUCK_S
+
+
+async def test_a_silent_prefill_worker_gets_no_prompts_even_if_it_is_the_only_one(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, _ = await harness.join("d1", "p1")
+    known = harness.fleet.worker("p1")
+    assert known is not None
+    monkeypatch.setattr(known.link, "is_responsive", lambda now: False)
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    assert leg.prefill is None
+    decode.tokens(leg, 0, WHOLE, finish=FinishReason.STOP)
+    assert await consumer.end() == WHOLE
+
+
+async def test_a_long_request_waits_for_a_worker_that_is_large_enough(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker dies, and only a small one is ready."""
+    waits, wait_for_decode = [], harness.fleet.wait_for_decode
+
+    async def noted(min_context: int = 0) -> None:
+        waits.append(min_context)
+        await wait_for_decode(min_context)
+
+    monkeypatch.setattr(harness.fleet, "wait_for_decode", noted)
+    await harness.join("d1", max_context=160)
+    (large,) = await harness.join("d2")
+    consumer = Consumer(harness.dispatcher, request(300))
+    leg = await large.received.next(Generate)
+    large.tokens(leg, 0, WHOLE[:2])
+    await consumer.received(2)
+    await harness.kill("d2")
+    await until(lambda: waits == [400])
+    (back,) = await harness.join("d3")
+    assert await finish_on(back, consumer, index=2) == WHOLE

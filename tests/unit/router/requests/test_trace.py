@@ -11,6 +11,7 @@ from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet.metrics import FleetMetrics
 from router.requests.trace import AttemptTrace, TraceStore
+from router.requests.trace_json import trace_json
 from router.routing.view import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
 
@@ -53,8 +54,8 @@ def test_running_ones_are_kept_whatever_ends(store: TraceStore) -> None:
     for number in range(9):
         run(store, f"r{number}")
     assert store.get("long") is trace
-    assert trace.as_json()["outcome"] == "running"
-    assert trace.as_json()["placement"] is None
+    assert trace_json(trace, 0)["outcome"] == "running"
+    assert trace_json(trace, 0)["placement"] is None
 
 
 def test_an_id_that_is_used_again_shows_its_last_use(store: TraceStore) -> None:
@@ -105,7 +106,7 @@ def test_the_final_prefill_trace_may_come_after_the_end(
     store.attach_prefill("r", 1, done, is_final=True)
     store.attach_prefill("r", 9, done, is_final=False)
     store.attach_prefill("unknown", 1, done, is_final=False)
-    shown = trace.as_json()
+    shown = trace_json(trace, 0)
     assert (shown["blocks_moved"], shown["bytes_moved"]) == (7, 700)
     assert shown["transport"] == "nixl"
     assert registry.get_sample_value("baton_router_blocks_moved_total") == 7
@@ -121,6 +122,12 @@ def test_durations_of_a_remote_attempt(store: TraceStore) -> None:
     trace.note_tokens(1, 1_020_000)
     trace.note_tokens(4, 1_060_000)
     assert trace.durations() == {
+        "tokenize_ms": 0.0,
+        "placement_ms": 0.0,
+        "dispatch_ms": 0.499,
+        "delivery_ms": None,
+        "first_step_ms": None,
+        "total_ms": 60.0,
         "ttft_ms": 20.0,
         "queue_ms": 1.5,
         "prefill_ms": 7.0,
@@ -140,7 +147,7 @@ def test_durations_of_a_local_attempt(store: TraceStore) -> None:
     durations = trace.durations()
     assert (durations["queue_ms"], durations["prefill_ms"]) == (2.0, 2.0)
     assert durations["handoff_ms"] is durations["ttft_ms"] is durations["tpot_ms"] is None
-    assert trace.as_json()["num_chunks"] == 1
+    assert trace_json(trace, 0)["num_chunks"] == 1
 
 
 def test_clocks_that_disagree_give_no_negative_time(store: TraceStore) -> None:
@@ -171,5 +178,5 @@ def test_a_trace_names_the_clients_own_one(store: TraceStore) -> None:
     finally:
         CURRENT_TRACE.reset(token)
     run(store, "other")
-    shown = [store.get(name).as_json()["trace_id"] for name in ("traced", "other")]
+    shown = [trace_json(store.get(name), 0)["trace_id"] for name in ("traced", "other")]
     assert shown == ["a" * 32, None]

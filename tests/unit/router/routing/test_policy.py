@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import Overloaded, PromptTooLong
-from router.routing.policy import place
-from router.routing.view import Mode, PlacementQuery, WorkerLoad
+from router.routing.policy import RETRY_STUCK_S, place
+from router.routing.view import Mode, PlacementQuery, Rule, WorkerLoad
 
 BLOCK = 16
 
@@ -21,7 +21,8 @@ def load(worker_id: str, held: int = 0, **fields: int) -> WorkerLoad:
         "num_requests": 0,
         "queued_tokens": 0,
         "blocks_total": 1000,
-        "blocks_used": 0,
+        "blocks_claimed": 0,
+        "blocks_stuck": 0,
         "held_blocks": held,
         "expected_blocks": held,
         "max_context": 100_000,
@@ -93,7 +94,7 @@ def test_a_prefix_hit_yields_to_a_long_queue() -> None:
 
 
 def test_the_least_loaded_pair_is_chosen_and_all_numbers_are_kept() -> None:
-    decode = [load("d1", num_requests=20), load("d2"), load("d3", blocks_used=990)]
+    decode = [load("d1", num_requests=20), load("d2"), load("d3", blocks_claimed=990)]
     prefill = [load("p1", queued_tokens=4000), load("p2", queued_tokens=100)]
     placement = decide(500, decode, prefill)
     assert placement.prefill is not None
@@ -103,6 +104,50 @@ def test_the_least_loaded_pair_is_chosen_and_all_numbers_are_kept() -> None:
     assert costs["d2"] < costs["d3"]
     assert [each.worker_id for each in placement.prefill_candidates] == ["p1", "p2"]
     assert placement.decode_candidates[2].shortage_tokens == (32 - 10) * BLOCK
+
+
+def test_a_hot_prefix_does_not_overload_the_worker_that_holds_it() -> None:
+    """A full worker with 2,000 requests costs 200 times what another one costs."""
+    hot = load(
+        "d1", 25, num_requests=2000, queued_tokens=100_000, blocks_claimed=1000, max_context=10**6
+    )
+    decode, prefill = [hot, load("d2"), load("d3", num_requests=1)], [load("p1", 25)]
+    for seed in range(200):
+        placement = decide(420, decode, prefill, seed=seed)
+        assert (placement.mode, placement.rule) == (Mode.REMOTE, Rule.LOADED)
+        assert placement.decode.worker_id in ("d2", "d3")
+    told = "remote: d1 lacks 20 tokens at a cost of 132"
+    assert placement.reason.startswith(told)
+    assert placement.reason.endswith(f"p1 and {placement.decode.worker_id} cost less")
+
+
+def test_requests_of_one_prefix_spread_as_load_grows() -> None:
+    """Each request adds to the load of its worker and leaves the prefix there."""
+    requests, holders = {"d1": 0, "d2": 0, "d3": 0}, {"d1"}
+    for seed in range(150):
+        decode = [
+            load(name, 25 * (name in holders), num_requests=count)
+            for name, count in requests.items()
+        ]
+        placement = decide(420, decode, [load("p1", 25)], seed=seed)
+        requests[placement.decode.worker_id] += 1
+        holders.add(placement.decode.worker_id)
+    assert holders == {"d1", "d2", "d3"}
+    assert max(requests.values()) - min(requests.values()) <= 8
+
+
+def test_a_lightly_loaded_worker_keeps_its_prefix() -> None:
+    decode, prefill = [load("d1", 25, num_requests=2), load("d2")], [load("p1", 25)]
+    placement = decide(420, decode, prefill)
+    assert (placement.mode, placement.decode.worker_id) == (Mode.LOCAL, "d1")
+
+
+def test_without_prefill_workers_a_hot_prefix_spreads_too() -> None:
+    decode = [load("d1", 25, num_requests=100), load("d2")]
+    placement = decide(420, decode, [])
+    assert placement.decode.worker_id == "d2"
+    assert placement.reason == "local: no prefill worker is ready"
+    assert decide(420, [load("d1", 25, num_requests=3), load("d2")], []).rule is Rule.NEAR
 
 
 def test_near_ties_spread() -> None:
@@ -142,18 +187,21 @@ def test_a_prompt_is_not_placed_where_it_cannot_fit() -> None:
     placement = decide(500, decode, prefill)
     assert placement.decode.worker_id == "d2"
     assert placement.mode is Mode.LOCAL
-    with pytest.raises(PromptTooLong, match=r"513 tokens, .* holds 512"):
+    with pytest.raises(PromptTooLong, match=r"513 tokens .* holds 512"):
         decide(513, decode, prefill)
+    holds_its_prefix = [load("p1", held=20, blocks_total=31)]
+    assert decide(500, decode, holds_its_prefix).mode is Mode.LOCAL, "a held prefix adds no blocks"
 
 
 def test_a_request_goes_to_workers_whose_context_holds_its_output_too() -> None:
     decode = [load("d1", held=6, max_context=199), load("d2", max_context=200)]
-    prefill = [load("p1", max_context=199)]
-    placement = decide(100, decode, prefill, max_tokens=200)
+    placement = decide(100, decode, [load("p1", max_context=99)], max_tokens=200)
     assert placement.decode.worker_id == "d2"
     assert placement.prefill is None
-    with pytest.raises(PromptTooLong, match="201 tokens, but no decode worker"):
-        decide(100, decode, prefill, max_tokens=201)
+    placement = decide(100, decode, [load("p1", max_context=100)], max_tokens=200)
+    assert placement.prefill is not None, "the output is not the prefill worker's"
+    with pytest.raises(PromptTooLong, match=r"201 tokens .* No decode worker"):
+        decide(100, decode, [load("p1")], max_tokens=201)
 
 
 def test_without_decode_workers_it_is_overloaded() -> None:
@@ -162,12 +210,13 @@ def test_without_decode_workers_it_is_overloaded() -> None:
 
 
 loads = st.builds(
-    lambda number, requests, queued, total, used, held, expected, context: WorkerLoad(
+    lambda number, requests, queued, total, used, stuck, held, expected, context: WorkerLoad(
         worker_id=f"w{number}",
         num_requests=requests,
         queued_tokens=queued,
         blocks_total=total,
-        blocks_used=min(used, total),
+        blocks_claimed=max(min(used, total), min(stuck, total)),
+        blocks_stuck=min(stuck, total),
         held_blocks=held,
         expected_blocks=max(held, expected),
         max_context=context,
@@ -177,11 +226,18 @@ loads = st.builds(
     st.integers(0, 10_000),
     st.integers(1, 300),
     st.integers(0, 300),
+    st.sampled_from([0, 0, 5, 20, 90, 300]),
     st.integers(0, 100),
     st.integers(0, 100),
     st.sampled_from([1000, 5000]),
 )
 fleets = st.lists(loads, max_size=5, unique_by=lambda each: each.worker_id)
+
+
+def decide_local(num_tokens: int, each: WorkerLoad, threshold: int) -> int | None:
+    """What the prompt costs on this worker alone; None if too much of it is missing there."""
+    alone = decide(num_tokens, [each], [])
+    return alone.decode.cost if alone.decode.missing_tokens <= threshold else None
 
 
 @settings(max_examples=300, deadline=None)
@@ -203,26 +259,53 @@ def test_every_placement_keeps_the_rules(
     def fits(each: WorkerLoad) -> bool:
         return each.blocks_total >= blocks and each.max_context > num_tokens
 
+    def has_room(each: WorkerLoad) -> bool:
+        return blocks - each.held_blocks <= each.blocks_total - each.blocks_stuck
+
     fitting = {each.worker_id for each in decode if fits(each)}
+    roomy = {each.worker_id for each in decode if fits(each) and has_room(each)}
     try:
         placement = decide(num_tokens, decode, prefill, threshold, seed, exclude=exclude)
     except Overloaded:
-        assert not decode
+        assert not decode or (fitting and not roomy)
         return
     except PromptTooLong:
         assert decode
         assert not fitting
         return
-    assert placement.decode.worker_id in fitting
-    if fitting - exclude:
+    assert placement.decode.worker_id in roomy
+    if roomy - exclude:
         assert placement.decode.worker_id not in exclude
-    usable = [each for each in prefill if fits(each) and each.worker_id not in exclude]
+    usable = [each for each in prefill if fits(each) and has_room(each)]
+    usable = [each for each in usable if each.worker_id not in exclude]
     assert (placement.mode is Mode.REMOTE) == (placement.prefill is not None)
     if placement.prefill is not None:
         assert placement.prefill.worker_id in {each.worker_id for each in usable}
-        assert all(each.missing_tokens > threshold for each in placement.decode_candidates)
+        near = [each for each in decode if each.worker_id in roomy - exclude or roomy <= exclude]
+        costs = [
+            decide_local(num_tokens, each, threshold) for each in near if each.worker_id in roomy
+        ]
+        pair = placement.decode.cost + placement.prefill.cost
+        assert all(cost is None or cost > pair * 0.9 - 8 for cost in costs)
+        assert (placement.rule is Rule.LOADED) == any(cost is not None for cost in costs)
         cheapest = min(each.cost for each in placement.prefill_candidates)
         assert placement.prefill.cost <= cheapest * 1.05 + 8
     else:
         assert placement.decode.missing_tokens <= threshold or not usable
+        assert (placement.rule is Rule.NEAR) == (placement.decode.missing_tokens <= threshold)
     assert 1 <= placement.decode.missing_tokens <= num_tokens
+
+
+def test_a_held_prefix_makes_room_only_as_far_as_it_may_be_stuck() -> None:
+    """80 blocks of prompt in a pool of 100: stuck blocks may hold its prefix, others do not."""
+    tokens = 80 * BLOCK
+    fits = [(20, 0), (40, 20), (40, 30), (90, 80)]
+    does_not = [(21, 0), (40, 19), (90, 60)]
+    for stuck, held in fits:
+        only = load("d", held, blocks_total=100, blocks_stuck=stuck)
+        assert decide(tokens, [only], []).decode.worker_id == "d", (stuck, held)
+    for stuck, held in does_not:
+        only = load("d", held, blocks_total=100, blocks_stuck=stuck)
+        with pytest.raises(Overloaded, match="needs 80 KV blocks") as caught:
+            decide(tokens, [only], [])
+        assert caught.value.retry_after_s == RETRY_STUCK_S

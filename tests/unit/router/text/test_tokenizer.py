@@ -124,7 +124,33 @@ def test_where_the_chat_template_comes_from(folder, load, config, file, text):
 
 
 def test_a_checkpoint_may_have_no_chat_template(load):
-    assert load(chat_template=None).chat_template is None
+    tokenizer = load(chat_template=None)
+    assert tokenizer.chat_template is tokenizer.tool_template is None
+
+
+NAMED = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "default", "for_tools"),
+    [
+        (NAMED, {}, "d", "t"),
+        (NAMED[:1], {}, "d", "d"),
+        (NAMED[1:], {}, "t", "t"),
+        (None, {"chat_template.jinja": "x"}, "x", "x"),
+        (NAMED, {"chat_template.jinja": "x"}, "x", "t"),
+        ("d", {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
+        (NAMED, {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
+        ("d", {"additional_chat_templates/rag.jinja": "y"}, "d", "d"),
+    ],
+)
+def test_a_template_of_its_own_serves_tools(folder, load, config, files, default, for_tools):
+    for name, source in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(source)
+    tokenizer = load(chat_template=config)
+    assert tokenizer.chat_template.render([]) == default
+    assert tokenizer.tool_template.render([]) == for_tools
 
 
 @pytest.mark.parametrize(
@@ -132,7 +158,7 @@ def test_a_checkpoint_may_have_no_chat_template(load):
     [
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer.json", "{}", "tokenizer.json cannot be read as a tokenizer"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid JSON"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json must hold a JSON object"),
     ],
 )

@@ -1,0 +1,181 @@
+"""Compiles every GPU kernel that Baton's configurations can choose; needs no card.
+
+`./scripts/compile_gpu_kernels` prints one line for each kernel: its time, or the first error of its
+compiler. FlashInfer's kernels stay in its cache (below FLASHINFER_WORKSPACE_BASE or the home
+folder), one folder per architecture, where a worker finds them. Triton's are compiled for a check
+only. With --install FlashInfer's kernels, for all architectures together, become part of its
+installed package, as images have them: then workers need neither nvcc nor a cache. nvcc and its
+libraries come from the CUDA toolkit or from NVIDIA's Python packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from bench.gpu.triton_variants import has_fp8, triton_builds
+from engine.attention.flashinfer_backend import HEAD_DIMS
+from engine.gpu.fp8_format import FP8
+from engine.gpu.toolchain import compile_sample, first_error, prepare_builds
+
+ARCHITECTURES = ("8.0", "9.0a", "10.0a")
+KINDS = ("fa2", "fa3", "decode", "triton")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_ONE = "BATON_COMPILE_ONE"  # set in the process of one architecture
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of FlashInfer's modules: a kernel for a dtype and a head size, with or without a sliding
+    window. `kind` is fa2 or fa3 (chunks; fa2 also decodes on tensor cores) or decode."""
+
+    kind: str
+    dtype: str
+    kv_dtype: torch.dtype
+    head_dim: int
+    has_window: bool
+
+    def __str__(self) -> str:
+        kv = "fp8" if self.kv_dtype == FP8 else "16 bits"
+        window = ", sliding window" if self.has_window else ""
+        return f"{self.kind}: {self.dtype}, KV in {kv}, heads of {self.head_dim}{window}"
+
+
+def variants(
+    kinds: Sequence[str], dtypes: Sequence[str], head_dims: Sequence[int], capability: int
+) -> Iterator[Variant]:
+    """The modules that `choose_kernels` can lead to on a card of this compute capability, 90 for
+    9.0. fa3 is Hopper's; fp8 KV takes fa2 alone."""
+    is_hopper = capability // 10 == 9
+    for kind, dtype, head_dim, has_window in product(kinds, dtypes, head_dims, (False, True)):
+        if kind == "triton" or (kind == "fa3" and not is_hopper):
+            continue
+        takes_fp8 = kind == "fa2" and has_fp8(capability)
+        for kv_dtype in (DTYPES[dtype], FP8) if takes_fp8 else (DTYPES[dtype],):
+            yield Variant(kind, dtype, kv_dtype, head_dim, has_window)
+
+
+def compile_variant(variant: Variant, installs: bool = False) -> None:
+    """Build one module into FlashInfer's cache, or its package. Raises what FlashInfer raises."""
+    dtype = DTYPES[variant.dtype]
+    shape = (variant.head_dim, variant.head_dim, 0, variant.has_window, False)
+    arguments = (dtype, variant.kv_dtype, dtype, torch.int32, *shape)
+    with _only_built(installs):
+        if variant.kind == "decode":
+            importlib.import_module("flashinfer.decode").get_batch_decode_module(*arguments)
+        else:
+            prefill = importlib.import_module("flashinfer.prefill")
+            prefill.get_batch_prefill_module(variant.kind, *arguments, False)
+        raise RuntimeError("FlashInfer has loaded a module without building it")
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="compile_gpu_kernels", description=__doc__)
+    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, help="compute capabilities")
+    parser.add_argument("--kind", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--dtype", nargs="+", default=tuple(DTYPES), choices=tuple(DTYPES))
+    parser.add_argument("--head-dim", nargs="+", type=int, default=HEAD_DIMS, choices=HEAD_DIMS)
+    parser.add_argument("--install", action="store_true", help="into FlashInfer's package")
+    parser.add_argument("--list", action="store_true", help="name the kernels, compile none")
+    arguments = parser.parse_args()
+    groups = [arguments.arch] if arguments.install else [[arch] for arch in arguments.arch]
+    if _ONE in os.environ or arguments.list:
+        with TemporaryDirectory(prefix="baton-triton-") as folder:
+            os.environ["TRITON_CACHE_DIR"] = folder  # else a second run would compile nothing
+            return int(sum(_compile(group, arguments) for group in groups) > 0)
+    reason = prepare_builds(os.environ) or compile_sample(os.environ)
+    if reason:
+        print(f"no kernel can be built: {reason}", file=sys.stderr)
+        return 1
+    statuses = []
+    for group in groups:  # FlashInfer reads the architectures once, when it is imported
+        environment = os.environ | {_ONE: "1", "FLASHINFER_CUDA_ARCH_LIST": " ".join(group)}
+        program = [sys.executable, "-m", "bench.gpu.compile_kernels"]
+        command = [*program, *sys.argv[1:], "--arch", *group]
+        statuses.append(subprocess.run(command, env=environment, check=False).returncode)
+    return int(any(statuses))
+
+
+def _compile(group: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Compile all kernels of these architectures at once; returns how many failed."""
+    capabilities = [int(arch.rstrip("af").replace(".", "")) for arch in group]
+    wanted = dict.fromkeys(
+        variant
+        for capability in capabilities
+        for variant in variants(arguments.kind, arguments.dtype, arguments.head_dim, capability)
+    )
+    builds: list[tuple[str, Callable[[], None]]] = [
+        (str(variant), partial(compile_variant, variant, arguments.install)) for variant in wanted
+    ]
+    if "triton" in arguments.kind and not arguments.install:
+        dtypes = [DTYPES[name] for name in arguments.dtype]
+        builds += triton_builds(capabilities[0], dtypes, arguments.head_dim)
+    where, failed = " ".join(group), 0
+    for name, build in builds:
+        if arguments.list:
+            print(f"{where}  {name}")
+            continue
+        error, spent_s = _timed(build)
+        failed += bool(error)
+        print(f"{where}  {name}: {f'FAILED: {error}' if error else f'{spent_s:.1f} s'}", flush=True)
+    if not arguments.list:
+        print(f"{where}  {len(builds) - failed} of {len(builds)} kernels compiled", flush=True)
+    return failed
+
+
+def _timed(build: Callable[[], None]) -> tuple[str, float]:
+    """The first error of a build, "" if it succeeded, and its seconds."""
+    started = time.monotonic()
+    try:
+        build()
+    except Exception as error:  # noqa: BLE001 - whatever fails is a line, and others are tried
+        return first_error(str(error) or repr(error)), time.monotonic() - started
+    return "", time.monotonic() - started
+
+
+class _Built(Exception):
+    """A module has been built, and is not loaded: that would need the driver."""
+
+
+@contextmanager
+def _only_built(installs: bool) -> Iterator[None]:
+    """Within this context FlashInfer builds a module where it would also load it. What it finds in
+    its package (or in flashinfer-jit-cache) is there already."""
+    core = importlib.import_module("flashinfer.jit.core")
+    spec = getattr(core, "JitSpecNvcc", None) or core.JitSpec  # the latter before 0.7
+    original = spec.build_and_load
+
+    def build(self: Any) -> None:
+        if not self.is_aot:
+            self.build(verbose=False)
+            if installs:
+                self.aot_path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(self.jit_library_path, self.aot_path)
+        raise _Built
+
+    spec.build_and_load = build
+    try:
+        yield
+    except _Built:
+        pass
+    finally:
+        spec.build_and_load = original
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What one decision costs the router's event loop at the largest prompts and fleets, in process.
+
+Every worker holds the whole prompt, so that every look-up goes to its end. Hashing, which a thread
+does, is measured apart.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from rich.table import Table
+
+from protocol.events import WorkerStats
+from protocol.hashing import block_hashes, chain_root
+from protocol.messages import CacheDump, Role
+from protocol.registration import WorkerInfo, WorkerState
+from router.fleet.cache_index import NO_MATCH, CacheIndex
+from router.fleet.clock_offset import ClockOffset
+from router.fleet.worker import Worker
+from router.routing.policy import place
+from router.routing.view import PlacementQuery
+
+BLOCK_SIZE = 16
+NUM_WORKERS = 100
+PREFILL_SHARE = 0.25
+SIZES = (1000, 32_000, 128_000)
+ROUNDS = 50
+_EXPECTED_S = 10.0
+
+
+def decision_costs() -> Table:
+    """A table: milliseconds of a decision, and of hashing, by the length of the prompt."""
+    table = Table(title=f"one decision among {NUM_WORKERS} workers that hold the whole prompt")
+    table.add_column("prompt, tokens", justify="right")
+    table.add_column("decision, ms", justify="right")
+    table.add_column("hashing in a thread, ms", justify="right")
+    for num_tokens in SIZES:
+        decision_ms, hashing_ms = measure(num_tokens)
+        table.add_row(f"{num_tokens:,}", f"{decision_ms:.2f}", f"{hashing_ms:.2f}")
+    return table
+
+
+def measure(num_tokens: int, num_workers: int = NUM_WORKERS) -> tuple[float, float]:
+    """Medians of the milliseconds of a decision and of hashing."""
+    tokens = list(range(num_tokens))
+    root = chain_root("model")
+    hashes = block_hashes(root, tokens, BLOCK_SIZE)
+    index = CacheIndex(_EXPECTED_S)
+    workers = [_worker(number, num_workers) for number in range(num_workers)]
+    for each in workers:
+        index.join(each.worker_id, each.info.incarnation)
+        index.apply_dump(
+            each.worker_id, CacheDump(incarnation=each.info.incarnation, seq=0, hashes=hashes)
+        )
+    rng = random.Random(1)
+    query = PlacementQuery(num_tokens, num_tokens + 100, BLOCK_SIZE)
+
+    def decide() -> None:
+        matches = index.matches(hashes, time.monotonic())
+        loads = {
+            role: [
+                each.load(matches.get(each.worker_id, NO_MATCH))
+                for each in workers
+                if each.role is role
+            ]
+            for role in (Role.DECODE, Role.PREFILL)
+        }
+        placement = place(query, loads[Role.DECODE], loads[Role.PREFILL], 64, rng)
+        held = len(hashes) - -(-placement.decode.missing_tokens // BLOCK_SIZE)
+        index.expect(placement.decode.worker_id, hashes[held:], time.monotonic())
+
+    return _median_ms(decide), _median_ms(lambda: block_hashes(root, tokens, BLOCK_SIZE))
+
+
+def _median_ms(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times)
+
+
+def _worker(number: int, num_workers: int) -> Worker:
+    is_prefill = number < PREFILL_SHARE * num_workers
+    name = f"w{number}"
+    info = WorkerInfo(
+        worker_id=name, incarnation=name, role=Role.PREFILL if is_prefill else Role.DECODE,
+        state=WorkerState.READY, host="", pid=1, control="", events="", protocol_version=0,
+        model="", model_fingerprint="", layout_fingerprint="", transport="",
+        block_size=BLOCK_SIZE, num_blocks=100_000, max_context=1_000_000,
+    )  # fmt: skip
+    worker = Worker(info, _NoLink())
+    worker.take_stats(
+        WorkerStats(
+            worker_id=name, incarnation=name, num_waiting=0, num_running=number, queued_tokens=0,
+            blocks_total=100_000, blocks_used=10 * number, blocks_cached=0,
+        )
+    )  # fmt: skip
+    return worker
+
+
+class _NoLink:
+    """The link of a worker that is asked for nothing."""
+
+    clock = ClockOffset()
+    session, num_legs = "", 0
+    is_ready = is_closed = True
+
+    def is_responsive(self, now: float) -> bool:
+        return True
+
+    def send(self, message: object) -> bool:
+        return False
+
+    def ping(self) -> int:
+        return 0
+
+    def has_answered(self, number: int) -> bool:
+        return True
+
+    async def wait_for_pong(self, number: int, timeout_s: float) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    async def wait_closed(self) -> None:
+        return None

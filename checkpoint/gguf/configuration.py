@@ -1,0 +1,188 @@
+"""A GGUF file's metadata as the configuration that Hugging Face's config.json would hold.
+
+What Baton does not compute is refused by name. Key names: the list of standardized keys in the
+format's description (see `header`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoint.gguf.header import GgufTensor
+from checkpoint.json_keys import MAX_INTEGER, JsonKeys
+from checkpoint.regular_file import open_regular
+from protocol.errors import ModelLoadError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Our names by those in `general.architecture`, which calls Mistral's models llama, too."""
+PERMUTED = frozenset({"llama"})
+"""Those whose rows of q and k lie in pairs within each head instead of halves."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor that divides each rotary frequency, as Llama 3.1 scales them."""
+_EMBED, _OUTPUT = "token_embd.weight", "output.weight"
+_END_IDS = ("eos", "eot", "eom")
+_END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
+"""Control tokens that end an answer, whether or not the metadata names them."""
+_CONTROL = 3
+_MAX_ROTARY = 1 << 16
+
+
+def model_config(keys: JsonKeys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """The content of config.json. Raises ModelLoadError, which names the file and the key."""
+    name = keys.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ModelLoadError(
+            f"{keys.where}: the architecture {name!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    if keys.integer(f"{name}.expert_count", 0, minimum=0):
+        raise ModelLoadError(f"{keys.where}: mixtures of experts are not supported")
+    window = keys.integer(f"{name}.attention.sliding_window", None)
+    num_heads, num_kv_heads, head_dim = _heads(keys, name)
+    max_positions = keys.integer(f"{name}.context_length")
+    ours = "MistralForCausalLM" if name == "llama" and window else ARCHITECTURES[name]
+    config = {
+        "architectures": [ours],
+        "vocab_size": _rows(keys, tensors, _EMBED),
+        "hidden_size": keys.integer(f"{name}.embedding_length"),
+        "intermediate_size": _uniform(keys, f"{name}.feed_forward_length"),
+        "num_hidden_layers": keys.integer(f"{name}.block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "rope_parameters": _rope(keys, name, head_dim, tensors),
+        "sliding_window": window,
+        "tie_word_embeddings": _OUTPUT not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "dtype": _dtype(tensors),
+        "eos_token_id": end_ids(keys),
+        "qk_rows_in_pairs": name in PERMUTED,
+    }
+    if name in ("qwen2", "qwen3") and window:
+        raise ModelLoadError(f"{keys.where}: a sliding window of {name} is not supported")
+    return config
+
+
+def end_ids(keys: JsonKeys) -> list[int]:
+    """The ids of all tokens that end an answer, sorted."""
+    found = {token_id for kind in _END_IDS if (token_id := special_id(keys, kind)) is not None}
+    tokens = keys.raw("tokenizer.ggml.tokens", [])
+    types = keys.raw("tokenizer.ggml.token_type", [])
+    if isinstance(tokens, list) and isinstance(types, list):
+        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+            if kind == _CONTROL and token in _END_NAMES:
+                found.add(token_id)
+    return sorted(found)
+
+
+def special_id(keys: JsonKeys, kind: str) -> int | None:
+    """The id of a special token such as `bos`, or None; llama.cpp marks an absent one so, too."""
+    key = f"tokenizer.ggml.{kind}_token_id"
+    number: int | None = keys.integer(key, None, minimum=0, maximum=2**32 - 1)
+    return None if number is None or number > MAX_INTEGER else number
+
+
+def _heads(keys: JsonKeys, name: str) -> tuple[int, int, int]:
+    num_heads = _uniform(keys, f"{name}.attention.head_count")
+    num_kv_heads = (
+        _uniform(keys, f"{name}.attention.head_count_kv")
+        if f"{name}.attention.head_count_kv" in keys
+        else num_heads
+    )
+    hidden = keys.integer(f"{name}.embedding_length")
+    head_dim = keys.integer(f"{name}.attention.key_length", max(hidden // num_heads, 1))
+    if keys.integer(f"{name}.attention.value_length", head_dim) != head_dim:
+        raise keys.wrong(f"{name}.attention.value_length", f"the length of keys, {head_dim}")
+    if keys.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
+        raise keys.wrong(
+            f"{name}.rope.dimension_count", f"the length of heads, {head_dim} (they rotate whole)"
+        )
+    return num_heads, num_kv_heads, head_dim
+
+
+def _uniform(keys: JsonKeys, key: str) -> int:
+    """A number for all layers; some files repeat it for each."""
+    value = keys.raw(key)
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
+        keys = JsonKeys({key: value[0]}, keys.where)
+    number: int = keys.integer(key)
+    return number
+
+
+def _rows(keys: JsonKeys, tensors: Mapping[str, GgufTensor], name: str) -> int:
+    if name not in tensors:
+        raise ModelLoadError(f"{keys.where}: the tensor {name!r} is missing")
+    return tensors[name].shape[0]
+
+
+def _rope(
+    keys: JsonKeys, name: str, head_dim: int, tensors: Mapping[str, GgufTensor]
+) -> dict[str, Any]:
+    table: dict[str, Any] = {"rope_theta": keys.number(f"{name}.rope.freq_base", 10_000.0, above=1)}
+    if ROPE_FACTORS in tensors:
+        return table | {
+            "rope_type": "divided",
+            "divisors": _divisors(keys, tensors[ROPE_FACTORS], head_dim),
+        }
+    factor = keys.number(f"{name}.rope.scaling.factor", None) or keys.number(
+        f"{name}.rope.scale_linear", None
+    )
+    kind = keys.text(f"{name}.rope.scaling.type", "none" if factor is None else "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.wrong(f"{name}.rope.scaling.type", "none, linear or yarn")
+    if kind == "none" or factor is None:
+        return table | {"rope_type": "default"}
+    table |= {"rope_type": kind, "factor": factor}
+    return table if kind == "linear" else table | _yarn(keys, name, factor)
+
+
+def _yarn(keys: JsonKeys, name: str, factor: float) -> dict[str, Any]:
+    prefix = f"{name}.rope.scaling"
+    found = {
+        "original_max_position_embeddings": keys.integer(f"{prefix}.original_context_length"),
+        "beta_fast": keys.number(f"{prefix}.yarn_beta_fast", 32.0),
+        "beta_slow": keys.number(f"{prefix}.yarn_beta_slow", 1.0),
+    }
+    scale = keys.number(f"{prefix}.attn_factor", None)
+    if scale is not None:  # on top of what follows from the factor
+        found["attention_factor"] = scale * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    return found
+
+
+def _divisors(keys: JsonKeys, tensor: GgufTensor, head_dim: int) -> list[float]:
+    count = head_dim // 2
+    if tensor.type.name != "F32" or tensor.shape != (count,) or count > _MAX_ROTARY:
+        raise ModelLoadError(
+            f"{tensor.file}: tensor {tensor.name!r} must be {count} numbers of F32"
+        )
+    with open_regular(tensor.file) as stream:
+        stream.seek(tensor.begin)
+        content = stream.read(tensor.end - tensor.begin)
+    if len(content) < 4 * count:
+        raise ModelLoadError(f"{tensor.file}: the file is cut short in {tensor.name!r}")
+    found = list(struct.unpack(f"<{count}f", content))
+    if not all(math.isfinite(each) and each > 0 for each in found):
+        raise ModelLoadError(f"{tensor.file}: tensor {tensor.name!r} must be numbers above 0")
+    return found
+
+
+def _dtype(tensors: Mapping[str, GgufTensor]) -> str:
+    """What to compute in: what plain matrices are stored in, bfloat16 for quantized ones."""
+    kinds = {each.type.name for each in tensors.values() if len(each.shape) > 1}
+    if kinds == {"F32"}:
+        return "float32"
+    if "F16" in kinds and kinds <= {"F16", "F32"}:
+        return "float16"
+    return "bfloat16"

@@ -1,0 +1,313 @@
+"""A GGUF file's vocabulary as the tokenizer.json and tokenizer_config.json that it was made from.
+
+Two kinds exist: byte-level BPE (`gpt2`), whose way of splitting text has a name in the metadata,
+and SentencePiece's BPE (`llama`), whose merges follow from its scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.gguf.configuration import special_id
+from checkpoint.json_keys import JsonKeys
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_MAX_TOKEN_CHARS = 512
+"""Of a SentencePiece token, whose every cut is tried."""
+MAX_MERGES = 1 << 21
+"""Several times what a vocabulary of 256,000 tokens needs; each takes some 300 bytes here."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+
+
+@dataclass(frozen=True)
+class _Splitting:
+    """How a text is split before pairs are merged. `pattern` is None for GPT-2's own."""
+
+    pattern: str | None
+    single_digits: bool = False
+    whole_words: bool = False  # a word that is a token is not merged from parts
+    composes: bool = False  # Unicode's NFC first
+    adds_bos: bool = False  # unless the metadata says otherwise
+
+
+_LLAMA3 = _Splitting(
+    rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}", whole_words=True, adds_bos=True
+)
+_QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}", composes=True)
+_TEKKEN = _Splitting(
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    whole_words=True,
+    adds_bos=True,
+)
+SPLITTINGS = {
+    "gpt-2": _Splitting(None),
+    "smollm": _Splitting(None, single_digits=True),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _Splitting(_QWEN2.pattern, adds_bos=True),
+    "tekken": _TEKKEN,
+}
+"""By `tokenizer.ggml.pre`."""
+_SPECIAL = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+"""The keys of tokenizer_config.json, and what GGUF's keys call the same tokens."""
+_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
+"""For files that are older than that key."""
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    tokens: list[str]
+    types: list[int]
+
+    def ids(self) -> dict[str, int]:
+        """The ids of all tokens but those that only fill the vocabulary up, by text."""
+        pairs = enumerate(zip(self.tokens, self.types, strict=True))
+        return {token: id_ for id_, (token, kind) in pairs if kind != _UNUSED}
+
+    def added(self) -> list[dict[str, Any]]:
+        """Those that are found in a text before it is split, in tokenizer.json's form."""
+        return [
+            {
+                "id": id_,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": kind != _USER_DEFINED,
+            }
+            for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+        ]
+
+
+def tokenizer_files(keys: JsonKeys) -> dict[str, dict[str, Any]]:
+    """The contents of tokenizer.json and tokenizer_config.json, by their names. Raises
+    ModelLoadError, which names the file and the key."""
+    kind = keys.text("tokenizer.ggml.model")
+    vocabulary = _vocabulary(keys)
+    special = _special_tokens(keys, vocabulary)
+    if kind == "gpt2":
+        parts, adds_bos = _byte_level(keys, vocabulary), _splitting(keys).adds_bos
+    elif kind == "llama":
+        parts, adds_bos = _sentence_piece(keys, vocabulary, special.get("unk_token")), True
+    else:
+        raise keys.wrong("tokenizer.ggml.model", "gpt2 or llama, which are supported")
+    around = _template(keys, special, vocabulary, adds_bos)
+    if around is not None:
+        parts["post_processor"] = around
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": vocabulary.added(),
+        "post_processor": None,
+        **parts,
+    }
+    config: dict[str, Any] = dict(special)
+    template = keys.text("tokenizer.chat_template", None)
+    if template is not None:
+        config["chat_template"] = template
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _vocabulary(keys: JsonKeys) -> _Vocabulary:
+    tokens = keys.raw("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        raise keys.wrong("tokenizer.ggml.tokens", "an array of strings")
+    types = keys.raw("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise keys.wrong("tokenizer.ggml.token_type", f"an array of {len(tokens)} numbers")
+    if not _are_texts(tokens) or len(set(tokens)) < len(tokens):
+        raise keys.wrong("tokenizer.ggml.tokens", "strings of which no two are equal")
+    return _Vocabulary(tokens, list(types))
+
+
+def _special_tokens(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, str]:
+    """The special tokens by their names in tokenizer_config.json. Such a token is in use, even if
+    its type says otherwise. Raises ModelLoadError."""
+    found = {}
+    for name, kind in _SPECIAL.items():
+        id_ = special_id(keys, kind)
+        if id_ is None:
+            continue
+        if id_ >= len(vocabulary.tokens):
+            raise keys.wrong(
+                f"tokenizer.ggml.{kind}_token_id",
+                f"below the number of tokens ({len(vocabulary.tokens)})",
+            )
+        if vocabulary.types[id_] == _UNUSED:
+            vocabulary.types[id_] = _CONTROL
+        found[name] = vocabulary.tokens[id_]
+    return found
+
+
+def _splitting(keys: JsonKeys) -> _Splitting:
+    name = keys.text("tokenizer.ggml.pre", "default")
+    if name == "default":
+        name = _BY_ARCHITECTURE.get(keys.text("general.architecture"), name)
+    if name not in SPLITTINGS:
+        raise keys.wrong("tokenizer.ggml.pre", f"one of {', '.join(SPLITTINGS)}")
+    return SPLITTINGS[name]
+
+
+def _byte_level(keys: JsonKeys, vocabulary: _Vocabulary) -> dict[str, Any]:
+    splitting = _splitting(keys)
+    merges = keys.raw("tokenizer.ggml.merges")
+    pairs = [tuple(each.split(" ", 2)) for each in merges] if _are_texts(merges) else []
+    if len(pairs) < 1 or any(len(pair) != 2 for pair in pairs):
+        raise keys.wrong("tokenizer.ggml.merges", "an array of pairs of tokens")
+    before: list[dict[str, Any]] = []
+    if splitting.single_digits:
+        before.append({"type": "Digits", "individual_digits": True})
+    if splitting.pattern is not None:
+        before.append(
+            {
+                "type": "Split",
+                "pattern": {"Regex": splitting.pattern},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        )
+    before.append({"type": "ByteLevel", **_BYTES, "use_regex": splitting.pattern is None})
+    return {
+        "normalizer": {"type": "NFC"} if splitting.composes else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": before},
+        "decoder": {"type": "ByteLevel", **_BYTES, "use_regex": True},
+        "model": _bpe(vocabulary.ids(), pairs, unknown=None, ignore_merges=splitting.whole_words),
+    }
+
+
+_BYTES = {"add_prefix_space": False, "trim_offsets": True}
+
+
+def _sentence_piece(keys: JsonKeys, vocabulary: _Vocabulary, unknown: str | None) -> dict[str, Any]:
+    scores = keys.raw("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
+        raise keys.wrong("tokenizer.ggml.scores", f"an array of {len(vocabulary.tokens)} numbers")
+    if not isinstance(scores[0], (int, float)):
+        raise keys.wrong("tokenizer.ggml.scores", "an array of numbers")
+    has_prefix = keys.flag("tokenizer.ggml.add_space_prefix", True)
+    normalizers: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    ]
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if has_prefix:
+        normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(
+            vocabulary.ids(),
+            _merges(keys, vocabulary, scores),
+            unknown=unknown,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _merges(keys: JsonKeys, vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+    """All ways to make a token of two, the token with the highest score first: SentencePiece
+    merges the neighbours whose token has the highest score."""
+    ids = {
+        token: id_
+        for id_, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind in (_NORMAL, _USER_DEFINED)
+    }
+    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    for token, id_ in ids.items():
+        if len(token) > _MAX_TOKEN_CHARS:
+            raise keys.wrong("tokenizer.ggml.tokens", f"tokens of at most {_MAX_TOKEN_CHARS} chars")
+        if vocabulary.types[id_] != _NORMAL:
+            continue
+        for cut in range(1, len(token)):
+            pair = token[:cut], token[cut:]
+            if pair[0] in ids and pair[1] in ids:
+                found.append((-scores[id_], ids[pair[0]], ids[pair[1]], pair))
+        if len(found) > MAX_MERGES:
+            raise keys.wrong(
+                "tokenizer.ggml.tokens", f"tokens that are made in at most {MAX_MERGES} ways"
+            )
+    found.sort(key=lambda each: each[:3])
+    return [pair for *_, pair in found]
+
+
+def _bpe(
+    ids: dict[str, int],
+    merges: list[Any],
+    unknown: str | None,
+    byte_fallback: bool = False,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": byte_fallback,
+        "byte_fallback": byte_fallback,
+        "ignore_merges": ignore_merges,
+        "vocab": ids,
+        "merges": merges,
+    }
+
+
+def _template(
+    keys: JsonKeys, special: dict[str, str], vocabulary: _Vocabulary, adds_bos: bool
+) -> dict[str, Any] | None:
+    """The processor that puts special tokens around a text; None if there are none."""
+    wanted = {
+        "bos_token": keys.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos_token": keys.flag("tokenizer.ggml.add_eos_token", False),
+    }
+    used = {
+        name: special[name] for name, is_wanted in wanted.items() if is_wanted and name in special
+    }
+    if not used:
+        return None
+
+    def around(names: str) -> list[dict[str, Any]]:
+        pieces: list[dict[str, Any]] = []
+        for type_id, name in enumerate(names):
+            for each in ("bos_token", name, "eos_token"):
+                if each == name:
+                    pieces.append({"Sequence": {"id": name, "type_id": type_id}})
+                elif each in used:
+                    pieces.append({"SpecialToken": {"id": used[each], "type_id": type_id}})
+        return pieces
+
+    ids = vocabulary.ids()
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A"),
+        "pair": around("AB"),
+        "special_tokens": {
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in used.values()
+        },
+    }
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

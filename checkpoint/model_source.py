@@ -1,0 +1,132 @@
+"""Finds a checkpoint: a local folder, a GGUF file, or a repository of the Hugging Face hub.
+
+A GGUF file becomes a folder of the same form (see `checkpoint.gguf.folder`). Every process of a
+fleet finds its checkpoint with this module; only routers and workers read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from checkpoint.gguf.folder import SUFFIX, gguf_folder, gguf_in, model_stem
+from checkpoint.regular_file import is_there
+from protocol.errors import ConfigError, ModelLoadError
+
+log = logging.getLogger(__name__)
+
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+"""The files to fetch from a hub repository: configuration, weights, tokenizer, chat template."""
+
+TEXT_PATTERNS = tuple(each for each in HUB_PATTERNS if each != "*.safetensors")
+"""Those without weights: all that a router reads."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([A-Za-z0-9][\w.-]*))?")
+"""A repository, and a quantization where it holds GGUF files."""
+
+
+def resolve_model(
+    model: str | Path,
+    revision: str | None = None,
+    download: Callable[..., str] | None = None,
+    patterns: Sequence[str] = HUB_PATTERNS,
+) -> Path:
+    """The folder of `model`: a local folder, a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`.
+
+    A folder may hold one model in GGUF instead of a checkpoint. Of a hub id, the files that match
+    `patterns` are fetched at `revision` (a commit, tag or branch; None: the main branch) with
+    `download` (huggingface_hub's `snapshot_download` by default), which uses its cache if it can;
+    of one with a quantization, such as `Qwen/Qwen3-0.6B-GGUF:Q8_0`, the GGUF files of that name.
+    The commit is logged. Raises ModelLoadError, one line, if neither works, and ConfigError for
+    the revision of what is local.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise ConfigError(
+                f"revision {revision!r} has no meaning for the local "
+                f"{'folder' if path.is_dir() else 'file'} {path}; leave it out, "
+                "or name the model by its hub id (owner/name)"
+            )
+        return _local(path)
+    match = _HUB_ID.fullmatch(str(model))
+    if match is None:
+        raise ModelLoadError(
+            f"there is no folder or file {path}, and it is not a hub id (owner/name, or "
+            "owner/name:QUANTIZATION for GGUF files)"
+        )
+    name, quantization = match.groups()
+    if quantization is not None:
+        patterns = [f"*{each}*{SUFFIX}" for each in _spellings(quantization)]
+    found = _fetched(name, revision, download, patterns)
+    if quantization is None:
+        return found
+    file = gguf_in(found, quantization)
+    if file is None:
+        raise ModelLoadError(f"{name} holds no GGUF file whose name ends in {quantization}")
+    return gguf_folder(file)
+
+
+def _local(path: Path) -> Path:
+    if not path.is_dir():
+        if path.suffix.lower() == SUFFIX:
+            return gguf_folder(path)
+        raise ModelLoadError(
+            f"{path} is a file; name the folder that holds config.json, or a file that ends in "
+            f"{SUFFIX}"
+        )
+    file = None if is_there(path / "config.json") else gguf_in(path)
+    if file is not None:
+        return gguf_folder(file)
+    commit = commit_of(path)
+    if commit is not None:
+        log.info("the checkpoint in %s is commit %s of its hub repository", path, commit)
+    return path
+
+
+def _spellings(quantization: str) -> list[str]:
+    """Patterns of the hub tell upper and lower case apart."""
+    return sorted({quantization, quantization.upper(), quantization.lower()})
+
+
+def _fetched(
+    name: str,
+    revision: str | None,
+    download: Callable[..., str] | None,
+    patterns: Sequence[str],
+) -> Path:
+    """The folder of a hub repository's files in the hub's cache. Raises ModelLoadError."""
+    if download is None:
+        from huggingface_hub import snapshot_download  # slow to import, rarely needed
+
+        download = snapshot_download
+    try:
+        found = download(name, revision=revision, allow_patterns=list(patterns))
+    except (OSError, ValueError) as error:  # the hub's own errors derive from these
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        at = f" at revision {revision!r}" if revision else ""
+        raise ModelLoadError(
+            f"{name!r} is neither a local folder nor could it be fetched from the "
+            f"Hugging Face hub{at} (is there a network?): {reason}"
+        ) from error
+    log.info("%s at revision %s is commit %s", name, revision or "main", commit_of(found))
+    return Path(found)
+
+
+def commit_of(folder: str | Path) -> str | None:
+    """The commit that a folder of the hub's cache holds; None for any other folder."""
+    path = Path(folder).resolve()
+    is_snapshot = path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name) is not None
+    return path.name if is_snapshot else None
+
+
+def model_name(model: str) -> str:
+    """The name under which a checkpoint is served by default: its folder's or file's, or the hub
+    id."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return model_stem(path)
+    return path.resolve().name if path.is_dir() else model

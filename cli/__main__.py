@@ -1,0 +1,31 @@
+"""Where `baton` starts: ready to be stopped before anything is imported.
+
+As PID 1 of a container, a process without a handler never sees SIGTERM, and imports take seconds.
+Until a command handles signals itself, nothing is open that needs closing.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run one command; returns the process's exit code."""
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        from cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

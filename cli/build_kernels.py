@@ -1,0 +1,70 @@
+"""`baton build-kernels DIR`: compiles the C++ kernels ahead, for images that have no compiler.
+
+Workers that are told of the folder (`kernels_dir`) load what lies there for their CPU.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from process.settings import setting, settings_or_exit
+from protocol.errors import ConfigError, ServiceError
+
+_X86 = ("x86_64", "AMD64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildKernelsSettings:
+    """Settings of `baton build-kernels`."""
+
+    instruction_sets: tuple[str, ...] = setting(
+        (),
+        help="CPUs to build for, separated by commas, of amx_bf16, avx512_bf16, avx512, avx2 and "
+        "generic; none named: all that this compiler and architecture can do",
+        pattern="amx_bf16|avx512_bf16|avx512|avx2|generic",
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build into the named folder. Raises ConfigError, or ServiceError if a named set, or every
+    set, cannot be built."""
+    from engine.native.library import INSTRUCTION_SETS, KernelsUnavailable, build_library
+
+    folders = [each for each in argv if not each.startswith("-")]
+    settings = settings_or_exit(
+        BuildKernelsSettings,
+        [each for each in argv if each.startswith("-")],
+        prog="baton build-kernels DIR",
+        description="Compile the CPU kernels into a folder that workers get as --kernels-dir.",
+        section="build-kernels",
+    )
+    if len(folders) != 1:
+        raise ConfigError("name one folder, and give settings as --name=value")
+    folder = Path(folders[0])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # readable for the image's other users
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
+    names = settings.instruction_sets or tuple(
+        name for name in INSTRUCTION_SETS if name == "generic" or platform.machine() in _X86
+    )
+    num_built = 0
+    for name in names:
+        started = time.monotonic()
+        try:
+            build_library(name, folder)
+        except KernelsUnavailable as error:
+            if settings.instruction_sets:
+                raise ServiceError(f"{name}: {error}") from error
+            print(f"{name}: not built: {error}", file=sys.stderr)
+            continue
+        num_built += 1
+        print(f"{name}: built in {time.monotonic() - started:.0f} s")
+    if not num_built:
+        raise ServiceError("no kernels were built")
+    return 0

@@ -1,0 +1,62 @@
+"""Settings of `baton chat`, and what of its arguments is the question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cli.status import StatusSettings
+from process.setting_spec import specs_of
+from process.settings import setting, setting_of
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """Settings of `baton chat`."""
+
+    url: str = setting_of(StatusSettings, "router_url", env="BATON_ROUTER_URL")
+    model: str | None = setting(
+        None, help="name of the model; none: the one that is served", env="BATON_CHAT_MODEL"
+    )
+    system: str | None = setting(
+        None, help="system prompt of the conversation", env="BATON_CHAT_SYSTEM"
+    )
+    api_key: str | None = setting(
+        None, help="key of the HTTP API, if the router asks for one", secret=True
+    )
+    cert_file: str | None = setting_of(StatusSettings, "cert_file")
+    temperature: float | None = setting(
+        None, help="randomness; none: as the model recommends", minimum=0, maximum=2
+    )
+    max_tokens: int | None = setting(
+        None, help="longest answer; none: what the context leaves", unit="tokens", minimum=1
+    )
+    timeout_s: float = setting(
+        600.0, help="longest silence of the router in an answer", unit="s", minimum=0.1
+    )
+
+
+def split_question(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """The flags in `argv`, and the question that stands among them. Raises ConfigError if there
+    are several."""
+    takes_value = {
+        spec.flag_name for spec in specs_of(ChatSettings).values() if spec.base is not bool
+    } | {"--config"}
+    flags: list[str] = []
+    questions: list[str] = []
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            questions += rest
+            break
+        if not argument.startswith("-") or argument == "-":
+            questions.append(argument)
+            continue
+        flags.append(argument)
+        if argument in takes_value and rest:
+            flags.append(rest.pop(0))
+    if len(questions) > 1:
+        raise ConfigError(f"ask one question, in quotes, not {len(questions)}: {questions}")
+    return flags, questions[0] if questions else None

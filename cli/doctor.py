@@ -1,0 +1,163 @@
+"""`baton doctor`: what is wrong with a fleet, by which evidence, and what to change.
+
+Prints what the dashboard's Doctor shows. Exit code 0: nothing was found; 1: there are findings;
+3: a router was not reached, or has too few requests to conclude anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from cli.http_json import RouterAccess, get_json
+from cli.status import StatusSettings
+from process.settings import setting, setting_of, settings_or_exit
+from protocol.errors import ConfigError, ServiceError
+from router.doctor.doctor import Doctor
+from router.doctor.observation import MIN_REQUESTS, Observation
+
+FOUND, UNKNOWN = 1, 3
+_STYLES = {"urgent": "bold red", "soon": "bold yellow"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """Settings of `baton doctor`."""
+
+    router_url: str = setting_of(StatusSettings, "router_url")
+    admin_key: str | None = setting_of(StatusSettings, "admin_key")
+    cert_file: str | None = setting_of(StatusSettings, "cert_file")
+    timeout_s: float = setting_of(StatusSettings, "timeout_s")
+    json: bool = setting(False, help="print JSON instead of words")
+    save: str | None = setting(
+        None, help="also write what the router looked at to this file, to examine it elsewhere"
+    )
+    observation: str | None = setting(
+        None, help="examine a file that `--save` wrote, instead of a running fleet"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the diagnosis. Raises ConfigError for a file that cannot be read or written."""
+    settings = settings_or_exit(
+        DoctorSettings,
+        argv,
+        prog="baton doctor",
+        description="What is wrong with a fleet, by which evidence, and what to change.",
+        section="doctor",
+    )
+    try:
+        diagnosis = _diagnosis(settings)
+        if settings.save is not None:
+            _save(settings, settings.save)
+    except ServiceError as error:
+        print(f"baton doctor: {error}", file=sys.stderr)
+        return UNKNOWN
+    if settings.json:
+        print(json.dumps(diagnosis, indent=2))
+    else:
+        _print(Console(highlight=False), diagnosis)
+    if not diagnosis["is_conclusive"]:
+        return UNKNOWN
+    return FOUND if diagnosis["findings"] else 0
+
+
+def _diagnosis(settings: DoctorSettings) -> dict[str, Any]:
+    """The body of `/doctor`, from a router or from a file. Raises ServiceError, ConfigError."""
+    if settings.observation is not None:
+        return _examined(settings.observation)
+    diagnosis = _get(settings, "/doctor")
+    if not isinstance(diagnosis, dict) or "findings" not in diagnosis:
+        raise ServiceError(
+            f"{settings.router_url} has no findings: is it a router of this version?"
+        )
+    return diagnosis
+
+
+def _examined(path: str) -> dict[str, Any]:
+    try:
+        seen = msgspec.json.decode(Path(path).read_bytes(), type=Observation)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no observation of this version: {error}") from error
+    examination = Doctor().examine(seen).as_json(seen.window_s, seen.now_us)
+    return examination | {"num_requests": len(seen.requests), "min_requests": MIN_REQUESTS}
+
+
+def _save(settings: DoctorSettings, path: str) -> None:
+    """Write what the router's last examination looked at. Raises ServiceError, ConfigError."""
+    text = json.dumps(_get(settings, "/doctor/observation"))
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _get(settings: DoctorSettings, path: str) -> Any:
+    access = RouterAccess(settings.admin_key, settings.cert_file)
+    return get_json(f"{settings.router_url.rstrip('/')}{path}", settings.timeout_s, access)
+
+
+def _print(console: Console, diagnosis: Mapping[str, Any]) -> None:
+    minutes = diagnosis["window_s"] / 60
+    if not diagnosis["is_conclusive"]:
+        console.print(
+            f"Nothing to diagnose yet: {diagnosis['num_requests']} requests in the last "
+            f"{minutes:g} minutes, and the doctor needs {diagnosis['min_requests']}."
+        )
+        return
+    findings, passed = diagnosis["findings"], diagnosis["passed"]
+    if not findings:
+        console.print(f"The fleet is healthy: {len(passed)} checks over the last {minutes:g} "
+                      "minutes found nothing.")  # fmt: skip
+    else:
+        plural = "" if len(findings) == 1 else "s"
+        console.print(f"{len(findings)} finding{plural}, {len(passed)} checks passed, from the "
+                      f"last {minutes:g} minutes")  # fmt: skip
+    for finding in findings:
+        _print_finding(console, finding)
+    console.print()
+    for each in passed:
+        console.print(Text.assemble(("✓ ", "green"), each["title"], (f"  {each['text']}", "dim")))
+
+
+def _print_finding(console: Console, finding: Mapping[str, Any]) -> None:
+    since = datetime.datetime.fromtimestamp(finding["since_us"] / 1e6, datetime.UTC)
+    console.print()
+    console.print(
+        Text.assemble(
+            (finding["urgency"], _STYLES[finding["urgency"]]),
+            f" since {since:%H:%M:%S} UTC · {finding['rule']}\n",
+            (finding["title"], "bold"),
+        )
+    )
+    evidence = finding["evidence"]
+    for paragraph in finding["text"]:
+        console.print(Padding(Text(paragraph), (0, 0, 0, 2)))
+    for bar in evidence["bars"]:
+        mark = " ◀" if bar["is_flagged"] else ""
+        console.print(Text(f"    {bar['name']:<24} {bar['value']:g} {evidence['unit']}{mark}"))
+    numbers = "   ".join(f"{each['name']} {each['value']}" for each in evidence["numbers"])
+    if numbers:
+        console.print(Text(f"    {numbers}", style="dim"))
+    for change in finding["changes"]:
+        console.print(Padding(Text.assemble("→ ", (_change(change), "bold"), f"  {change['text']}"),
+                              (0, 0, 0, 2)))  # fmt: skip
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    old, new = change["old"], change["new"]
+    if new is None:
+        return str(change["setting"])
+    return f"{change['setting']} {old + ' → ' if old is not None else '= '}{new}"

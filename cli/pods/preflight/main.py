@@ -1,0 +1,120 @@
+"""Runs the checks of one host, then moves blocks to and from the other processes of the run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from cli.pods.preflight.blocks import BlockMover
+from cli.pods.preflight.findings import (
+    MIB,
+    Finding,
+    check_card,
+    check_clock,
+    check_interfaces,
+    check_locked_memory,
+    check_open_files,
+    check_shared_memory,
+    check_store,
+)
+from cli.pods.preflight.meeting import Meeting
+from cli.pods.preflight.settings import PreflightSettings
+from kv_transfer.transports.registry import chosen_transport, create_transport
+from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from process.settings import settings_or_exit
+from process.sockets.hosts import is_loopback
+from protocol.errors import BatonError, ServiceError
+
+_TRANSFER_S = 120.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what was found; returns 1 if something is missing."""
+    settings = settings_or_exit(
+        PreflightSettings,
+        argv,
+        prog="baton preflight",
+        description="Check this host, and move blocks to and from the other hosts of the run.",
+        section="preflight",
+    )
+    findings = check_host(settings)
+    for each in findings:
+        print(each, flush=True)
+    if all(each.is_ok is not False for each in findings):
+        for each in check_blocks(settings):
+            print(each, flush=True)
+            findings.append(each)
+    failed = [each.name for each in findings if each.is_ok is False]
+    if failed:
+        print(f"baton preflight: {', '.join(failed)}: see above", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def check_host(settings: PreflightSettings) -> list[Finding]:
+    """What this host offers."""
+    moved = settings.preflight_mib * MIB * (1 + settings.preflight_processes)
+    return [
+        check_store(settings.redis_url),
+        check_clock(settings.redis_url),
+        check_card(settings.device),
+        check_interfaces(settings.kv_interface),
+        check_locked_memory(settings.kv_interface, moved),
+        check_shared_memory(),
+        check_open_files(),
+    ]
+
+
+def check_blocks(settings: PreflightSettings) -> list[Finding]:
+    """Blocks to each other process of the run, in both directions."""
+    deadline = time.monotonic() + settings.wait_s
+    peers = [
+        each for each in range(settings.preflight_processes) if each != settings.preflight_index
+    ]
+    try:
+        return _exchange(settings, peers, deadline)
+    except BatonError as error:
+        return [Finding("blocks", False, str(error))]
+
+
+def _exchange(settings: PreflightSettings, peers: list[int], deadline: float) -> list[Finding]:
+    name = chosen_transport(settings.transport, "cpu", is_one_host=False)
+    if name == "nixl":
+        _prepare_ucx(settings)
+    index = settings.preflight_index
+    transport = create_transport(name, "cpu")
+    url, cluster, run = settings.redis_url, settings.cluster, settings.preflight_run
+    findings = []
+    with (
+        BlockMover(transport, settings.preflight_mib, settings.preflight_processes) as mover,
+        Meeting(url, cluster, run, settings.cluster_secret) as meeting,
+    ):
+        host = socket.gethostname()
+        meeting.enter(index, host, transport.agent, transport.descriptor(), mover.num_blocks)
+        paths = ", ".join(transport.paths) or transport.name
+        for peer in peers:
+            entry = meeting.wait_for(peer, deadline, mover.turn)
+            mover.connect(entry.agent, entry.descriptor, entry.num_blocks, _TRANSFER_S)
+            speed = mover.write(index, peer, entry.agent, _TRANSFER_S)
+            text = f"{settings.preflight_mib} MiB at {speed:.2f} GiB/s; UCX may use {paths}"
+            findings.append(Finding(f"blocks to {entry.host}", True, text))
+        meeting.leave(index)
+        for peer in peers:
+            if not meeting.wait_for_leave(peer, deadline, mover.turn):
+                raise ServiceError(f"process {peer} has not finished")
+        if damaged := mover.damaged(peers):
+            names = ", ".join(str(each) for each in damaged)
+            raise ServiceError(f"blocks of process {names} did not arrive whole")
+    return findings
+
+
+def _prepare_ucx(settings: PreflightSettings) -> None:
+    """Give UCX what a worker with these settings would. Raises ConfigError."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in UNSIGNALLED.items()})
+    outer_host = None if is_loopback(settings.host) else settings.host
+    interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp
+    os.environ.update(
+        ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)
+    )

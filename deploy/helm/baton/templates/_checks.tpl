@@ -1,0 +1,124 @@
+{{/* What values.schema.json cannot see: values that contradict each other, or the cluster. */}}
+
+{{- define "baton.checks" -}}
+{{- $wrong := concat (include "baton.modelChecks" . | fromYamlArray) (include "baton.kvChecks" . | fromYamlArray) (include "baton.poolChecks" . | fromYamlArray) (include "baton.integrationChecks" . | fromYamlArray) -}}
+{{- if $wrong -}}
+{{- printf "\n\nThe values need a change:\n- %s\n" (join "\n- " $wrong) | fail -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.modelChecks" -}}
+{{- $model := .Values.model -}}
+{{- $cache := $model.cache -}}
+{{- $wrong := list -}}
+{{- $sources := list -}}
+{{- range $name, $source := dict "model.id" $model.id "model.pvc" $model.pvc.claimName "model.hostPath" $model.hostPath.path "model.image" $model.image.reference -}}
+{{- if $source -}}{{- $sources = append $sources $name -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $sources) 1 -}}
+{{- $wrong = append $wrong (printf "%s: a release serves one model from one place; keep one of them" (join ", " (sortAlpha $sources))) -}}
+{{- end -}}
+{{- if $sources -}}
+{{- if not $model.sizeGi -}}
+{{- $wrong = append $wrong "model.sizeGi: give the size of the weights in GiB; it sets the workers' memory, the cache's size and the deadline of a start" -}}
+{{- end -}}
+{{- if not $cache.type -}}
+{{- $wrong = append $wrong "model.cache.type: say where downloaded weights and compiled kernels stay: hostPath (once per node), pvc (once per volume) or emptyDir (again in every pod)" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $model.revision (not $model.id) -}}
+{{- $wrong = append $wrong "model.revision: only a model of the hub (model.id) has revisions" -}}
+{{- end -}}
+{{- if and $cache.prefetch (or (not $model.id) (not (has $cache.type (list "hostPath" "pvc")))) -}}
+{{- $wrong = append $wrong "model.cache.prefetch: there is something to fetch only with model.id, and a place for it only with model.cache.type hostPath or pvc" -}}
+{{- end -}}
+{{- if and $model.image.reference (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $wrong = append $wrong (printf "model.image: image volumes need Kubernetes 1.31 or later, and this is %s; use model.pvc or model.hostPath" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{- define "baton.kvChecks" -}}
+{{- $wrong := list -}}
+{{- $path := include "baton.kvPath" . -}}
+{{- $many := gt (include "baton.workerCount" . | int) 1 -}}
+{{- if and $many (not $path) -}}
+{{- $wrong = append $wrong "kv.path: say how KV blocks move between pods: rdma, or tcp, which is slower and trusts everyone who reaches the workers' KV ports" -}}
+{{- end -}}
+{{- $ports := splitList "-" .Values.kv.ports -}}
+{{- if ge (index $ports 0 | int) (index $ports 1 | int) -}}
+{{- $wrong = append $wrong (printf "kv.ports: %s is not a range of ports from low to high" .Values.kv.ports) -}}
+{{- end -}}
+{{- if eq $path "rdma" -}}
+{{- if not .Values.kv.interfaces -}}
+{{- $wrong = append $wrong "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]; `ibv_devices` on a node lists them" -}}
+{{- end -}}
+{{- range $name, $pool := include "baton.pools" . | fromYaml -}}
+{{- if not (or $pool.rdma.resource (eq (include "baton.hasClaim" (dict "pool" $pool)) "true")) -}}
+{{- $wrong = append $wrong (printf "pools.%s: kv.path is rdma, and its pods get no RDMA device; set workers.rdma.resource (kubectl describe node lists the resources), or workers.dra" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{- define "baton.poolChecks" -}}
+{{- $wrong := list -}}
+{{- $decode := 0 -}}
+{{- range $name, $pool := include "baton.pools" . | fromYaml -}}
+{{- $scaling := $pool.autoscaling -}}
+{{- if eq $pool.role "decode" -}}{{- $decode = add1 $decode -}}{{- end -}}
+{{- if has $name (list "router" "store" "workers" "secrets" "cache" "prefetch" "test" "jobs" "preflight") -}}
+{{- $wrong = append $wrong (printf "pools.%s: the chart uses this name itself; choose another" $name) -}}
+{{- end -}}
+{{- if and (eq $scaling.type "hpa") (not $scaling.metrics) -}}
+{{- $wrong = append $wrong (printf "pools.%s.autoscaling.metrics: name the metrics that the HPA follows" $name) -}}
+{{- end -}}
+{{- if and (eq $scaling.type "keda") (not $scaling.triggers) -}}
+{{- $wrong = append $wrong (printf "pools.%s.autoscaling.triggers: name the triggers that KEDA follows" $name) -}}
+{{- end -}}
+{{- if and $scaling.type (lt ($scaling.maxReplicas | int) ($scaling.minReplicas | int)) -}}
+{{- $wrong = append $wrong (printf "pools.%s.autoscaling: maxReplicas is less than minReplicas" $name) -}}
+{{- end -}}
+{{- if and $pool.hugepages.size (not $pool.hugepages.amount) -}}
+{{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
+{{- end -}}
+{{- if and (eq (include "baton.hasClaim" (dict "pool" $pool)) "true") (semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- $wrong = append $wrong (printf "pools.%s.dra: claims of devices (resource.k8s.io/v1) need Kubernetes 1.34 or later, and this is %s; use workers.gpu.resource and workers.rdma.resource" $name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.preflight.pool (not (hasKey (include "baton.pools" . | fromYaml) .Values.preflight.pool)) -}}
+{{- $wrong = append $wrong (printf "preflight.pool: there is no pool %s" .Values.preflight.pool) -}}
+{{- end -}}
+{{- if and .Values.requirePrefill (not (include "baton.hasPrefill" .)) -}}
+{{- $wrong = append $wrong "requirePrefill: there is no pool with role prefill, so no decode worker would ever be ready" -}}
+{{- end -}}
+{{- if not $decode -}}
+{{- $wrong = append $wrong "pools: a release needs a pool with role decode; only decode workers generate tokens" -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{- define "baton.integrationChecks" -}}
+{{- $wrong := list -}}
+{{- if and .Values.router.autoscaling.enabled (lt (.Values.router.autoscaling.maxReplicas | int) (.Values.router.autoscaling.minReplicas | int)) -}}
+{{- $wrong = append $wrong "router.autoscaling: maxReplicas is less than minReplicas" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPickerRef.name) -}}
+{{- $wrong = append $wrong "inferencePool.endpointPickerRef: name the Service of your endpoint picker, as {name: epp, port: {number: 9002}}; an InferencePool is not valid without one" -}}
+{{- end -}}
+{{- with .Values.inferencePool -}}
+{{- if and .enabled .endpointPickerRef.name (has (default "Service" .endpointPickerRef.kind) (list "Service")) (not .endpointPickerRef.port) -}}
+{{- $wrong = append $wrong "inferencePool.endpointPickerRef.port: give the port of the picker's Service, as {number: 9002}" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- $wrong = append $wrong "httpRoute.parentRefs: name the Gateway, as [{name: gateway, namespace: gateways}]" -}}
+{{- end -}}
+{{- with .Values.ingress -}}
+{{- if and .enabled (ne .path "/") (not .controller) (not .annotations) -}}
+{{- $wrong = append $wrong (printf "ingress.path: the routers serve at /, so the controller must remove %s; set ingress.controller: nginx, or the annotations by which yours rewrites paths" .path) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}

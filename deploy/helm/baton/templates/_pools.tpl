@@ -1,0 +1,85 @@
+{{/* The pools of workers, each merged with `workers`, and what follows from the model's size. */}}
+
+{{- define "baton.pools" -}}
+{{- $pools := .Values.pools -}}
+{{- if not $pools -}}
+{{- $pools = dict "prefill" (dict "role" "prefill") "decode" (dict "role" "decode") -}}
+{{- end -}}
+{{- $merged := dict -}}
+{{- range $name, $pool := $pools -}}
+{{- if not (kindIs "invalid" $pool) -}}
+{{- $_ := set $merged $name (mustMergeOverwrite (deepCopy $.Values.workers) (deepCopy $pool)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $merged -}}
+{{- end -}}
+
+{{/* Whether there is a pool of prefill workers. */}}
+{{- define "baton.hasPrefill" -}}
+{{- $has := "" -}}
+{{- range $pool := include "baton.pools" . | fromYaml -}}
+{{- if eq $pool.role "prefill" -}}{{- $has = "true" -}}{{- end -}}
+{{- end -}}
+{{- $has -}}
+{{- end -}}
+
+{{/* Whether a pool's workers write Events: decode workers, about prefill workers. dict "root" "pool" */}}
+{{- define "baton.writesEvents" -}}
+{{- if and .root.Values.podEvents (eq .pool.role "decode") (include "baton.hasPrefill" .root) -}}true{{- end -}}
+{{- end -}}
+
+{{/* How many workers there are at most. */}}
+{{- define "baton.workerCount" -}}
+{{- $count := 0 -}}
+{{- range $pool := include "baton.pools" . | fromYaml -}}
+{{- $count = add $count (ternary $pool.autoscaling.maxReplicas $pool.replicas (not (empty $pool.autoscaling.type)) | int) -}}
+{{- end -}}
+{{- $count -}}
+{{- end -}}
+
+{{- define "baton.isDemo" -}}
+{{- $model := .Values.model -}}
+{{- if not (or $model.id $model.pvc.claimName $model.hostPath.path $model.image.reference) -}}true{{- end -}}
+{{- end -}}
+
+{{/* rdma or tcp; tcp for the demo model if nothing is said. */}}
+{{- define "baton.kvPath" -}}
+{{- default (ternary "tcp" "" (eq (include "baton.isDemo" .) "true")) .Values.kv.path -}}
+{{- end -}}
+
+{{/* Whether a pool claims devices by DRA: dict "pool". */}}
+{{- define "baton.hasClaim" -}}
+{{- if or .pool.dra.claimTemplateName .pool.dra.deviceClass .pool.dra.nicDeviceClass -}}true{{- end -}}
+{{- end -}}
+
+{{- define "baton.startupSeconds" -}}
+{{- if .pool.startupSeconds -}}
+{{- .pool.startupSeconds | int -}}
+{{- else -}}
+{{- add 300 (mulf 30 .root.Values.model.sizeGi | ceil | int) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Resources of a worker: those of the pool, or from device and model, and the devices. */}}
+{{- define "baton.workerResources" -}}
+{{- $size := .root.Values.model.sizeGi | float64 -}}
+{{- $cpu := eq .pool.device "cpu" -}}
+{{- $memory := printf "%dMi" (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu | ceil | int) -}}
+{{- $default := dict "requests" (dict "cpu" (ternary "1" "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}
+{{- if $cpu -}}{{- $_ := set $default.limits "cpu" "2" -}}{{- end -}}
+{{- $resources := ternary $default (deepCopy .pool.resources) (empty .pool.resources) -}}
+{{- $limits := default dict (get $resources "limits") -}}
+{{- if eq (include "baton.hasClaim" .) "true" -}}
+{{- $_ := set $resources "claims" (list (dict "name" "devices")) -}}
+{{- else -}}
+{{- if not $cpu -}}{{- $_ := set $limits .pool.gpu.resource 1 -}}{{- end -}}
+{{- if and .pool.rdma.resource (eq (include "baton.kvPath" .root) "rdma") -}}
+{{- $_ := set $limits .pool.rdma.resource (.pool.rdma.count | int) -}}
+{{- end -}}
+{{- end -}}
+{{- if .pool.hugepages.size -}}
+{{- $_ := set $limits (printf "hugepages-%s" .pool.hugepages.size) .pool.hugepages.amount -}}
+{{- end -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- toYaml $resources -}}
+{{- end -}}

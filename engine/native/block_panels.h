@@ -1,0 +1,241 @@
+// Panels of quantized blocks, at no more bits than the files have them.
+//
+// A span is a block's inputs by 64 outputs: where scales are small integers, first the halves that they
+// are multiplied by (64 of scales, 64 of minima), then its groups. A group: scales, minima, the lower four
+// bits of its words, the upper ones. Codes become bf16 by their place in its seven bits: of 4 bits as
+// 16 + code, of 5 as 32 + code, of 6 as 64 + code; group sums of x take that off again.
+
+#pragma once
+
+#include "file_blocks.h"
+#include "integer_panels.h"
+
+#if defined(BATON_PAIRS)
+
+namespace baton {
+
+BATON_INLINE inline Vec halves_at(const char* at) {
+#if defined(BATON_HALVES)
+  const __m128i* halves = (const __m128i*)at;
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+#else
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#endif
+}
+
+template <bool kSigned>
+BATON_INLINE inline Vec bytes_at(const char* at) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)at);
+#if defined(BATON_HALVES)
+  const __m128i upper = _mm_srli_si128(bytes, 8);
+  const auto wide = [](__m128i x) BATON_INLINE {
+    return kSigned ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x);
+  };
+  return {_mm256_cvtepi32_ps(wide(bytes)), _mm256_cvtepi32_ps(wide(upper))};
+#else
+  return (Vec)_mm512_cvtepi32_ps(kSigned ? _mm512_cvtepi8_epi32(bytes)
+                                         : _mm512_cvtepu8_epi32(bytes));
+#endif
+}
+
+// By `count` to the left, or to the right where it is less than zero.
+template <int kCount>
+BATON_INLINE inline Bits moved(Bits x) {
+  if constexpr (kCount >= 0) return _mm512_slli_epi16(x, kCount);
+  else return _mm512_srli_epi16(x, -kCount);
+}
+
+BATON_INLINE inline Bits moved_right(Bits x, int count) {
+  const __m128i by = _mm_cvtsi32_si128(count);
+#if defined(BATON_HALVES)
+  return {_mm256_srl_epi16(x.low, by), _mm256_srl_epi16(x.high, by)};
+#else
+  return _mm512_srl_epi16(x, by);
+#endif
+}
+
+// The words of a group of codes of 4, 5 or 6 bits, as bf16 numbers of a base and the code.
+template <int kBits>
+struct CodeWords {
+  const char* at;
+  const char* upper;  // what bits are more than four
+  static constexpr int kUp = 7 - kBits;                 // where a code begins in bf16's seven bits
+  static constexpr int kBase = 1 << kBits;
+  static constexpr short kExponent = (short)((127 + kBits) << 7);
+  static constexpr int kWordsPerUpper = kBits == 5 ? 4 : 2;  // of 64 bytes
+
+  BATON_INLINE void read(int w, Vec* to) const {
+    const Bits low = _mm512_load_si512(at + w * 64);
+    Bits high{};
+    if constexpr (kBits > 4)
+      high = moved_right(_mm512_load_si512(upper + w / kWordsPerUpper * 64),
+                         w % kWordsPerUpper * (16 / kWordsPerUpper));
+    to[0] = number<0>(low, high);
+    to[1] = number<1>(low, high);
+    to[2] = number<2>(low, high);
+    to[3] = number<3>(low, high);
+  }
+
+ private:
+  template <int j>
+  BATON_INLINE static Vec number(Bits low, Bits high) {
+    Bits code = _mm512_and_si512(moved<kUp - 4 * j>(low), _mm512_set1_epi16(15 << kUp));
+    if constexpr (kBits > 4) {
+      constexpr int kMore = kBits - 4;
+      constexpr short kMask = (short)(((1 << kMore) - 1) << (kUp + 4));
+      code = _mm512_or_si512(code, _mm512_and_si512(moved<kUp + 4 - kMore * j>(high),
+                                                    _mm512_set1_epi16(kMask)));
+    }
+    return (Vec)_mm512_or_si512(code, _mm512_set1_epi16(kExponent));
+  }
+};
+
+// How a kind lies in a panel.
+template <int kKind>
+struct BlockFormat {
+  static constexpr BlockShape kShape = shape_of(kKind);
+  static constexpr int kInputs = kShape.group;
+  static constexpr int kWords = kInputs / 2;
+  static constexpr int kScales = kShape.has_minimum ? 2 : 1;
+  static constexpr int kScaleBytes = kScales * (kShape.is_super ? 64 : 128);
+  static constexpr int kLowBytes = kWords * (kShape.bits == 8 ? 128 : 64);
+  static constexpr int kHighBytes = kShape.bits == 8 ? 0 : kWords * 16 * (kShape.bits - 4);
+  static constexpr int kGroupBytes = kScaleBytes + kLowBytes + kHighBytes;
+  static constexpr int kHeadBytes = kShape.is_super ? kScales * 128 : 0;
+  static constexpr int kGroups = kShape.block / kInputs;  // of a span
+  static constexpr int kSpanBytes = kHeadBytes + kGroups * kGroupBytes;
+  static constexpr int kBase = kShape.bits == 8 ? 0 : 1 << kShape.bits;
+  static constexpr bool kNeedsSums = kShape.bits != 8;
+
+  static int64_t panel_bytes(int inputs) { return (int64_t)inputs / kShape.block * kSpanBytes; }
+
+  static const char* span_at(const char* panel, int group) {
+    return panel + (int64_t)(group / kGroups) * kSpanBytes;
+  }
+  static const char* group_at(const char* panel, int group) {
+    return span_at(panel, group) + kHeadBytes + group % kGroups * kGroupBytes;
+  }
+
+  BATON_INLINE static auto words_at(const char* group) {
+    if constexpr (kShape.bits == 8) return Int8Panel{group + kScaleBytes};
+    else
+      return CodeWords<kShape.bits>{group + kScaleBytes, group + kScaleBytes + kLowBytes};
+  }
+
+  // Of 16 outputs: what products of a group are multiplied by, and sums of x.
+  BATON_INLINE static void scales_of(const char* span, const char* group, int j, Vec& scale,
+                                     Vec& sums) {
+    if constexpr (kShape.is_super)
+      scale = halves_at(span + 32 * j) * bytes_at<kKind == kQ6_K>(group + 16 * j);
+    else
+      scale = halves_at(group + 32 * j);
+    sums = scale * splat(-(float)(kBase + kShape.zero));
+    if constexpr (kShape.has_minimum && kShape.is_super)
+      sums = sums - halves_at(span + 128 + 32 * j) * bytes_at<false>(group + 64 + 16 * j);
+    else if constexpr (kShape.has_minimum)
+      sums = sums + halves_at(group + 128 + 32 * j);
+  }
+};
+
+// Calls action(format) with the format of a kind.
+template <class Action>
+BATON_INLINE inline void with_format(int kind, const Action& action) {
+  switch (kind) {
+    case kQ4_0: return action(BlockFormat<kQ4_0>());
+    case kQ4_1: return action(BlockFormat<kQ4_1>());
+    case kQ5_0: return action(BlockFormat<kQ5_0>());
+    case kQ5_1: return action(BlockFormat<kQ5_1>());
+    case kQ8_0: return action(BlockFormat<kQ8_0>());
+    case kQ4_K: return action(BlockFormat<kQ4_K>());
+    case kQ5_K: return action(BlockFormat<kQ5_K>());
+    default: return action(BlockFormat<kQ6_K>());
+  }
+}
+
+// Where one of a group's codes lies among a panel's words: input `i`, output `o` of 64.
+struct CodePlace {
+  int word;
+  int lane;    // of 16 bits
+  int vector;  // of 16 outputs
+  CodePlace(int i, int o) : word(i / 2), lane(o % 16 * 2 + i % 2), vector(o / 16) {}
+};
+
+template <class Format>
+inline void put_code(char* group, int i, int o, uint8_t code) {
+  constexpr int kBits = Format::kShape.bits;
+  const CodePlace place(i, o);
+  char* low = group + Format::kScaleBytes;
+  if constexpr (kBits == 8) {
+    low[place.word * 128 + place.vector * 32 + place.lane] = (char)code;
+    return;
+  }
+  uint16_t* lanes = (uint16_t*)(low + place.word * 64);
+  lanes[place.lane] = (uint16_t)(lanes[place.lane] | (code & 15) << 4 * place.vector);
+  if constexpr (kBits > 4 && kBits < 8) {
+    constexpr int kPer = CodeWords<kBits>::kWordsPerUpper;
+    uint16_t* upper = (uint16_t*)(low + Format::kLowBytes + place.word / kPer * 64);
+    const int shift = place.word % kPer * (16 / kPer) + (kBits - 4) * place.vector;
+    upper[place.lane] = (uint16_t)(upper[place.lane] | (code >> 4) << shift);
+  }
+}
+
+template <class Format>
+inline uint8_t code_in(const char* group, int i, int o) {
+  constexpr int kBits = Format::kShape.bits;
+  const CodePlace place(i, o);
+  const char* low = group + Format::kScaleBytes;
+  if constexpr (kBits == 8)
+    return (uint8_t)low[place.word * 128 + place.vector * 32 + place.lane];
+  int code = ((const uint16_t*)(low + place.word * 64))[place.lane] >> 4 * place.vector & 15;
+  if constexpr (kBits > 4 && kBits < 8) {
+    constexpr int kPer = CodeWords<kBits>::kWordsPerUpper;
+    const uint16_t* upper = (const uint16_t*)(low + Format::kLowBytes + place.word / kPer * 64);
+    const int shift = place.word % kPer * (16 / kPer) + (kBits - 4) * place.vector;
+    code |= (upper[place.lane] >> shift & ((1 << (kBits - 4)) - 1)) << 4;
+  }
+  return (uint8_t)code;
+}
+
+// `outputs` rows of a file, from `rows` on, each `row_bytes` long, into a panel; the other outputs are
+// zeros. `order` [outputs] says which row an output is.
+template <class Format>
+inline void pack_blocks(int kind, const FileRows& rows, const int64_t* order, int outputs,
+                        char* panel) {
+  std::memset(panel, 0, (size_t)Format::panel_bytes(rows.inputs));
+  for (int o = 0; o < outputs; ++o)
+    for (int g = 0; g < rows.inputs / Format::kInputs; ++g) {
+      const FileGroup from = read_group(kind, rows.at + order[o] * rows.row_bytes, g);
+      char* span = (char*)Format::span_at(panel, g);
+      char* group = (char*)Format::group_at(panel, g);
+      uint16_t* halves = (uint16_t*)(Format::kShape.is_super ? span : group);
+      halves[o] = from.scale;
+      if (Format::kShape.has_minimum) halves[64 + o] = from.minimum;
+      if (Format::kShape.is_super) {
+        group[o] = (char)from.factor;
+        if (Format::kShape.has_minimum) group[64 + o] = (char)from.minimum_factor;
+      }
+      for (int i = 0; i < Format::kInputs; ++i) put_code<Format>(group, i, o, from.codes[i]);
+    }
+}
+
+// The group of output `o` that `pack_blocks` has packed.
+template <class Format>
+inline FileGroup packed_group(const char* panel, int g, int o) {
+  const char* span = Format::span_at(panel, g);
+  const char* group = Format::group_at(panel, g);
+  const uint16_t* halves = (const uint16_t*)(Format::kShape.is_super ? span : group);
+  FileGroup found{};
+  found.factor = found.minimum_factor = 1;
+  found.scale = halves[o];
+  if (Format::kShape.has_minimum) found.minimum = halves[64 + o];
+  if (Format::kShape.is_super) {
+    found.factor = Format::kShape.has_minimum ? (uint8_t)group[o] : (int8_t)group[o];
+    if (Format::kShape.has_minimum) found.minimum_factor = (uint8_t)group[64 + o];
+  }
+  for (int i = 0; i < Format::kInputs; ++i) found.codes[i] = code_in<Format>(group, i, o);
+  return found;
+}
+
+}  // namespace baton
+
+#endif

@@ -1,0 +1,182 @@
+// Quantized blocks as GGUF files hold them: the numbers and scales of a row's groups.
+//
+// Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A value is
+// scale * (code - zero) - minimum; its products are exact in fp32, so that it is rounded at most once.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "simd.h"
+
+#if defined(BATON_PAIRS)
+
+namespace baton {
+
+// By their numbers in the files, as `BLOCK_TYPES` in checkpoint/gguf/header.py.
+enum BlockKind : int32_t {
+  kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14
+};
+
+constexpr int kSuperInputs = 256;  // of a block of groups whose scales are small integers
+constexpr int kMostGroupInputs = 32;
+
+// One group of a row, as it lies in a file. Scales are `scale` and `minimum`, halves in 16 bits, times
+// `factor` and `minimum_factor`.
+struct FileGroup {
+  uint8_t codes[kMostGroupInputs];  // integers from 0 on; of 8 bits signed ones
+  uint16_t scale;
+  uint16_t minimum;
+  int factor;
+  int minimum_factor;
+};
+
+struct BlockShape {
+  int bits;
+  int group;     // inputs that share a scale
+  int block;     // inputs of a block
+  int bytes;     // of a block
+  int zero;      // the code of no scale at all; 0 where there is a minimum
+  bool has_minimum;
+  bool is_super;
+};
+
+constexpr BlockShape shape_of(int kind) {
+  switch (kind) {
+    case kQ4_0: return {4, 32, 32, 18, 8, false, false};
+    case kQ4_1: return {4, 32, 32, 20, 0, true, false};
+    case kQ5_0: return {5, 32, 32, 22, 16, false, false};
+    case kQ5_1: return {5, 32, 32, 24, 0, true, false};
+    case kQ8_0: return {8, 32, 32, 34, 0, false, false};
+    case kQ4_K: return {4, 32, 256, 144, 0, true, true};
+    case kQ5_K: return {5, 32, 256, 176, 0, true, true};
+    default: return {6, 16, 256, 210, 32, false, true};
+  }
+}
+
+inline uint16_t half_at(const uint8_t* at) {
+  uint16_t bits;
+  std::memcpy(&bits, at, 2);
+  return bits;
+}
+
+inline float to_float(uint16_t half) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+// The 6-bit scale and minimum of a group of Q4_K and Q5_K: those of the last four groups have their upper
+// two bits in the bytes of the first four.
+inline void read_factors(const uint8_t* packed, int group, FileGroup& to) {
+  if (group < 4) {
+    to.factor = packed[group] & 63;
+    to.minimum_factor = packed[group + 4] & 63;
+  } else {
+    to.factor = (packed[group + 4] & 15) | (packed[group - 4] >> 6) << 4;
+    to.minimum_factor = packed[group + 4] >> 4 | (packed[group] >> 6) << 4;
+  }
+}
+
+// A block of 32 codes of 4 bits, in halves, and perhaps 32 upper bits.
+inline void read_halves(const uint8_t* low, const uint8_t* high, FileGroup& to) {
+  uint32_t upper = 0;
+  if (high != nullptr) std::memcpy(&upper, high, 4);
+  for (int i = 0; i < 16; ++i) {
+    to.codes[i] = (uint8_t)((low[i] & 15) | (upper >> i & 1) << 4);
+    to.codes[i + 16] = (uint8_t)(low[i] >> 4 | (upper >> (i + 16) & 1) << 4);
+  }
+}
+
+// Group `group` of Q4_K and Q5_K: two groups share 32 bytes.
+inline void read_shared(const uint8_t* low, const uint8_t* high, int group, FileGroup& to) {
+  low += group / 2 * 32;
+  for (int i = 0; i < 32; ++i) {
+    const int code = group % 2 == 0 ? low[i] & 15 : low[i] >> 4;
+    to.codes[i] = (uint8_t)(high == nullptr ? code : code | (high[i] >> group & 1) << 4);
+  }
+}
+
+// Group `group` of Q6_K: of 128 inputs, 32 neighbours share 32 bytes of lower bits with those 64 on, and
+// 32 bytes of upper bits with all.
+inline void read_sixteen(const uint8_t* block, int group, FileGroup& to) {
+  const int half = group / 8, quarter = group % 8 / 2, first = group % 2 * 16;
+  const uint8_t* low = block + half * 64 + quarter % 2 * 32 + first;
+  const uint8_t* high = block + 128 + half * 32 + first;
+  for (int i = 0; i < 16; ++i) {
+    const int code = quarter < 2 ? low[i] & 15 : low[i] >> 4;
+    to.codes[i] = (uint8_t)(code | (high[i] >> 2 * quarter & 3) << 4);
+  }
+}
+
+// Group `group` of a row that begins at `row`.
+inline FileGroup read_group(int kind, const uint8_t* row, int group) {
+  const BlockShape shape = shape_of(kind);
+  const int per_block = shape.block / shape.group, within = group % per_block;
+  const uint8_t* block = row + (int64_t)(group / per_block) * shape.bytes;
+  FileGroup found{};
+  found.factor = found.minimum_factor = 1;
+  found.scale = half_at(kind == kQ6_K ? block + 208 : block);
+  if (shape.has_minimum) found.minimum = half_at(block + 2);
+  switch (kind) {
+    case kQ4_0: read_halves(block + 2, nullptr, found); break;
+    case kQ4_1: read_halves(block + 4, nullptr, found); break;
+    case kQ5_0: read_halves(block + 6, block + 2, found); break;
+    case kQ5_1: read_halves(block + 8, block + 4, found); break;
+    case kQ8_0: std::memcpy(found.codes, block + 2, 32); break;
+    case kQ4_K:
+      read_factors(block + 4, within, found);
+      read_shared(block + 16, nullptr, within, found);
+      break;
+    case kQ5_K:
+      read_factors(block + 4, within, found);
+      read_shared(block + 48, block + 16, within, found);
+      break;
+    default:
+      found.factor = (int8_t)block[192 + within];
+      read_sixteen(block, within, found);
+  }
+  return found;
+}
+
+// The values of a group, at `to`.
+inline void group_values(int kind, const FileGroup& from, float* to) {
+  const BlockShape shape = shape_of(kind);
+  const float scale = to_float(from.scale) * (float)from.factor;
+  float minimum = 0.0f;
+  if (shape.has_minimum) minimum = to_float(from.minimum) * (float)from.minimum_factor;
+  if (shape.is_super) minimum = -minimum;
+  for (int i = 0; i < shape.group; ++i) {
+    const int code = shape.bits == 8 ? (int8_t)from.codes[i] : from.codes[i] - shape.zero;
+    const float value = scale * (float)code;
+    to[i] = shape.has_minimum ? value + minimum : value;
+  }
+}
+
+// Mirrors `FileRows` of engine/cpu/block_panels.py: rows of blocks in a file.
+struct FileRows {
+  const uint8_t* at;
+  int64_t row_bytes;
+  int32_t kind;
+  int32_t inputs;
+};
+
+inline void row_values(const FileRows& rows, int64_t row, float* to) {
+  const int group = shape_of(rows.kind).group;
+  for (int g = 0; g < rows.inputs / group; ++g)
+    group_values(rows.kind, read_group(rows.kind, rows.at + row * rows.row_bytes, g),
+                 to + g * group);
+}
+
+// The same, rounded to bf16.
+inline void row_values(const FileRows& rows, int64_t row, Bf16* to) {
+  const int group = shape_of(rows.kind).group;
+  float values[kMostGroupInputs];
+  for (int g = 0; g < rows.inputs / group; ++g) {
+    group_values(rows.kind, read_group(rows.kind, rows.at + row * rows.row_bytes, g), values);
+    for (int i = 0; i < group; ++i) to[g * group + i] = to_bf16(values[i]);
+  }
+}
+
+}  // namespace baton
+
+#endif

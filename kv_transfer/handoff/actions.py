@@ -1,0 +1,146 @@
+"""The actions that the two state machines of a handoff ask of their owners.
+
+Pure data. `kv_transfer.handoff.sender` returns a `SenderAction` for each step on the prefill side,
+`kv_transfer.handoff.receiver` a `ReceiverAction` for each on the decode side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kv_transfer.handoff.key import HandoffKey
+from protocol.messages import KvAsk, KvGrant, KvRenew, KvWritten
+
+
+@dataclass(frozen=True)
+class PostWrite:
+    """Write these blocks; `write_finished(write_id, ...)` must follow.
+
+    `chunk` is the prefill chunk that completed the last block (-1: it was cached before). The
+    write must be posted before `post_before`, the time when only the grant's margin is left.
+    """
+
+    write_id: int
+    key: HandoffKey
+    agent: str
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+    first_block: int
+    chunk: int
+    post_before: float
+
+    def notification(self, digests: Sequence[bytes] = (), tp_rank: int = 0) -> KvWritten:
+        """The notification that follows the data: one digest per block if checked, our rank."""
+        return KvWritten(
+            request_id=self.key.request_id,
+            attempt=self.key.attempt,
+            first_block=self.first_block,
+            num_blocks=len(self.source_blocks),
+            digests=list(digests),
+            tp_rank=tp_rank,
+        )
+
+
+@dataclass(frozen=True)
+class SendBegun:
+    """Tell the decode worker that owns `agent`: KvBegun. It may have been told before."""
+
+    key: HandoffKey
+    agent: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """Tell the decode worker that owns `agent`: KvClosed with this error ("" for none)."""
+
+    key: HandoffKey
+    agent: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """The source blocks need no longer be pinned for this handoff."""
+
+    key: HandoffKey
+
+
+SenderAction = PostWrite | SendBegun | Close | Release
+
+
+@dataclass(frozen=True)
+class SendAsk:
+    """Send this to the prefill worker `peer`."""
+
+    peer: str
+    ask: KvAsk
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The source holds every block of the prompt: blocks may be reserved and offered."""
+
+    key: HandoffKey
+
+
+@dataclass(frozen=True)
+class SendGrant:
+    """Send this to the prefill worker `peer`."""
+
+    peer: str
+    grant: KvGrant
+
+
+@dataclass(frozen=True)
+class SendRenew:
+    """Send this to the prefill worker `peer`."""
+
+    peer: str
+    renew: KvRenew
+
+
+@dataclass(frozen=True)
+class SendAbort:
+    """Ask the prefill worker `peer` to stop and to answer with KvClosed."""
+
+    key: HandoffKey
+    peer: str
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Every block has arrived: compare digests and answer with `verified`."""
+
+    key: HandoffKey
+    blocks: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Every granted block holds its data."""
+
+    key: HandoffKey
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The attempt is over. `arrived`: prompt indices of the granted blocks that hold their data."""
+
+    key: HandoffKey
+    reason: str
+    arrived: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Unfence:
+    """No peer can write to these blocks any more: the handoff's hold on them ends."""
+
+    key: HandoffKey
+    block_ids: tuple[int, ...]
+
+
+ReceiverAction = (
+    SendAsk | Begun | SendGrant | SendRenew | SendAbort | Verify | Complete | Failed | Unfence
+)

@@ -1,0 +1,63 @@
+"""How two workers of a host prove to each other that they may share a pool's memory.
+
+The pool's owner makes a random key, which travels in its descriptor: only over encrypted control
+connections, and only to members of the fleet. Over the Unix socket each side proves with a keyed
+BLAKE2b digest over both sides' random numbers that it has the key, the peer first. Both must also
+run as the same user, as the kernel says.
+
+    owner -> peer   challenge
+    peer -> owner   nonce, proof, the peer's agent
+    owner -> peer   proof, and with it the open file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+KEY_BYTES = 32
+_PURPOSE = b"baton kv memory"
+_OWNER, _PEER = b"owner", b"peer"
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """What both sides know once the peer has answered the challenge."""
+
+    key: bytes
+    challenge: bytes
+    nonce: bytes
+    agent: bytes  # of the peer
+
+    @property
+    def peer_proof(self) -> bytes:
+        """Shows that the peer has the key."""
+        return self._proof(_PEER)
+
+    @property
+    def owner_proof(self) -> bytes:
+        """Shows that the owner has the key."""
+        return self._proof(_OWNER)
+
+    def _proof(self, side: bytes) -> bytes:
+        digest = hashlib.blake2b(key=self.key, digest_size=PROOF_BYTES, person=_PURPOSE)
+        for field in (side, self.challenge, self.nonce, self.agent):
+            digest.update(len(field).to_bytes(8, "little"))
+            digest.update(field)
+        return digest.digest()
+
+
+def stranger(connection: socket.socket) -> str:
+    """Who is at the other end, if it is another user; "" if it is ours. Where the kernel does not
+    say, the socket's folder, which only our user may enter, keeps others out."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return ""
+    layout = struct.Struct("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    pid, uid, _ = layout.unpack(credentials)
+    return "" if uid == os.geteuid() else f"process {pid} of user {uid}"

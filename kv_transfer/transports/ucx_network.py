@@ -1,0 +1,63 @@
+"""Where UCX, under NIXL, may listen: it takes writes from anyone who reaches its TCP port.
+
+UCX over TCP does not authenticate who connects, and a connection may write to any address of the
+process. So UCX gets only the interfaces that it needs: loopback, where all workers run on one host,
+else those that the operator names, and TCP on them only where the operator allows it. RDMA needs no
+permission, because remote keys guard the memory. Pure: returns the variables that UCX is to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from protocol.errors import ConfigError
+
+NET_DEVICES, TLS, PORTS = "UCX_NET_DEVICES", "UCX_TLS", "UCX_TCP_PORT_RANGE"
+UNSIGNALLED = {"UCX_DEBUG_SIGNO": "0"}
+"""UCX would take SIGHUP for itself, and write debug logs from then on."""
+
+
+def ucx_network(
+    outer_host: str | None,
+    interfaces: Sequence[str],
+    allows_tcp: bool,
+    environment: Mapping[str, str],
+    ports: str | None = None,
+    system: Path = Path("/sys/class"),
+) -> dict[str, str]:
+    """The variables to set before NIXL starts. What the operator has set in `environment` stays.
+
+    `outer_host` is the address that the worker listens on, None for a loopback address;
+    `interfaces` are names of network interfaces or RDMA ports (`mlx5_0:1`); `ports` are those for
+    TCP, "LO-HI", None for any. Raises ConfigError, naming the setting that is missing.
+    """
+    chosen = {} if ports is None else {PORTS: ports}
+    if outer_host is None and not interfaces:
+        return _unless_set(chosen | {NET_DEVICES: "lo"}, environment)
+    if not interfaces:
+        raise ConfigError(
+            f"a worker that listens on {outer_host} exchanges KV blocks with other hosts: name the "
+            "interface for them with --kv-interface (eth0, or mlx5_0:1 for RDMA), or listen on "
+            "127.0.0.1"
+        )
+    for name in interfaces:
+        device = name.partition(":")[0]
+        if not any((system / kind / device).exists() for kind in ("net", "infiniband")):
+            raise ConfigError(f"--kv-interface {name}: this machine has no such interface")
+    is_rdma = all((system / "infiniband" / each.partition(":")[0]).exists() for each in interfaces)
+    is_local = all(each == "lo" for each in interfaces)
+    chosen[NET_DEVICES] = ",".join(interfaces)
+    if is_rdma and not allows_tcp:
+        chosen[TLS] = "^tcp"
+    elif not allows_tcp and not is_local:
+        raise ConfigError(
+            f"KV blocks would move over TCP on {', '.join(interfaces)}: anyone who reaches UCX's "
+            "port there can write into this process. If only trusted machines do, give "
+            "--allow-kv-over-tcp; else use RDMA"
+        )
+    return _unless_set(chosen, environment)
+
+
+def _unless_set(chosen: dict[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in chosen.items() if name not in environment}

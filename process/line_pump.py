@@ -1,0 +1,39 @@
+"""Reads what a process writes, line by line in a thread, so that the process never waits for us."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+_KEPT_LINES = 200
+_LONGEST_LINE = 1 << 16  # bytes; a longer one comes in parts
+
+
+class LinePump:
+    """Passes each line to `take`, and keeps the last ones. Owns `stream` and the thread, which end
+    when everything that holds the stream's other end has closed it."""
+
+    def __init__(self, stream: IO[bytes], take: Callable[[str], None]) -> None:
+        """`take` is called from the thread and must not raise."""
+        self._stream = stream
+        self._take = take
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._thread = threading.Thread(target=self._run, name="baton-output", daemon=True)
+        self._thread.start()
+
+    def tail(self, num_lines: int) -> list[str]:
+        """The last lines."""
+        return list(self._lines)[-num_lines:]
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the last line was taken, if the process has ended."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with self._stream:
+            while raw := self._stream.readline(_LONGEST_LINE):
+                line = raw.decode(errors="replace").rstrip("\r\n")
+                self._lines.append(line)
+                self._take(line)

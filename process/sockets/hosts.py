@@ -1,0 +1,31 @@
+"""What an operator's host name or address says, without asking a name server."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address is reachable only from this host."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a listening address means all addresses of this host."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return host == "*"
+
+
+def unbracketed(host: str) -> str:
+    """The host as sockets take it: an IPv6 address without brackets."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def bracketed(host: str) -> str:
+    """The host as URLs and endpoints show it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,58 @@
+"""The address by which other hosts reach this one: that of the interface on the way to them.
+
+Asks the kernel's routing table, and a name server for the store's name. Sends no packet: a UDP
+socket that is connected only knows its route.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+from process.sockets.hosts import is_loopback
+from protocol.errors import ConfigError
+
+_ANY_PORT = 9
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses of no host (RFC 5737, RFC 3849), which stand for the default route."""
+
+
+def outer_address(store_host: str | None, is_ipv4_only: bool) -> str:
+    """This host's address on the way to the store, else on the default route.
+
+    Without any route, a store on this very host makes it the loopback address, because then all
+    that can read the registration is here. Raises ConfigError if there is no address.
+    """
+    families = [socket.AF_INET] if is_ipv4_only else [socket.AF_INET, socket.AF_INET6]
+    towards_store = [
+        own for family in families for own in _addresses_towards(store_host or "", family)
+    ]
+    towards_others = [
+        own for family in families for own in _addresses_towards(_ELSEWHERE[family], family)
+    ]
+    for own in (*towards_store, *towards_others):
+        address = ipaddress.ip_address(own)
+        if not (address.is_loopback or address.is_link_local):
+            return own
+    if towards_store and is_loopback(towards_store[0]):
+        return towards_store[0]
+    raise ConfigError(
+        "no network leads from this host to the store or elsewhere: name the address by which "
+        "others reach this worker, with --advertise-address"
+    )
+
+
+def _addresses_towards(host: str, family: socket.AddressFamily) -> Iterator[str]:
+    """Our own addresses on the way to a host; none if it is unknown or there is no route."""
+    try:
+        found = socket.getaddrinfo(host, _ANY_PORT, family, socket.SOCK_DGRAM) if host else []
+    except OSError:
+        return
+    for *_, where in found:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(where)
+            except OSError:
+                continue
+            yield str(probe.getsockname()[0])

@@ -1,0 +1,40 @@
+"""The first question to the store, before anything slow: is it the store that the operator means?
+
+A store that is away is waited for later. One that answers and refuses us will not change its mind.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import redis
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from process.store.registry import Registry, client_from_url, redacted
+from protocol.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_NO_SUCH_DATABASE = "DB index"
+
+
+def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
+    """Read the fleet once. Raises ConfigError for a malformed URL, or if the store refuses our
+    password, our scripts or the database; logs a warning if it cannot be reached."""
+    client: Any = client_from_url(redis.Redis, redis_url, timeout_s)
+    try:
+        client.eval(*Registry(cluster).read())
+    except (RedisError, OSError) as error:
+        if _is_final(error):
+            where = redacted(redis_url)
+            raise ConfigError(f"redis_url {where}: the store refuses it: {error}") from error
+        log.warning("cannot reach %s yet: %s", redacted(redis_url), error)
+    finally:
+        client.close()
+
+
+def _is_final(error: Exception) -> bool:
+    if isinstance(error, (AuthenticationError, NoPermissionError)):
+        return True
+    return isinstance(error, ResponseError) and _NO_SUCH_DATABASE in str(error)

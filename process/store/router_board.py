@@ -1,0 +1,169 @@
+"""What routers tell each other through the store: summaries that expire, and questions.
+
+Under `baton:CLUSTER:` there are `router:ID` (a router's summary, expires), `routers` (ids by the
+time of their expiry) and the channels `ask` and `answer:ID`. The store carries bytes; their meaning
+is the caller's. Everything happens beside the requests: while the store is away, the summaries of
+others expire here as they would there, and questions find no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from process.store.registry import BACKOFF_MAX_S, client_from_url
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 2.0
+TTL_S = 15.0
+MAX_BYTES = 1 << 20
+"""Longer summaries and answers are not sent."""
+
+
+class _Ask(msgspec.Struct, frozen=True, array_like=True):
+    router: str
+    nonce: str
+    question: bytes
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    nonce: str
+    body: bytes
+
+
+class _Question:
+    """A question that waits for the answers of `waits_for` routers."""
+
+    def __init__(self, waits_for: int) -> None:
+        self.waits_for = waits_for
+        self.found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    def take(self, body: bytes) -> None:
+        """One router answered; empty if it knows nothing."""
+        self.waits_for -= 1
+        if not self.found.done() and (body or self.waits_for <= 0):
+            self.found.set_result(body or None)
+
+
+class RouterBoard:
+    """One router's part of the board.
+
+    `summary` makes this router's own, `on_peers` takes those of the others by router id,
+    `on_question` answers another router's question, with None if it knows nothing.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        cluster: str,
+        summary: Callable[[], bytes],
+        on_peers: Callable[[dict[str, bytes]], None],
+        on_question: Callable[[bytes], bytes | None],
+    ) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self.router_id = uuid.uuid4().hex[:12]
+        self._client: Any = client_from_url(redis.asyncio.Redis, redis_url, 2.0)
+        self._prefix = f"baton:{cluster}:"
+        self._summary = summary
+        self._on_peers = on_peers
+        self._on_question = on_question
+        self._num_peers = 0
+        self._questions: dict[str, _Question] = {}
+
+    async def run(self) -> None:
+        """Publish, read and answer until cancelled. Closes the connections."""
+        try:
+            await asyncio.gather(self._repeat(self._exchange), self._repeat(self._listen))
+        finally:
+            await self._client.aclose()
+
+    async def ask(self, question: bytes, timeout_s: float) -> bytes | None:
+        """The first answer of another router; None if none knows, or the store is away."""
+        if not self._num_peers:
+            return None
+        nonce = uuid.uuid4().hex
+        waiting = self._questions[nonce] = _Question(self._num_peers)
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = msgspec.msgpack.encode(_Ask(self.router_id, nonce, question))
+                await self._client.publish(f"{self._prefix}ask", message)
+                return await waiting.found
+        except (TimeoutError, RedisError, OSError) as error:
+            log.debug("no router answered: %s", error)
+            return None
+        finally:
+            del self._questions[nonce]
+
+    async def _repeat(self, work: Callable[[], Any]) -> None:
+        while True:
+            try:
+                await work()
+            except (RedisError, OSError, RuntimeError) as error:
+                log.debug("the store is away: %s", error)
+                self._num_peers = 0
+                self._on_peers({})
+                await asyncio.sleep(BACKOFF_MAX_S)
+
+    async def _exchange(self) -> None:
+        """Publish our summary and read those of the others, every `PERIOD_S`."""
+        index = f"{self._prefix}routers"
+        while True:
+            body, now = self._summary(), time.time()
+            async with self._client.pipeline(transaction=False) as pipe:
+                if len(body) <= MAX_BYTES:
+                    pipe.set(f"{self._prefix}router:{self.router_id}", body, ex=round(TTL_S))
+                pipe.zadd(index, {self.router_id: now + TTL_S})
+                pipe.zremrangebyscore(index, "-inf", now)
+                pipe.zrange(index, 0, -1)
+                *_, members = await pipe.execute()
+            others = [each.decode() for each in members if each.decode() != self.router_id]
+            keys = [f"{self._prefix}router:{each}" for each in others]
+            bodies = await self._client.mget(keys) if keys else []
+            peers = {name: b for name, b in zip(others, bodies, strict=True) if b is not None}
+            self._num_peers = len(peers)
+            self._on_peers(peers)
+            await asyncio.sleep(PERIOD_S)
+
+    async def _listen(self) -> None:
+        """Answer questions, and take the answers to ours."""
+        asked, answered = f"{self._prefix}ask", f"{self._prefix}answer:{self.router_id}"
+        async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+            await channel.subscribe(asked, answered)
+            while True:
+                message = await channel.get_message(timeout=PERIOD_S)
+                if message is None:
+                    continue
+                if message["channel"].decode() == asked:
+                    await self._take_question(message["data"])
+                else:
+                    self._take_answer(message["data"])
+
+    async def _take_question(self, data: bytes) -> None:
+        try:
+            asked = msgspec.msgpack.decode(data, type=_Ask)
+        except msgspec.DecodeError:
+            return
+        if asked.router == self.router_id:
+            return
+        body = self._on_question(asked.question) or b""
+        answer = _Answer(asked.nonce, body if len(body) <= MAX_BYTES else b"")
+        channel = f"{self._prefix}answer:{asked.router}"
+        await self._client.publish(channel, msgspec.msgpack.encode(answer))
+
+    def _take_answer(self, data: bytes) -> None:
+        try:
+            answer = msgspec.msgpack.decode(data, type=_Answer)
+        except msgspec.DecodeError:
+            return
+        waiting = self._questions.get(answer.nonce)
+        if waiting is not None:
+            waiting.take(answer.body)

@@ -1,0 +1,108 @@
+"""Which fields of a validated body are ignored, by name.
+
+Walks a body that is known to have some. Names go into the header `x-baton-ignored`, so they leave
+out places in lists: `messages[].id` is one name, however many messages have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from pydantic import BaseModel
+
+from protocol.errors import InvalidRequest
+from router.api.unknown_fields.findings import Ignorable
+from router.api.unknown_fields.slips import meant_field
+
+MAX_CHECKED = 64
+"""Unknown names that are compared with the known ones."""
+MAX_NAME_CHARS = 100
+MAX_NAMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An ignored field: its full path, its path without places, and its own name and model if it is
+    unknown."""
+
+    path: str
+    generic: str
+    unknown: str = ""
+    model: type[BaseModel] | None = None
+
+
+def take_ignored(body: BaseModel, refuse: bool) -> list[str]:
+    """The names of the fields of a body that are ignored; it loses those that it does not know.
+
+    Raises InvalidRequest for what looks like a slip and, if `refuse`, for the first one of all.
+    """
+    names: dict[str, None] = {}
+    checked: set[tuple[str, type[BaseModel]]] = set()
+    for found in _walk(body, "", ""):
+        if refuse:
+            what = "is not a known field" if found.unknown else "is not supported"
+            raise InvalidRequest(f"'{found.path}' {what}", found.path)
+        if found.model is not None and len(checked) < MAX_CHECKED:
+            question = (found.unknown, found.model)
+            if question not in checked:
+                checked.add(question)
+                _check_slip(found, found.model)
+        if len(names) < MAX_NAMES:
+            names[found.generic[:MAX_NAME_CHARS]] = None
+    return list(names)
+
+
+def _check_slip(found: _Found, model: type[BaseModel]) -> None:
+    meant = meant_field(found.unknown, _names_of(model))
+    if meant is not None:
+        raise InvalidRequest(
+            f"'{found.path}' is not a known field; did you mean '{meant}'?", found.path
+        )
+
+
+def _walk(model: BaseModel, path: str, generic: str) -> Iterator[_Found]:
+    """All ignored fields of a model and of the models in it."""
+    extras = model.__pydantic_extra__
+    kind = getattr(model, "left_out", None)
+    if kind is not None:
+        yield _Found(f"{path}.type", f"{generic.removesuffix('[]')}[{kind}]")
+    elif extras:
+        for name, is_set in extras.items():
+            if is_set:
+                yield _Found(_joined(path, name), _joined(generic, name), name, type(model))
+    if extras:
+        extras.clear()
+    for field, name, ignorable in _ignorables(type(model)):
+        for part in ignorable.names(getattr(model, field)):
+            yield _Found(_joined(path, name), _joined(generic, name) + part)
+    for field, value in model.__dict__.items():
+        if isinstance(value, BaseModel):
+            yield from _walk(value, _joined(path, field), _joined(generic, field))
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for place, each in enumerate(value):
+                yield from _walk(
+                    each, f"{_joined(path, field)}[{place}]", f"{_joined(generic, field)}[]"
+                )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@cache
+def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names that clients use for the fields of a model."""
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+@cache
+def _ignorables(model: type[BaseModel]) -> tuple[tuple[str, str, Ignorable], ...]:
+    """The fields that a model knows and does not honour, with the names that clients use."""
+    return tuple(
+        (name, field.alias or name, each)
+        for name, field in model.model_fields.items()
+        for each in field.metadata
+        if isinstance(each, Ignorable)
+    )

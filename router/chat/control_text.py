@@ -1,0 +1,61 @@
+"""Marks what users wrote that looks like control tokens, in all that a template gets to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from router.text.control_tokens import ControlTokens, free_mark
+
+
+@dataclass
+class TemplateInput:
+    """The input of one rendering, in the template's form."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    documents: list[dict[str, Any]]
+    variables: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlText:
+    """Control tokens that must not come from text: `everywhere`, and those that must not come
+    from messages of the assistant, which may hold the markup of its earlier answers."""
+
+    everywhere: ControlTokens
+    from_assistant: ControlTokens
+
+    def mark(self, given: TemplateInput) -> str | None:
+        """Marks them in the input, if there are any; returns the mark. Raises InvalidRequest."""
+        if self._is_plain(given):
+            return None
+        rest = [given.tools, given.documents, given.variables]
+        found = [message for message in given.messages if self._of(message).are_in(message)]
+        found_rest = any(self.everywhere.are_in(value) for value in rest)
+        if not found and not found_rest:
+            return None
+        mark = free_mark(given.messages, *rest)
+        given.messages = [self._of(each).marked(each, mark) for each in given.messages]
+        given.tools = self.everywhere.marked(given.tools, mark)
+        given.documents = self.everywhere.marked(given.documents, mark)
+        given.variables = self.everywhere.marked(given.variables, mark)
+        return mark
+
+    def _is_plain(self, given: TemplateInput) -> bool:
+        """Whether a quick look shows that there are none: for most requests it does."""
+        if given.tools or given.documents or given.variables:
+            return False
+        starts = self.everywhere.starts
+        for message in given.messages:
+            for value in message.values():
+                if type(value) is not str:
+                    return False
+                for start in starts:
+                    if start in value:
+                        return False
+        return True
+
+    def _of(self, message: dict[str, Any]) -> ControlTokens:
+        is_own = message["role"] == "assistant"
+        return self.from_assistant if is_own else self.everywhere

@@ -1,0 +1,50 @@
+"""Arguments of calls in a conversation's history, as templates take them.
+
+What an answer gave as a call is accepted in the next request, also if the call was cut off or is
+no JSON: the rules by which answers are read mend it, and what is missing at its end is completed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.chat.json_value import JsonValue
+from router.text.json_text import decode_json
+
+UNREADABLE = "arguments"
+"""The argument under which the model sees a text that is no object at all."""
+
+
+def arguments_object(text: str, param: str) -> dict[str, Any]:
+    """The arguments as an object. Raises InvalidRequest, naming `param`, only if they nest too
+    deeply."""
+    try:
+        value = decode_json(text, param) if text.strip() else {}
+    except ValueError:
+        value = _mended(text, param)
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {UNREADABLE: text}
+
+
+def arguments_text(text: str, param: str) -> str:
+    """The arguments as JSON text: unchanged if they are the JSON of an object."""
+    arguments = arguments_object(text, param)
+    try:
+        is_same = json.loads(text) == arguments
+    except ValueError:
+        is_same = False
+    return text if is_same else json.dumps(arguments, ensure_ascii=False)
+
+
+def _mended(text: str, param: str) -> Any:
+    value = JsonValue()
+    text = text.strip()
+    end = value.scan(text, 0)
+    if value.broken or text[end:].strip("]} \t\r\n") or not value.complete_anyhow():
+        return text
+    try:
+        return decode_json(value.take_json(), param)
+    except ValueError:  # a number of thousands of digits
+        return text

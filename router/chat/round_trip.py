@@ -1,0 +1,125 @@
+"""Which format of calls a chat template speaks, decided by a round trip.
+
+A known call is rendered in the history of a conversation. A format fits if its parser reads the
+same call back from what the template wrote, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from protocol.errors import InvalidRequest
+from protocol.messages import FinishReason
+from router.chat.conversation import Tool
+from router.chat.events import joined_calls
+from router.chat.message_parser import MessageParser
+from router.chat.past_calls import arguments_object
+from router.chat.reasoning import ReasoningMarkers, ReasoningParser
+from router.chat.tool_parser import ToolParser
+from router.requests.output_text import TextDelta
+from router.text.chat_template import ChatTemplate
+
+NAME = "probe_call"
+CITY = "Probetown"
+ARGUMENTS = {"city": CITY, "days": 2, "tags": ["a b", "c"]}
+TOOL = Tool(
+    NAME,
+    "A probe.",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Which."},
+            "days": {"type": "integer", "description": "How many."},
+            "tags": {"type": "array", "items": {"type": "string"}, "description": "More."},
+        },
+        "required": ["city"],
+    },
+)
+_USER = {"role": "user", "content": "probe"}
+_CALL_ID = "call12345"
+_RESULT = {"role": "tool", "content": "probe", "tool_call_id": _CALL_ID, "name": NAME}
+
+
+class WrittenCall:
+    """The call as a template writes it: `text`, behind `prompt`."""
+
+    def __init__(self, prompt: str, text: str) -> None:
+        self.prompt = prompt
+        self.text = text
+
+    def is_read_by(self, tools: ToolParser, lead: str, reasoning: ReasoningMarkers | None) -> bool:
+        """Whether a new parser reads the call back, and nothing else. Behind any reasoning, the
+        text must begin with `lead`."""
+        text = self.text
+        if reasoning is not None:
+            thoughts = ReasoningParser(reasoning, reasoning.is_open(self.prompt))
+            text = thoughts.push(text)[1] + thoughts.flush(is_cut=False)[1]
+        if not text.lstrip().startswith(lead):
+            return False
+        parser = MessageParser(tools=tools)
+        message = parser.push(TextDelta(text, [], finish=FinishReason.STOP))
+        calls = joined_calls(message.events)
+        if message.content.strip() or message.finish != "tool_calls" or len(calls) != 1:
+            return False
+        (call,) = calls
+        return (
+            call.begin is not None
+            and call.begin.name == NAME
+            and _is_same(arguments_object(call.arguments, "tools"))
+        )
+
+
+def written_call(
+    template: ChatTemplate, control_texts: Collection[str], reasoning: ReasoningMarkers | None
+) -> WrittenCall | None:
+    """The call as the template writes it, without the tokens that end a message; None if it
+    writes none."""
+    arguments: Any = ARGUMENTS
+    if template.shape.arguments_as_text:
+        arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
+    function = {"name": NAME, "arguments": arguments}
+    calls = [{"id": _CALL_ID, "type": "function", "function": function}]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    prompt = _render(template, [_USER], add_generation_prompt=True)
+    whole = _render(template, [_USER, message])
+    if CITY not in whole:  # it wants the result, too
+        whole = _render(template, [_USER, message, _RESULT])
+    if not prompt or CITY not in whole:
+        return None
+    if reasoning is not None and not whole.startswith(prompt):
+        prompt = prompt.rstrip().removesuffix(reasoning.begin)
+    shared = _num_shared(prompt, whole)
+    return WrittenCall(whole[:shared], _up_to_end(whole[shared:], control_texts))
+
+
+def _render(
+    template: ChatTemplate, messages: list[dict[str, Any]], add_generation_prompt: bool = False
+) -> str:
+    """The rendered text; empty if the template refuses the messages."""
+    try:
+        return template.render(messages, add_generation_prompt, tools=[TOOL.for_template()])
+    except InvalidRequest:
+        return ""
+
+
+def _num_shared(first: str, second: str) -> int:
+    """How many characters two texts share at their beginnings."""
+    pairs = zip(first, second, strict=False)
+    differences = (place for place, (one, other) in enumerate(pairs) if one != other)
+    return next(differences, min(len(first), len(second)))
+
+
+def _up_to_end(text: str, control_texts: Collection[str]) -> str:
+    """The text up to the first control token behind the call's first argument."""
+    first = text.index(CITY)
+    ends = [end for end in (text.find(each, first) for each in control_texts) if end >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def _is_same(arguments: dict[str, Any]) -> bool:
+    """Whether these are the probe's arguments. Some templates write all values as text."""
+    return arguments.keys() == ARGUMENTS.keys() and all(
+        arguments[key] == value or arguments[key] == str(value) for key, value in ARGUMENTS.items()
+    )

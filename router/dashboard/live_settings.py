@@ -1,0 +1,84 @@
+"""Settings that may change while the fleet runs; a change lasts until the process ends.
+
+Only numbers are live. A router's setting changes in this router only; a worker's goes to every
+worker of its role that this router is connected to. Each setting knows how to read and to write
+its own place. This module checks bounds and names what is wrong in the operator's terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import InvalidRequest
+
+Number = int | float
+ROUTER = "router"
+"""The scope of settings of routers; those of workers have a role's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSetting:
+    """One setting: where it applies, its bounds, and its present value; `read` may not know it.
+    `write` returns to how many processes the value went, and of how many."""
+
+    name: str
+    scope: str
+    unit: str
+    minimum: Number
+    maximum: Number | None
+    is_whole: bool
+    read: Callable[[], Number | None]
+    write: Callable[[Number], tuple[int, int]]
+
+    @property
+    def kind(self) -> str:
+        """The kind of process that has the setting."""
+        return "router" if self.scope == ROUTER else "worker"
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of `GET /control/settings`."""
+        return {
+            "name": self.name,
+            "scope": self.scope,
+            "value": self.read(),
+            "unit": self.unit,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "live": True,
+        }
+
+    def check(self, value: object) -> Number:
+        """The value if it may be set. Raises InvalidRequest."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidRequest(f"'{self.name}' is a number", "value")
+        if not math.isfinite(value) or (self.is_whole and value != int(value)):
+            kind = "whole number" if self.is_whole else "finite number"
+            raise InvalidRequest(f"'{self.name}' is a {kind}", "value")
+        if value < self.minimum or (self.maximum is not None and value > self.maximum):
+            most = "" if self.maximum is None else f" and at most {self.maximum:g}"
+            raise InvalidRequest(
+                f"'{self.name}' is at least {self.minimum:g}{most} {self.unit}", "value"
+            )
+        return int(value) if self.is_whole else float(value)
+
+
+class LiveSettings:
+    """The settings by scope and name."""
+
+    def __init__(self, settings: Iterable[LiveSetting]) -> None:
+        self._settings = {(each.scope, each.name): each for each in settings}
+
+    def find(self, scope: object, name: object) -> LiveSetting:
+        """The setting. Raises InvalidRequest."""
+        found = next((s for (sc, n), s in self._settings.items() if (sc, n) == (scope, name)), None)
+        if found is None:
+            names = ", ".join(f"{name} ({scope})" for scope, name in self._settings)
+            raise InvalidRequest(f"no live setting has this name and scope; there are {names}")
+        return found
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The body of `GET /control/settings`."""
+        return [each.as_json() for each in self._settings.values()]

@@ -1,0 +1,88 @@
+// Numbers and names as the page writes them; pure. `null` and `undefined` mean "not known" and
+// become a dash.
+
+const NB = "\u00a0";
+export const DASH = "–";
+
+/** @param {number|null|undefined} v */
+export const known = (v) => v !== null && v !== undefined && Number.isFinite(v);
+
+/** A function that writes a dash for what is not known. */
+const orDash = (write) => (v, ...rest) => (known(v) ? write(v, ...rest) : DASH);
+
+/** 15,234 */
+export const int = orDash((v) => Math.round(v).toLocaleString("en-US"));
+
+/** Three significant digits: 0.42, 4.21, 22.4, 418 */
+export const sig3 = orDash((v) => {
+	const size = Math.abs(v);
+	if (size === 0) return "0";
+	if (size >= 99.95) return int(v);
+	return size >= 9.995 ? v.toFixed(1) : v.toFixed(2);
+});
+
+/** A duration: `22.4 ms`, from one second on `1.48 s`. */
+export const ms = orDash((v) => (v >= 999.5 ? `${sig3(v / 1000)}${NB}s` : `${sig3(v)}${NB}ms`));
+
+/** Milliseconds with one decimal, so that rows of a table add up. */
+export const ms1 = orDash((v) =>
+	v.toLocaleString("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 }),
+);
+
+/** A size in memory: `4.00 MiB`. */
+export const bytes = orDash((v) => {
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	let unit = 0;
+	while (v >= 1024 && unit < units.length - 1) {
+		v /= 1024;
+		unit += 1;
+	}
+	return `${unit === 0 ? int(v) : sig3(v)}${NB}${units[unit]}`;
+});
+
+/** The rate of a link, in decimal units. */
+export const linkRate = orDash((v) => {
+	if (v === 0) return `0${NB}GB/s`;
+	if (v < 1e6) return `${sig3(v / 1e3)}${NB}kB/s`;
+	return v < 1e7 ? `${sig3(v / 1e6)}${NB}MB/s` : `${sig3(v / 1e9)}${NB}GB/s`;
+});
+
+/** Tokens: 1,607, then 14.9k, then 1.20M. */
+export const kilo = orDash((v) => {
+	if (v >= 999_950) return `${sig3(v / 1e6)}M`;
+	return v >= 9_999.5 ? `${sig3(v / 1e3)}k` : int(v);
+});
+
+/** A share of one: `71 %`, under a tenth `9.5 %`. */
+export const share = orDash((v) => `${(v * 100).toFixed(v < 0.0995 && v > 0 ? 1 : 0)}${NB}%`);
+
+/** A share of one with one decimal, as goodput is shown. */
+export const share1 = orDash((v) => (v === 1 ? `100${NB}%` : `${(v * 100).toFixed(1)}${NB}%`));
+
+/** Pressure: `1.42×`. */
+export const times = orDash((v) => `${v.toFixed(2)}×`);
+
+/** Time of day in UTC: 03:07:42. */
+export const clock = orDash((us) => new Date(us / 1000).toISOString().slice(11, 19));
+
+/** How long ago: `7.4 s`, `51 s`, `19 min`, `6 h`. */
+export const age = orDash((milliseconds) => {
+	const s = Math.max(0, milliseconds / 1000);
+	if (s < 10) return `${s.toFixed(1)}${NB}s`;
+	if (s < 120) return `${Math.floor(s)}${NB}s`;
+	return s < 7200 ? `${Math.floor(s / 60)}${NB}min` : `${Math.floor(s / 3600)}${NB}h`;
+});
+
+/** `chatcmpl-7f3ca1d2` for a request id with 32 digits. */
+export const shortId = (id) => id.replace(/^([A-Za-z]+[-_][A-Za-z0-9]{8}).*$/, "$1");
+
+/** `1 request`, `7 requests`. */
+export const count = (v, noun) => `${int(v)}${NB}${noun}${v === 1 ? "" : "s"}`;
+
+/** Ticks of an axis from 0 (or `low`) that cover `high`: two or three steps of a round size. */
+export function ticks(high, low = 0) {
+	const span = Math.max(high - low, 1e-9);
+	const power = 10 ** Math.floor(Math.log10(span / 2));
+	const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => span / each <= 2.0001);
+	return [low, low + step, low + 2 * step];
+}

@@ -1,0 +1,151 @@
+"""A fleet over the doctor's window: everything that a rule may look at.
+
+Made of plain values, so that an observation can be recorded as JSON and examined again. A value
+that was not measured is None, and no rule concludes anything from it. Times `_us` are microseconds
+of the Unix epoch, durations `_ms` milliseconds, rates `_per_s` per second.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.messages import Role
+
+WINDOW_S = 600
+MIN_REQUESTS = 100
+"""Finished requests below which percentiles say nothing."""
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class StepModelFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """Coefficients of `scheduling.step_model`, in microseconds."""
+
+    fixed_us: float
+    per_token_us: float
+    per_attended_us: float
+
+    def predict_ms(self, num_tokens: float, attended: float) -> float:
+        """Time of a step with `num_tokens` tokens that attend `attended` (query, key) pairs."""
+        work = self.per_token_us * num_tokens + self.per_attended_us * attended
+        return (self.fixed_us + work) / 1000
+
+
+class WorkerFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker; numbers are means over the window.
+
+    `num_steps` steps took `step_ms` each and had `step_tokens` tokens, which attended about
+    `step_attended` (query, key) pairs. `hit_rate` is the share of `prompt_tokens` prompt tokens
+    that came from its cache. `joined_us` is 0 if it was there before the router.
+    """
+
+    worker_id: str
+    role: Role
+    state: str = "ready"
+    joined_us: int = 0
+    num_waiting: float = 0.0
+    num_running: float = 0.0
+    max_batch_size: int | None = None
+    blocks_total: int = 0
+    blocks_used: float = 0.0
+    num_steps: int = 0
+    step_ms: float | None = None
+    step_tokens: float | None = None
+    step_attended: float | None = None
+    step_model: StepModelFacts | None = None
+    hit_rate: float | None = None
+    prompt_tokens: int = 0
+    evictions_per_s: float | None = None
+    preemptions: int = 0
+    losses: int = 0
+
+    @property
+    def used_share(self) -> float:
+        """Share of its KV blocks that are in use."""
+        return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
+
+
+class PairFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """The blocks that went from a prefill worker to a decode worker."""
+
+    prefill: str
+    decode: str
+    path: str | None = None
+    expected_path: str | None = None
+    bytes_moved: int = 0
+    busy_bytes_per_s: float | None = None
+    is_below_way: bool = False  # slower than `expected_path` gives
+    exposed_p95_ms: float | None = None
+
+
+class RequestFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """A finished request. `first` and `rest` are milliseconds by stage (`router.requests.stages`),
+    up to the first token and from there on.
+
+    `cached_tokens` came from the cache of the worker that computed its prompt, and
+    `expected_cached_tokens` is what its placement counted on there; `decode_cached_tokens` did not
+    have to move, because its decode worker had them. `early_step_ms` and `late_step_ms`
+    are medians over the first and the last quarter of its decode steps, None for short outputs.
+    `num_long_steps` of its `num_steps` decode steps took over twice their median, and
+    `num_long_shared_steps` of these computed prompt tokens of other requests.
+    """
+
+    received_us: int
+    outcome: str = "finished"
+    num_attempts: int = 1
+    prefill: str | None = None
+    decode: str | None = None
+    num_prompt_tokens: int = 0
+    cached_tokens: int = 0
+    expected_cached_tokens: int = 0
+    decode_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    first: dict[str, float] = {}
+    rest: dict[str, float] = {}
+    num_steps: int = 0
+    num_long_steps: int = 0
+    num_long_shared_steps: int = 0
+    early_step_ms: float | None = None
+    late_step_ms: float | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that had to be computed."""
+        return max(1, self.num_prompt_tokens - self.cached_tokens)
+
+
+class MissPoint(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """Share of prompt blocks that a cache of `blocks` would miss."""
+
+    blocks: int
+    miss_ratio: float
+
+
+class Targets(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """What the operator asks for: milliseconds, and the share of requests that meet them."""
+
+    ttft_ms: float = 1000.0
+    tpot_ms: float = 50.0
+    goodput: float = 0.95
+
+
+class Observation(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """A fleet over the last `window_s` seconds. `miss_curve` belongs to the decode pool's workers,
+    at `cache_blocks` now; pressures are those of `GET /fleet`; `settings` are values that the
+    router knows, by name."""
+
+    now_us: int
+    window_s: float = WINDOW_S
+    workers: tuple[WorkerFacts, ...] = ()
+    pairs: tuple[PairFacts, ...] = ()
+    requests: tuple[RequestFacts, ...] = ()
+    targets: Targets = Targets()
+    pressure_prefill: float | None = None
+    pressure_decode: float | None = None
+    cache_blocks: int | None = None
+    miss_curve: tuple[MissPoint, ...] = ()
+    settings: dict[str, str] = {}

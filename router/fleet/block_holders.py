@@ -1,0 +1,100 @@
+"""From a block's hash to the workers that hold it: one look-up for all workers of a fleet.
+
+Workers are bits of a mask. Knows nothing of events, dumps or time; `router.fleet.cache_index`
+decides who holds what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+EXACT_BLOCKS = 512
+"""Leading blocks of a prompt that are looked up one by one."""
+STRIDE = 16
+"""Of the later blocks, every 16th is looked up: a cache evicts the tail of a chain first, so a
+worker that holds a block holds those before it, except for rare remains of a broken transfer."""
+
+
+class Run(NamedTuple):
+    """Workers that hold so many leading blocks of a prompt, and not the next one."""
+
+    num_blocks: int
+    workers: int
+
+
+class BlockHolders:
+    """A mask of workers for each block that some worker holds."""
+
+    def __init__(self) -> None:
+        self._masks: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def add(self, worker: int, digests: Iterable[bytes]) -> None:
+        """A worker (one bit) holds these blocks."""
+        masks = self._masks
+        for digest in digests:
+            masks[digest] = masks.get(digest, 0) | worker
+
+    def remove(self, worker: int, digests: Iterable[bytes]) -> None:
+        """A worker does not hold these blocks."""
+        masks = self._masks
+        for digest in digests:
+            mask = masks.get(digest, 0)
+            if mask & worker:
+                if mask == worker:
+                    del masks[digest]
+                else:
+                    masks[digest] = mask ^ worker
+
+    def of(self, digest: bytes) -> int:
+        """The workers that hold a block."""
+        return self._masks.get(digest, 0)
+
+    def runs(
+        self,
+        hashes: Sequence[bytes],
+        workers: int,
+        start: int = 0,
+        also: BlockHolders | None = None,
+    ) -> list[Run]:
+        """How many leading blocks of a prompt each of these workers holds, here or in `also`. They
+        are known to hold those before `start`."""
+        masks, others = self._masks, {} if also is None else also._masks
+        found: list[Run] = []
+        place, num_blocks = start, len(hashes)
+        while workers and place < num_blocks:
+            last = place if place < EXACT_BLOCKS else min(place + STRIDE, num_blocks) - 1
+            digest = hashes[last]
+            holding = (masks.get(digest, 0) | others.get(digest, 0)) & workers
+            if holding == workers:
+                place = last + 1
+            elif last == place:
+                found.append(Run(place, workers ^ holding))
+                workers = holding
+                place += 1
+            else:
+                place, workers = self._enter(hashes[place : last + 1], workers, place, also, found)
+        if workers:
+            found.append(Run(num_blocks, workers))
+        return found
+
+    def _enter(
+        self,
+        hashes: Sequence[bytes],
+        workers: int,
+        place: int,
+        also: BlockHolders | None,
+        found: list[Run],
+    ) -> tuple[int, int]:
+        """Look up the blocks of a stride one by one; returns the stride's end, and the workers that
+        hold all of it."""
+        for digest in hashes:
+            holding = (self.of(digest) | (0 if also is None else also.of(digest))) & workers
+            if holding != workers:
+                found.append(Run(place, workers ^ holding))
+                workers = holding
+            place += 1
+        return place, workers

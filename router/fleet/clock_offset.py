@@ -1,0 +1,47 @@
+"""How far a worker's wall clock is from ours, from the times of pings and pongs.
+
+A pong stamped by the worker lies between our sending of the ping and our receipt of the pong, so
+each round trip bounds the offset from both sides. The offset lies in the intersection of the last
+round trips' bounds (Marzullo, 1984). A worker answers between two steps, so single round trips
+may be long; the intersection is not. Clocks within these bounds count as equal: the first round
+trips to a worker that is just starting take long, and say little. Knows no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW = 16
+
+
+class ClockOffset:
+    """The offset of one worker's clock."""
+
+    def __init__(self) -> None:
+        self._bounds: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self.offset_us = 0
+        """The worker's clock minus ours; 0 until it was measured."""
+        self.error_us = 0
+        """How far the true offset may be from `offset_us`."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a round trip was measured."""
+        return bool(self._bounds)
+
+    def observe(self, sent_us: int, answered_us: int, received_us: int) -> None:
+        """A ping sent and answered by our clock; `answered_us` is the worker's stamp."""
+        low, high = answered_us - received_us, answered_us - sent_us
+        if low > high:
+            return
+        self._bounds.append((low, high))
+        lowest, highest = self._intersection()
+        if lowest > highest:  # a clock was set: former bounds hold no more
+            self._bounds.clear()
+            self._bounds.append((low, high))
+            lowest, highest = low, high
+        self.offset_us = 0 if lowest <= 0 <= highest else (lowest + highest) // 2
+        self.error_us = max(highest - self.offset_us, self.offset_us - lowest)
+
+    def _intersection(self) -> tuple[int, int]:
+        return max(low for low, _ in self._bounds), min(high for _, high in self._bounds)

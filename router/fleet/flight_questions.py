@@ -1,0 +1,75 @@
+"""Asks workers for their flight recorders, page by page, over the control connection.
+
+Times of a worker's events are shifted to the router's clock. A worker answers between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import msgspec
+
+from protocol.errors import ServiceError
+from protocol.flight import FlightEvent
+from protocol.messages import FlightPage, FlightRequest
+from router.fleet.worker import Worker
+
+ANSWER_S = 5.0
+MAX_PAGES = 64
+"""More than a whole recorder has, also while it goes on recording."""
+
+
+class FlightQuestions:
+    """The questions that wait for their answers."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[FlightPage]] = {}
+
+    async def ask(self, worker: Worker, wanted: FlightRequest) -> list[FlightEvent]:
+        """The events that a worker recorded, oldest first; `nonce` and `after` of `wanted` do not
+        matter. Raises ServiceError if the worker does not answer."""
+        offset_us = worker.link.clock.offset_us
+        since_us = wanted.since_us + offset_us if wanted.since_us else 0
+        until_us = wanted.until_us + offset_us if wanted.until_us else 0
+        found: list[FlightEvent] = []
+        after = 0
+        for _ in range(MAX_PAGES):
+            asked = FlightRequest(
+                nonce=next(self._numbers),
+                after=after,
+                request_id=wanted.request_id,
+                since_us=since_us,
+                until_us=until_us,
+            )
+            page = await self._page(worker, asked)
+            found += page.events
+            after = page.after
+            if not after:
+                break
+        return [_shifted(each, offset_us) for each in found]
+
+    def answer(self, page: FlightPage) -> None:
+        """A page arrived; nobody may wait for it any more."""
+        waiting = self._waiting.pop(page.nonce, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(page)
+
+    async def _page(self, worker: Worker, asked: FlightRequest) -> FlightPage:
+        future: asyncio.Future[FlightPage] = asyncio.get_running_loop().create_future()
+        self._waiting[asked.nonce] = future
+        try:
+            if not worker.link.send(asked):
+                raise ServiceError(f"{worker.worker_id} is not connected")
+            async with asyncio.timeout(ANSWER_S):
+                return await future
+        except TimeoutError:
+            name = worker.worker_id
+            raise ServiceError(f"{name} did not answer within {ANSWER_S:g} s") from None
+        finally:
+            self._waiting.pop(asked.nonce, None)
+
+
+def _shifted(event: FlightEvent, offset_us: int) -> FlightEvent:
+    return msgspec.structs.replace(event, at_us=event.at_us - offset_us) if offset_us else event

@@ -1,0 +1,50 @@
+"""Where the current HTTP request comes from: when it arrived, and whose key it carries.
+
+Tasks inherit the context, so the trace of a generation can name its origin without passing it
+through the API. A caller is known by a digest of its key, under a salt of the cluster, never by the
+key itself, so that all routers know the same caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from router.admission.tenant import EVERYBODY, Tenant
+
+_DIGEST_BYTES = 16
+_PURPOSE = b"baton caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request; `digest` is empty without a key. `tenant` is the owner of its API key."""
+
+    digest: bytes = b""
+    is_admin: bool = False
+    tenant: Tenant = field(default=EVERYBODY, compare=False)
+
+    def may_read(self, owner: bytes) -> bool:
+        """Whether it may see what the caller with this digest sent."""
+        return self.is_admin or self.digest == owner
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The origin of a request; `arrived_us` is when its head had arrived."""
+
+    arrived_us: int
+    caller: Caller
+
+
+CURRENT_ORIGIN: ContextVar[Origin | None] = ContextVar("current_origin", default=None)
+NOBODY = Caller()
+
+
+def digest_of(key: str, salt: bytes) -> bytes:
+    """The digest by which a cluster knows a key; `salt` is the cluster's secret, at most 64 bytes
+    of which count."""
+    return hashlib.blake2b(
+        key.encode(), digest_size=_DIGEST_BYTES, key=salt[:64], person=_PURPOSE
+    ).digest()

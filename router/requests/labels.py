@@ -1,0 +1,37 @@
+"""Labels of metrics about failed and refused requests: a small, fixed set of words."""
+
+from __future__ import annotations
+
+from protocol.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    ServiceError,
+)
+from router.fleet.worker import Loss
+
+_ERRORS: dict[type[Exception], str] = {
+    Overloaded: "overloaded",
+    PromptTooLong: "prompt_too_long",
+    InvalidRequest: "invalid_request",
+    GenerationFailed: "failed",
+    DeadlineExceeded: "failed",
+}
+
+
+def error_label(error: RequestError | ServiceError) -> str:
+    """The label of an error; other kinds share one."""
+    return _ERRORS.get(type(error), "other")
+
+
+def failure_kind(retryable: bool, lacks_room: bool, loss: Loss | None) -> str:
+    """Why an attempt failed: its worker was lost (two ways), had no room, failed for good, or
+    failed so that another attempt may succeed."""
+    if loss is not None:
+        return "connection_broke" if loss is Loss.BROKEN else "worker_lost"
+    if lacks_room:
+        return "no_room"
+    return "retryable" if retryable else "final"

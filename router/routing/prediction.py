@@ -1,0 +1,67 @@
+"""Predicts the time to a first token and the time of a decode step from workers' step models.
+
+Pure: no clocks, no sockets. A worker reports the coefficients of `scheduling.step_model`; a step
+takes `fixed + per_token * tokens + per_attended * attended pairs`. The predictions are shown and
+compared with what happens; they choose nothing. What they leave out: time on the network, and
+requests that arrive later with a higher priority.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduling.step_model import attended_pairs
+
+US_PER_MS = 1000.0
+
+
+class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
+    """What a worker's predictions need: its step model (microseconds), its limits, its load.
+
+    `num_decodes` sequences decode there; `context_tokens` is their context together.
+    """
+
+    fixed_us: float
+    per_token_us: float
+    per_attended_us: float
+    chunk_max_tokens: int
+    itl_target_ms: float
+    num_decodes: int
+    context_tokens: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the worker has reported a step model."""
+        return self.fixed_us + self.per_token_us > 0
+
+
+def decode_step_ms(speed: WorkerSpeed, more: int = 0) -> float:
+    """A step in which the worker's sequences, and `more` like them, decode one token each."""
+    rows = max(1, speed.num_decodes + more)
+    context = speed.context_tokens / max(1, speed.num_decodes) * rows
+    took_us = speed.fixed_us + speed.per_token_us * rows + speed.per_attended_us * context
+    return took_us / US_PER_MS
+
+
+def ttft_ms(speed: WorkerSpeed, queued_tokens: int, num_tokens: int, cached_tokens: int) -> float:
+    """From the dispatch of a prompt of `num_tokens` to its first token.
+
+    `queued_tokens` of other prompts come first; these prompts are taken to be as long as this one.
+    Beside running decodes, a step computes only as much as `itl_target_ms` leaves room for.
+    """
+    missing = max(1, num_tokens - cached_tokens)
+    attended = attended_pairs(missing, min(cached_tokens, num_tokens - 1))
+    attended += queued_tokens * num_tokens // 2
+    return _steps_ms(speed, queued_tokens + missing, attended)
+
+
+def _steps_ms(speed: WorkerSpeed, tokens: int, attended: int) -> float:
+    """The steps that compute so many prompt tokens."""
+    work_us = speed.per_token_us * tokens + speed.per_attended_us * attended
+    num_steps = -(-tokens // max(1, speed.chunk_max_tokens))
+    decode_us = speed.fixed_us
+    if speed.num_decodes:
+        decode_us = decode_step_ms(speed) * US_PER_MS
+        room_us = max(speed.itl_target_ms * US_PER_MS - decode_us, decode_us / 4)
+        num_steps = max(num_steps, -int(-work_us // room_us))
+    return (work_us + num_steps * decode_us) / US_PER_MS

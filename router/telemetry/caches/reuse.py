@@ -1,0 +1,157 @@
+"""Which share of prompt blocks a larger or smaller cache would have missed.
+
+Reuse distances of a spatial sample of blocks, SHARDS with a fixed number of samples: Waldspurger et
+al., Efficient MRC Construction with SHARDS, FAST 2015. A block is sampled by its hash, so all its
+uses are; the distance between two uses is the number of distinct sampled blocks between them,
+divided by the sampling rate. Pure, and bounded in memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+MAX_TRACKED = 4096
+MAX_PER_TICK = 512
+"""Sampled uses between two ticks; above it, half of the samples are dropped."""
+_DIGEST_BYTES = 3  # of a block's hash
+_BITS = 8 * _DIGEST_BYTES
+_HALF_LIFE = 200_000
+"""Sampled uses after which a use counts half, so that the curve follows the traffic."""
+
+
+class ReuseCurve:
+    """Distances of the uses of prompt blocks. Feed it every prompt."""
+
+    def __init__(self, max_tracked: int = MAX_TRACKED) -> None:
+        self._max_tracked = max_tracked
+        self._limit = 1 << _BITS  # hashes below it are sampled
+        self._limit_digest = b"\xff" * 64  # the same, to compare whole hashes with
+        self._last: dict[int, int] = {}  # sampled hash -> time of its last use
+        self._largest: list[int] = []  # a heap of the sampled hashes, negated
+        self._tree = _Counter()
+        self._histogram: dict[int, float] = {}
+        self._misses = 0.0  # first uses
+        self._num_uses = 0
+        self._in_tick = 0
+
+    @property
+    def sample_rate(self) -> float:
+        """The share of blocks that is sampled."""
+        return self._limit / (1 << _BITS)
+
+    def use(self, hashes: Iterable[bytes]) -> None:
+        """A prompt used these blocks."""
+        limit = self._limit_digest
+        for digest in [each for each in hashes if each < limit]:
+            value = int.from_bytes(digest[:_DIGEST_BYTES], "big")
+            if value < self._limit:
+                self._use(value)
+                if self._in_tick > MAX_PER_TICK:
+                    self._halve_rate()
+
+    def tick(self) -> None:
+        """Call this once per second. It bounds what the curve costs under load, since the rate
+        falls until the uses of a second are few enough."""
+        self._in_tick = 0
+
+    def miss_ratio(self, num_blocks: Sequence[int]) -> list[float | None]:
+        """The share of uses that a cache of so many blocks (LRU) would have missed; None before
+        the first use."""
+        total = self._misses + sum(self._histogram.values())
+        if not total:
+            return [None] * len(num_blocks)
+        ordered = sorted(self._histogram.items())
+        ratios: list[float | None] = []
+        for size in num_blocks:
+            hits = sum(weight for distance, weight in ordered if distance < size)
+            ratios.append(1 - hits / total)
+        return ratios
+
+    def _use(self, value: int) -> None:
+        weight = 1.0 / self.sample_rate
+        before = self._last.get(value)
+        if before is None:
+            self._misses += weight
+            heapq.heappush(self._largest, -value)
+        else:
+            distance = round(self._tree.since(before) / self.sample_rate)
+            bucket = _bucket(distance)
+            self._histogram[bucket] = self._histogram.get(bucket, 0.0) + weight
+            self._tree.remove(before)
+        self._last[value] = self._tree.add()
+        if len(self._last) > self._max_tracked:
+            self._lower_rate()
+        self._in_tick += 1
+        self._num_uses += 1
+        if self._num_uses % _HALF_LIFE == 0:
+            self._misses /= 2
+            self._histogram = {key: value / 2 for key, value in self._histogram.items()}
+        if self._tree.is_full:
+            self._renumber()
+
+    def _lower_rate(self) -> None:
+        """Drop the largest hash, and sample only smaller ones from now on."""
+        self._limit = -heapq.heappop(self._largest)
+        self._tree.remove(self._last.pop(self._limit))
+        self._limit_digest = self._limit.to_bytes(_DIGEST_BYTES, "big")
+
+    def _halve_rate(self) -> None:
+        """Sample half as many hashes from now on."""
+        self._limit = max(1, self._limit // 2)
+        self._limit_digest = self._limit.to_bytes(_DIGEST_BYTES, "big")
+        self._in_tick = 0
+        while self._largest and -self._largest[0] >= self._limit:
+            self._tree.remove(self._last.pop(-heapq.heappop(self._largest)))
+
+    def _renumber(self) -> None:
+        """Number the last uses from zero again."""
+        self._tree = _Counter()
+        for value, _ in sorted(self._last.items(), key=lambda each: each[1]):
+            self._last[value] = self._tree.add()
+
+
+class _Counter:
+    """Marks at increasing times; counts those since a time (Fenwick, 1994)."""
+
+    _SIZE = 1 << 13
+
+    def __init__(self) -> None:
+        self._sums = [0] * (self._SIZE + 1)
+        self._now = 0
+        self._marks = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._now >= self._SIZE
+
+    def add(self) -> int:
+        """Mark the next time; returns it."""
+        self._now += 1
+        self._change(self._now, 1)
+        self._marks += 1
+        return self._now
+
+    def remove(self, time: int) -> None:
+        """Take a mark away."""
+        self._change(time, -1)
+        self._marks -= 1
+
+    def since(self, time: int) -> int:
+        """How many marks are later than `time`."""
+        until = 0
+        while time:
+            until += self._sums[time]
+            time &= time - 1
+        return self._marks - until
+
+    def _change(self, time: int, by: int) -> None:
+        while time <= self._SIZE:
+            self._sums[time] += by
+            time += time & -time
+
+
+def _bucket(distance: int) -> int:
+    """The distance with its four leading bits, so that the histogram stays small."""
+    shift = max(0, distance.bit_length() - 4)
+    return distance >> shift << shift

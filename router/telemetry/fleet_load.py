@@ -1,0 +1,111 @@
+"""How loaded the two pools are: predicted times of what would arrive now, and why.
+
+Reads the fleet's last reports and the prompts of the last minute; pure but for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from protocol.messages import Role
+from router.fleet.fleet import Fleet
+from router.fleet.worker import Worker
+from router.requests.trace import TraceStore
+from router.routing.prediction import decode_step_ms, ttft_ms
+
+MINUTE_US = 60_000_000
+MAX_PROMPTS = 64
+MAX_LOOKED_AT = 256
+_SHORTEST_QUEUES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """Predictions of this moment; None where there is nothing to predict from."""
+
+    predicted_ttft_ms: float | None
+    predicted_step_ms: float | None
+    blocks_share: float | None
+    prefill_words: str
+    decode_words: str
+
+    def prefill_pressure(self, ttft_target_ms: float) -> float | None:
+        """Predicted time to the first token as a share of its target."""
+        if self.predicted_ttft_ms is None:
+            return None
+        return self.predicted_ttft_ms / ttft_target_ms
+
+    def decode_pressure(self, tpot_target_ms: float | None) -> float | None:
+        """The larger of the predicted step and the blocks in use, as a share of their limits."""
+        shares = [] if self.blocks_share is None else [self.blocks_share]
+        if self.predicted_step_ms is not None and tpot_target_ms is not None:
+            shares.append(self.predicted_step_ms / tpot_target_ms)
+        return max(shares, default=None)
+
+
+def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
+    """The load now. The first token's time is the 95th percentile over the prompts of the last
+    minute, if each arrived now at the worker of the shortest queue."""
+    decode, prefill = fleet.ready(Role.DECODE), fleet.ready(Role.PREFILL)
+    queues = prefill or decode
+    prompts = _recent_prompts(traces)
+    has_load = bool(prompts) or traces.num_running > 0
+    steps = [
+        (decode_step_ms(each.speed), each.speed.num_decodes)
+        for each in decode
+        if each.speed is not None and each.speed.is_known and each.speed.num_decodes
+    ]
+    rows = sum(num for _, num in steps)
+    queued = sum(each.queued_tokens for each in queues)
+    pool = "prefill" if prefill else "decode"
+    total = sum(each.info.num_blocks for each in decode)
+    used = sum(each.stats.blocks_used for each in decode if each.stats is not None)
+    step_ms = sum(step * num for step, num in steps) / rows if rows else None
+    share = used / total if total and has_load else None
+    return FleetLoad(
+        predicted_ttft_ms=_p95([_best_ttft_ms(queues, *each) for each in prompts]),
+        predicted_step_ms=step_ms,
+        blocks_share=share,
+        prefill_words=f"{len(queues)} {pool} workers have {queued:,} prompt tokens to compute",
+        decode_words=f"{len(decode)} decode workers run {rows:,} requests, "
+        f"{0 if share is None else share:.0%} of their KV blocks are in use",
+    )
+
+
+def tpot_target_ms(fleet: Fleet, configured: float | None) -> float | None:
+    """The target in force: the configured one, else the strictest of the decode workers."""
+    if configured is not None:
+        return configured
+    known = [each.info.itl_target_ms for each in fleet.known(Role.DECODE)]
+    return min((each for each in known if each > 0), default=None)
+
+
+def _recent_prompts(traces: TraceStore) -> list[tuple[int, int]]:
+    """Length and cached tokens of prompts that arrived in the last minute, a sample."""
+    since_us = traces.wall_us() - MINUTE_US
+    found = []
+    for trace in islice(traces.recent(), MAX_LOOKED_AT):
+        if trace.received_us >= since_us and trace.attempts:
+            placement = trace.attempts[0].placement
+            chosen = placement.prefill or placement.decode
+            missing = min(chosen.recompute_tokens, trace.num_prompt_tokens)
+            found.append((trace.num_prompt_tokens, trace.num_prompt_tokens - missing))
+    stride = -(-len(found) // MAX_PROMPTS) or 1
+    return found[::stride]
+
+
+def _best_ttft_ms(workers: Sequence[Worker], num_tokens: int, cached: int) -> float | None:
+    shortest = sorted(workers, key=lambda each: each.queued_tokens)[:_SHORTEST_QUEUES]
+    times = [
+        ttft_ms(each.speed, each.queued_tokens, num_tokens, cached)
+        for each in shortest
+        if each.speed is not None and each.speed.is_known
+    ]
+    return min(times, default=None)
+
+
+def _p95(values: Sequence[float | None]) -> float | None:
+    known = sorted(each for each in values if each is not None)
+    return known[min(len(known) - 1, int(0.95 * len(known)))] if known else None

@@ -1,0 +1,98 @@
+"""Which way KV took between two workers, from what the sender's links carried.
+
+Workers report the bytes that they sent by link; traces say how many bytes of KV went to which
+worker. A link that carried at least half of these is the way; between workers of one machine, what
+no link carried went through shared memory (CMA, CUDA IPC), by elimination. `UNKNOWN` where neither
+can be said. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from protocol.registration import WorkerInfo
+
+UNKNOWN, TCP, RDMA, SHARED = "unknown", "TCP", "RDMA", "shared memory"
+_LOCAL = ("CUDA IPC", "CMA")
+_RDMA_LINK, _TCP_LINK = "rdma", "tcp:"
+_SHARE = 0.5
+LEAST_RATES = {"CUDA IPC": 5e9, RDMA: 1e9}
+"""Bytes per second of busy time that these ways give at least, with large writes: a pair that
+is slower took another way."""
+_LARGE_WRITE = 4 << 20
+MIN_BYTES = 64 * 1024
+"""With fewer, messages of the control plane would count as KV."""
+
+
+def measured_path(
+    source: WorkerInfo, target: WorkerInfo, links: Mapping[str, int], moved_bytes: int
+) -> str:
+    """The way of `moved_bytes` of KV from `source` to workers at `target`'s address; `links` is how
+    much each of the source's links carried in the same time."""
+    if source.transport == "shm":
+        return SHARED
+    if moved_bytes < MIN_BYTES or _TCP_LINK not in links:
+        return UNKNOWN
+    limit = _SHARE * moved_bytes
+    if _tcp_bytes(source, target, links) >= limit:
+        return TCP
+    if links.get(_RDMA_LINK, 0) >= limit:
+        return RDMA
+    if not is_one_machine(source, target):
+        return UNKNOWN
+    return next((each for each in source.transport_paths if each in _LOCAL), SHARED)
+
+
+def expected_path(source: WorkerInfo, target: WorkerInfo) -> str | None:
+    """The best way that both have; None if the source does not tell its ways."""
+    if source.transport == "shm":
+        return SHARED
+    both = [each for each in source.transport_paths if each in target.transport_paths]
+    if not is_one_machine(source, target):
+        both = [each for each in both if each not in _LOCAL]
+    return both[0] if both else None
+
+
+def is_below_way(
+    expected: str | None, busy_bytes_per_s: float | None, mean_write_bytes: float
+) -> bool:
+    """Whether KV moved slower than its expected way gives. Small writes prove nothing, because
+    they mostly wait."""
+    least = LEAST_RATES.get(expected or "")
+    if least is None or busy_bytes_per_s is None or mean_write_bytes < _LARGE_WRITE:
+        return False
+    return busy_bytes_per_s < least
+
+
+def is_off_way(pair: Mapping[str, Any]) -> bool:
+    """Whether a pair of `GET /fleet` took another way than expected, or was slower than its way."""
+    path, expected = pair["path"], pair["expected_path"]
+    is_known = path != UNKNOWN and expected is not None
+    return (is_known and path != expected) or bool(pair["is_below_way"])
+
+
+def is_one_machine(source: WorkerInfo, target: WorkerInfo) -> bool:
+    """Whether both run on the same machine, as far as they know."""
+    return bool(source.machine) and source.machine == target.machine
+
+
+def _tcp_bytes(source: WorkerInfo, target: WorkerInfo, links: Mapping[str, int]) -> int:
+    """What went over TCP to the target: to its address, or on one machine to any of its own."""
+    if not is_one_machine(source, target):
+        return links.get(f"{_TCP_LINK}{_address(target)}", 0)
+    own = {_address(source), _address(target)}
+    return sum(
+        sent
+        for link, sent in links.items()
+        if link.startswith(_TCP_LINK) and _is_own(link.removeprefix(_TCP_LINK), own)
+    )
+
+
+def _is_own(address: str, own: set[str]) -> bool:
+    return address in own or address.startswith("127.") or address == "::1"
+
+
+def _address(info: WorkerInfo) -> str:
+    return urlsplit(info.control).hostname or ""

@@ -1,0 +1,57 @@
+"""Quantiles of a stream of values in little memory, mergeable.
+
+Logarithmic buckets, as in DDSketch (Masson et al., VLDB 2019): each bucket is `GAMMA` times as
+wide as the one below, so that a quantile is within 1 % of a value that was observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil, log
+
+GAMMA = 1.02
+_PER_LOG = 1 / log(GAMMA)
+_SMALLEST = 1e-3
+_SMALLEST_BUCKET = ceil(log(_SMALLEST) * _PER_LOG)
+
+
+class Sketch:
+    """Counts of values by bucket; values below 0.001 count as 0.001."""
+
+    def __init__(self, buckets: Mapping[int, int] | None = None) -> None:
+        self.buckets: dict[int, int] = dict(buckets or {})
+        self.count = sum(self.buckets.values())
+
+    def add(self, value: float) -> None:
+        """Observe a value."""
+        bucket = _SMALLEST_BUCKET
+        if value > _SMALLEST:
+            bucket = ceil(log(value) * _PER_LOG)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+        self.count += 1
+
+    def merge(self, other: Sketch) -> None:
+        """Add another sketch's values."""
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+        self.count += other.count
+
+    def quantile(self, q: float) -> float | None:
+        """The value below which a share `q` of all values lies; None without values."""
+        if not self.count:
+            return None
+        rank = q * (self.count - 1)
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen > rank:
+                return 2 * GAMMA**bucket / (1 + GAMMA)
+        raise AssertionError("every value is in a bucket")
+
+
+def merged(sketches: Iterable[Sketch]) -> Sketch:
+    """A new sketch of all values."""
+    whole = Sketch()
+    for each in sketches:
+        whole.merge(each)
+    return whole

@@ -1,0 +1,92 @@
+"""Baton's metrics under vLLM's names, so that dashboards made for vLLM show a fleet.
+
+Names and meanings: vLLM's documentation, "Production Metrics". Values are those of Baton's own
+metrics; loads are sums over the workers that this router uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.fleet.fleet import Fleet
+
+_RENAMED = {
+    "baton_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "baton_inter_token_seconds": "vllm:inter_token_latency_seconds",
+    "baton_time_per_output_token_seconds": "vllm:request_time_per_output_token_seconds",
+    "baton_end_to_end_seconds": "vllm:e2e_request_latency_seconds",
+    "baton_queue_seconds": "vllm:request_queue_time_seconds",
+    "baton_prefill_seconds": "vllm:request_prefill_time_seconds",
+    "baton_decode_seconds": "vllm:request_decode_time_seconds",
+    "baton_prompt_tokens": "vllm:prompt_tokens",
+    "baton_output_tokens": "vllm:generation_tokens",
+}
+_SPLIT = {
+    "baton_prompt_tokens": "vllm:prefix_cache_queries",
+    "baton_cached_prompt_tokens": "vllm:prefix_cache_hits",
+}
+_LABEL = "model_name"
+
+
+class VllmNames(Collector):
+    """The families of `registry` under vLLM's names, labelled with the model."""
+
+    def __init__(self, registry: CollectorRegistry, fleet: Fleet, model: str | None) -> None:
+        self._registry = registry
+        self._fleet = fleet
+        self._model = model
+        self._is_collecting = False
+
+    def describe(self) -> Iterator[Metric]:
+        """No families: they depend on the registry's others."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """See the library's `Collector`; empty while this collector asks its own registry."""
+        if self._is_collecting:
+            return
+        self._is_collecting = True
+        try:
+            families = list(self._registry.collect())
+        finally:
+            self._is_collecting = False
+        for names in (_RENAMED, _SPLIT):
+            for family in families:
+                if family.name in names:
+                    yield self._renamed(family, names[family.name])
+        yield from self._loads()
+
+    def _renamed(self, family: Metric, name: str) -> Metric:
+        made = Metric(name, family.documentation, family.type)
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                continue
+            suffix = sample.name.removeprefix(family.name)
+            labels = {_LABEL: self._model_name, **sample.labels}
+            made.add_sample(name + suffix, labels, sample.value)
+        return made
+
+    def _loads(self) -> Iterator[GaugeMetricFamily]:
+        stats = [each.stats for each in self._fleet.workers() if each.stats is not None]
+        total = sum(each.blocks_total for each in stats)
+        used = sum(each.blocks_used for each in stats)
+        for name, text, value in (
+            ("num_requests_running", "Requests that run, over all workers",
+             sum(each.num_running for each in stats)),
+            ("num_requests_waiting", "Requests that wait, over all workers",
+             sum(each.num_waiting for each in stats)),
+            ("kv_cache_usage_perc", "KV blocks in use, as a share of all workers' blocks",
+             used / total if total else 0.0),
+        ):  # fmt: skip
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=[_LABEL])
+            gauge.add_metric([self._model_name], value)
+            yield gauge
+
+    @property
+    def _model_name(self) -> str:
+        identity = self._fleet.identity
+        return self._model or (identity.model if identity is not None else "")

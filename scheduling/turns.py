@@ -1,0 +1,82 @@
+"""Whose turn it is among waiting sequences: priorities that age, and equal turns for every share.
+
+A share is the owner of a key; requests without a key are one share. Within a share, a sequence of a
+higher priority comes first, and each step of priority is worth `aging_s` seconds of waiting: so
+nothing waits for ever, and a backlog does not hold up an urgent newcomer because it is old. Between
+shares the number of tokens that a share has had decides (start-time fair queueing: Goyal, Vin and
+Cheng, 1996), whatever its priorities: a flood of one share takes no turns from another. A share
+that was idle has saved no turns. Sequences of a priority below 0 cost their share more, so
+background work yields. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from scheduling.sequence import Sequence
+
+MAX_IDLE_SHARES = 1024
+MOST_STEPS = 5
+"""Each step of priority below 0 doubles the cost of a token, up to so many."""
+
+
+class Turns:
+    """The tokens that each share has had. Its length is the number of shares that are known."""
+
+    def __init__(self, aging_s: float) -> None:
+        self._aging_s = aging_s
+        self._had: dict[str, int] = {}
+        self._now = 0  # tokens that the share served last had had by then
+        self._backlogged: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._had)
+
+    def seniority(self, sequence: Sequence) -> tuple[float, int]:
+        """Smaller is more senior: arrived earlier, or as much later as its priority is worth."""
+        return (sequence.arrival - sequence.priority * self._aging_s, sequence.order)
+
+    def in_turn(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        """The waiting sequences in the order in which they may be admitted. The order follows the
+        admissions that happen meanwhile."""
+        ordered = sorted(waiting, key=self.seniority)
+        queues: dict[str, list[Sequence]] = {}
+        for sequence in reversed(ordered):
+            queues.setdefault(sequence.share, []).append(sequence)
+        self._join(queues.keys())
+        if len(queues) < 2:
+            yield from ordered
+            return
+        ties = count()
+        heap = [(*self._rank(queue[-1]), next(ties), queue) for queue in queues.values()]
+        heapq.heapify(heap)
+        while heap:
+            queue = heapq.heappop(heap)[-1]
+            yield queue.pop()
+            if queue:
+                heapq.heappush(heap, (*self._rank(queue[-1]), next(ties), queue))
+
+    def admit(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence got its turn; it computes so many tokens."""
+        self._now = max(self._now, self._had.get(sequence.share, 0))
+        self.charge(sequence, num_tokens)
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence has got so many tokens."""
+        cost = num_tokens << min(MOST_STEPS, max(0, -sequence.priority))
+        self._had[sequence.share] = self._had.get(sequence.share, 0) + cost
+
+    def _rank(self, head: Sequence) -> tuple[int, tuple[float, int]]:
+        return self._had.get(head.share, 0), self.seniority(head)
+
+    def _join(self, shares: Iterable[str]) -> None:
+        """A share that did not wait before starts where the others are."""
+        backlogged = set(shares)
+        for share in backlogged - self._backlogged:
+            self._had[share] = max(self._had.get(share, 0), self._now)
+        self._backlogged = backlogged
+        if len(self._had) > MAX_IDLE_SHARES + len(backlogged):
+            most = heapq.nlargest(MAX_IDLE_SHARES // 2, self._had, key=self._had.__getitem__)
+            self._had = {share: self._had[share] for share in {*most, *backlogged}}

@@ -1,0 +1,140 @@
+"""Popular clients, unchanged, on a fleet with the demo model.
+
+    scripts/compatibility [NAME ...] [--folder build/compatibility] [--url URL]
+
+Makes an environment for each client, installs its newest version, and runs its program of
+tests/compatibility/clients, which fails by an exception. Prints versions and results as a table for
+docs/api.md; exits with 1 if a client failed. `--url` uses a fleet that runs already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.tools.fleet import BenchFleet, FleetConfig
+from bench.tools.paths import DEMO_MODEL
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "tests" / "compatibility" / "clients"
+INSTALL_S, RUN_S = 900, 300
+_SHOWN_LINES = 15
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: its packages, the first of which has the version, and what its program shows.
+    Without packages the program runs in this environment."""
+
+    name: str
+    shows: str
+    packages: tuple[str, ...] = ()
+
+
+CLIENTS = (
+    Client("litellm", "chat, stream, tools, `ContextWindowExceededError`", ("litellm",)),
+    Client("langchain", "chat, stream, tools, structured output", ("langchain-openai",)),
+    Client("llama_index", "chat, stream", ("llama-index-llms-openai-like",)),
+    Client("pydantic_ai", "structured output, tools", ("pydantic-ai-slim[openai]",)),
+    Client("instructor", "JSON and tools modes", ("instructor",)),
+    Client("openai_agents", "sessions, tools, stream", ("openai-agents",)),
+    Client("anthropic", "messages, stream, tools, counting, too long", ("anthropic",)),
+    Client(
+        "lm_eval",
+        "a local task of chats and one of loglikelihoods",
+        ("lm-eval[api]", "transformers"),
+    ),
+    Client("aiperf", "a profile of streamed chats", ("aiperf",)),
+    Client("java", "`HttpClient`, which asks for h2c; HTTP/2 and HTTP/1.1 wishes"),
+    Client("coding_agents", "bodies as Claude Code and Codex send them"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Try the clients; 0 if all of them work."""
+    cli = argparse.ArgumentParser(prog="scripts/compatibility", description=__doc__)
+    cli.add_argument("names", nargs="*", choices=[[], *(each.name for each in CLIENTS)])
+    cli.add_argument("--folder", type=Path, default=ROOT / "build" / "compatibility")
+    cli.add_argument("--url")
+    arguments = cli.parse_args(argv)
+    chosen = [each for each in CLIENTS if not arguments.names or each.name in arguments.names]
+    rows, has_failed = [], False
+    with _fleet(arguments.url) as url:
+        for client in chosen:
+            started = time.monotonic()
+            version, trouble = _try(client, arguments.folder, url)
+            has_failed |= bool(trouble)
+            result = "works" if not trouble else "fails"
+            rows.append(f"| {client.name} | {version} | {client.shows} | {result} |")
+            print(f"{client.name} {version}: {result}, {time.monotonic() - started:.0f} s")
+            if trouble:
+                print(trouble)
+    print("\n| client | version | shown | result |\n|---|---|---|---|", *rows, sep="\n")
+    return int(has_failed)
+
+
+@contextlib.contextmanager
+def _fleet(url: str | None) -> Iterator[str]:
+    if url is not None:
+        yield url
+        return
+    flags = ("--device=cpu", "--torch-threads=1")
+    with BenchFleet(FleetConfig(str(DEMO_MODEL), 1, 1, 1, worker_flags=flags)) as fleet:
+        yield f"http://127.0.0.1:{fleet.port('router-1')}"
+
+
+def _try(client: Client, folder: Path, url: str) -> tuple[str, str]:
+    """The client's version, and the end of what it printed if it failed."""
+    python, version = Path(sys.executable), "-"
+    if client.packages:
+        home = folder / client.name
+        shutil.rmtree(home, ignore_errors=True)
+        venv.create(home, with_pip=True)
+        python = home / "bin" / "python"
+        installed = _run(
+            [str(python), "-m", "pip", "install", "--quiet", *client.packages], INSTALL_S
+        )
+        if installed:
+            return version, installed
+        package = client.packages[0].partition("[")[0]
+        asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+        version = subprocess.check_output([str(python), "-c", asked], text=True).strip()
+    elif client.name == "java":
+        shown = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+        version = shown.stderr.partition("\n")[0].split('"')[1]
+    return version, _run([str(python), str(PROGRAMS / f"{client.name}.py")], RUN_S, url)
+
+
+def _run(command: list[str], seconds: float, url: str = "") -> str:
+    """The end of what a command printed if it failed, else nothing."""
+    own = {"BATON_TEST_URL": url, "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
+    bin_folder = str(Path(command[0]).parent)
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **own, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {seconds:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:]) or f"exit {done.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""A browser for a module (it runs an event loop while it is open), and a fleet under load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from cli.fleet import Fleet
+from tests.browser.browser import Watched, running_browser
+from tests.browser.traffic import running_fleet_for_pages, send
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(browser: Browser) -> Iterator[Fleet]:
+    """Two workers of each role, after some requests."""
+    with running_fleet_for_pages() as made:
+        send(made, 24)
+        yield made
+
+
+@pytest.fixture
+def pages(browser: Browser, fleet: Fleet) -> Iterator[Watched]:
+    made = Watched(browser, fleet.url, fleet.access.key or "")
+    yield made
+    made.assert_clean()

@@ -1,0 +1,86 @@
+"""A router's dashboard over staged data: fleets that a test could not start, or not in time.
+
+The page, its stream and its feed are the real ones; only the sources of the summaries are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry
+
+from router.dashboard.feed import Feed, Source
+from router.dashboard.pages import pages_router
+from router.dashboard.stream import stream_router
+from router.http.connection import BoundedProtocols, ConnectionLimits
+from router.http.server import Doorway, HttpServer, listen, url_of
+
+PREFIX = "/some/prefix"
+
+
+class StagedRouter:
+    """Serves `sources` in a thread of its own. `url` is below a path prefix, as behind a proxy."""
+
+    def __init__(self, sources: Mapping[str, Source], period_s: float) -> None:
+        self._sources = sources
+        self._period_s = period_s
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._stop = lambda: None
+        self.url = ""
+        self.feed: Feed | None = None
+
+    def __enter__(self) -> StagedRouter:
+        self._thread.start()
+        assert self._started.wait(30)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        self.feed = feed = Feed(self._sources, self._period_s)
+        app = FastAPI(openapi_url=None, redirect_slashes=False)
+        for router in (stream_router(feed), _documents(self._sources), pages_router()):
+            app.include_router(router, prefix=PREFIX)
+        limits = ConnectionLimits(32_000, 32_000, 60.0, 30.0)
+        listener = listen("127.0.0.1", 0)
+        self.url = f"{url_of(listener)}{PREFIX}"
+        doorway = Doorway(BoundedProtocols(limits, CollectorRegistry()))
+        server = HttpServer(app, doorway, 1.0, self._started.set, lambda: None)
+        await asyncio.gather(server.serve_until(stop, listener), feed.run(stop))
+        listener.close()
+
+
+def _documents(sources: Mapping[str, Source]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/doctor")
+    async def doctor() -> Any:
+        return sources["doctor"]()
+
+    @router.get("/requests")
+    async def requests() -> Any:
+        return sources["requests"]() if "requests" in sources else {"rows": []}
+
+    return router
+
+
+@contextmanager
+def staged(period_s: float = 1.0, **sources: Any) -> Iterator[StagedRouter]:
+    """Serve objects, or functions that return them, by the name of their event."""
+    functions = {
+        name: source if callable(source) else lambda source=source: source
+        for name, source in sources.items()
+    }
+    with StagedRouter(functions, period_s) as made:
+        yield made

@@ -1,0 +1,154 @@
+"""Values that cannot work are refused, with words that say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chart.chart import RefusedError, render
+from tests.chart.releases import GPU, MODEL, POOLS, RDMA, gpu
+
+Values = dict[str, Any]
+
+BY_SCHEMA: list[tuple[Values, str]] = [
+    ({"kv": {"path": "ib"}}, "at '/kv/path': value must be one of '', 'rdma', 'tcp'"),
+    ({"replicas": 3}, "additional properties 'replicas' not allowed"),
+    ({"router": {"replicas": "two"}}, "at '/router/replicas': got string, want integer"),
+    ({"router": {"replicas": 0}}, "at '/router/replicas': minimum: got 0, want 1"),
+    ({"pools": {"a": {"replicas": 1}}}, "at '/pools/a': missing property 'role'"),
+    ({"pools": {"a": {"role": "both"}}}, "value must be one of 'prefill', 'decode'"),
+    ({"pools": {"A_b": {"role": "decode"}}}, "'A_b' does not match pattern"),
+    ({"workers": {"device": "gpu"}}, "at '/workers/device': value must be one of 'cpu', 'cuda'"),
+    (
+        {"pools": {"a": {"role": "prefill", "settings": {"num_block": 3}}}},
+        "at '/pools/a/settings': additional properties 'num_block' not allowed",
+    ),
+    (
+        {"pools": {"a": {"role": "prefill", "settings": {"resume_grace_s": 3}}}},
+        "at '/pools/a/settings': additional properties 'resume_grace_s' not allowed",
+    ),
+    (
+        {"workers": {"settings": {"kv_dtype": "fp4"}}},
+        "at '/workers/settings/kv_dtype': value must be one of 'auto', 'fp8'",
+    ),
+    ({"workers": {"settings": {"model": "x"}}}, "additional properties 'model' not allowed"),
+    ({"router": {"settings": {"max_attempts": 0}}}, "max_attempts': minimum: got 0, want 1"),
+    ({"router": {"settings": {"api_keys": ["k"]}}}, "additional properties 'api_keys'"),
+    ({"image": {"digest": "sha256:12"}}, "at '/image/digest': 'sha256:12' does not match"),
+    ({"model": {"cache": {"type": "node"}}}, "one of '', 'hostPath', 'pvc', 'emptyDir'"),
+    ({"model": {"id": "https://huggingface.co/x/y"}}, "at '/model/id'"),
+    ({"kv": {"ports": "41000"}}, "at '/kv/ports': '41000' does not match pattern"),
+    (
+        {"prometheusRule": {"runbookUrl": "docs/observability.md"}},
+        "at '/prometheusRule/runbookUrl': 'docs/observability.md' does not match pattern",
+    ),
+    ({"logLevel": "trace"}, "'debug', 'info', 'warning', 'error'"),
+]
+
+BY_TEMPLATE: list[tuple[Values, str]] = [
+    (
+        {"requirePrefill": True, "pools": {"decode": {"role": "decode"}}},
+        "requirePrefill: there is no pool with role prefill",
+    ),
+    (gpu(kv={}), "kv.path: say how KV blocks move between pods: rdma, or tcp"),
+    (gpu(kv={"path": "rdma"}), "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]"),
+    (
+        gpu(workers={"device": "cuda"}),
+        "pools.prefill: kv.path is rdma, and its pods get no RDMA device; set workers.rdma",
+    ),
+    (gpu(kv=RDMA | {"ports": "42000-41000"}), "kv.ports: 42000-41000 is not a range"),
+    (gpu(model=MODEL | {"sizeGi": 0}), "model.sizeGi: give the size of the weights in GiB"),
+    (gpu(model=MODEL | {"cache": {}}), "model.cache.type: say where downloaded weights"),
+    ({"model": {"revision": "v1"}}, "model.revision: only a model of the hub"),
+    (
+        gpu(model=MODEL | {"pvc": {"claimName": "models"}}),
+        "model.id, model.pvc: a release serves one model from one place",
+    ),
+    (
+        gpu(model=MODEL | {"cache": {"type": "emptyDir", "prefetch": True}}),
+        "model.cache.prefetch: there is something to fetch only with model.id",
+    ),
+    (gpu(pools={"only": {"role": "prefill"}}), "pools: a release needs a pool with role decode"),
+    (gpu(pools={"router": {"role": "decode"}}), "pools.router: the chart uses this name itself"),
+    (
+        gpu(pools=POOLS | {"decode": {"role": "decode", "autoscaling": {"type": "hpa"}}}),
+        "pools.decode.autoscaling.metrics: name the metrics that the HPA follows",
+    ),
+    (
+        gpu(pools=POOLS | {"decode": {"role": "decode", "autoscaling": {"type": "keda"}}}),
+        "pools.decode.autoscaling.triggers: name the triggers",
+    ),
+    (
+        gpu(
+            pools={
+                "d": {
+                    "role": "decode",
+                    "autoscaling": {
+                        "type": "hpa",
+                        "metrics": [{}],
+                        "minReplicas": 3,
+                        "maxReplicas": 2,
+                    },
+                }
+            }
+        ),
+        "pools.d.autoscaling: maxReplicas is less than minReplicas",
+    ),
+    (gpu(workers=GPU | {"hugepages": {"size": "2Mi"}}), "hugepages.amount: say how much memory"),
+    (
+        {"router": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
+        "router.autoscaling: maxReplicas is less than minReplicas",
+    ),
+    (
+        {"inferencePool": {"enabled": True}},
+        "inferencePool.endpointPickerRef: name the Service of your endpoint picker",
+    ),
+    (
+        {"inferencePool": {"enabled": True, "endpointPickerRef": {"name": "epp"}}},
+        "inferencePool.endpointPickerRef.port: give the port of the picker's Service",
+    ),
+    ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
+    (
+        {"ingress": {"enabled": True, "path": "/llm"}},
+        "ingress.path: the routers serve at /, so the controller must remove /llm",
+    ),
+]
+
+BY_VERSION: list[tuple[Values, str, str]] = [
+    (
+        gpu(model={"image": {"reference": "r/m:1"}, "sizeGi": 1, "cache": {"type": "pvc"}}),
+        "1.30.9",
+        "image volumes need Kubernetes 1.31 or later, and this is v1.30.9; use model.pvc",
+    ),
+    (
+        gpu(workers={"device": "cuda", "dra": {"deviceClass": "gpu.nvidia.com"}}),
+        "1.33.0",
+        "claims of devices (resource.k8s.io/v1) need Kubernetes 1.34 or later, and this is v1.33.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), [*BY_SCHEMA, *BY_TEMPLATE])
+def test_wrong_values_are_refused(values: Values, message: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        render(values)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("values", "version", "message"), BY_VERSION)
+def test_what_is_newer_than_the_cluster_is_refused(
+    values: Values, version: str, message: str
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        render(values, version)
+    assert message in str(refused.value)
+    render(values, "1.34.0")
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    values = {"model": {"id": "a/b"}, "httpRoute": {"enabled": True}}
+    with pytest.raises(RefusedError) as refused:
+        render(values)
+    for name in ("model.sizeGi", "model.cache.type", "kv.path", "httpRoute.parentRefs"):
+        assert f"\n- {name}: " in str(refused.value)

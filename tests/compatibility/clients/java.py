@@ -1,0 +1,8 @@
+"""Java's HttpClient, compiled and run from its source."""
+
+import os
+import subprocess
+from pathlib import Path
+
+source = Path(__file__).with_name("Baton.java")
+subprocess.run(["java", str(source), os.environ["BATON_TEST_URL"]], check=True)

@@ -1,0 +1,29 @@
+"""A worker under a container's memory limit: the host's free memory is not its own."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.containers.sandbox import environment, in_group, memory_group, python
+from tests.paths import ROOT
+
+MIB = 1 << 20
+
+FREE = """
+from engine.host_memory import available_memory
+before = available_memory()
+held = bytearray(100 << 20)
+held[::4096] = b"x" * len(held[::4096])
+print(before, available_memory())
+"""
+
+
+def test_free_memory_is_what_the_group_has_left() -> None:
+    with memory_group(200 * MIB) as group:
+        done = subprocess.run(
+            in_group(group, python(FREE)),
+            env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    before, after = map(int, done.stdout.split())
+    assert 100 * MIB < before < 200 * MIB
+    assert before - 130 * MIB < after < before - 70 * MIB

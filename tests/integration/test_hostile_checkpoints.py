@@ -1,0 +1,140 @@
+"""Real processes end with one line and status 2 where a checkpoint would crash or stall them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from process.store.embedded_valkey import EmbeddedValkey
+from tests.integration.reference import DEMO_MODEL
+
+ROOT = DEMO_MODEL.parent
+WAIT_S = 120.0
+ENDLESS_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TEN_NORMALIZERS = [
+    {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10} for _ in range(10)
+]
+
+
+def change(folder: Path, name: str, **fields: Any) -> None:
+    file = folder / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def abort(folder: Path) -> None:
+    """The tokenizer's library ends its process: a table claims 8 GB."""
+    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA/////w=="}
+    change(folder, "tokenizer.json", normalizer=broken)
+
+
+def panic(folder: Path) -> None:
+    """The tokenizer's library panics when it loads: a merge longer than any token."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    longest = max(content["model"]["vocab"], key=len)
+    content["model"]["merges"].append([longest, longest])
+    file.write_text(json.dumps(content))
+
+
+def loop(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(ENDLESS_LOOPS)
+
+
+def pipe(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    os.mkfifo(folder / "tokenizer_config.json")
+
+
+def multiply(folder: Path) -> None:
+    """Encoding an `a` takes 10 GB, or more time than there is."""
+    change(
+        folder, "tokenizer.json", normalizer={"type": "Sequence", "normalizers": TEN_NORMALIZERS}
+    )
+
+
+def add_tokens(folder: Path) -> None:
+    """So many that llguidance takes minutes to read them."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    token = content["added_tokens"][0] | {"special": False, "normalized": True}
+    content["added_tokens"] += [
+        token | {"id": 3000 + number, "content": f"<{number}>"} for number in range(100_000)
+    ]
+    file.write_text(json.dumps(content))
+
+
+def truncate(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(100_000)
+
+
+def run(folder: Path, redis_url: str, *arguments: str) -> str:
+    """The only line that a command prints about this model; it must end with status 2."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("BATON_")}
+    environ |= {"BATON_CLUSTER_SECRET": "x" * 32, "TMPDIR": str(folder.parent)}
+    if arguments[0] != "up":
+        environ |= {"BATON_REDIS_URL": redis_url, "BATON_LOG_LEVEL": "warning"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments, "--model", str(folder)],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"baton {arguments[0]}: ")
+    assert str(folder) in line
+    return line
+
+
+WORKER = ("--device=cpu", "--num-blocks=64", "--torch-threads=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "damage", "words"),
+    [
+        (("router", "--port=0"), abort, ["tokenizer.json", "cannot be read"]),
+        (("router", "--port=0"), loop, ["chat_template.jinja", "steps"]),
+        (("decode", *WORKER), truncate, ["model.safetensors", "outside the file"]),
+        (("up", "--port=0", *WORKER), abort, ["cannot start", "tokenizer.json"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                (("router", "--port=0"), panic, ["tokenizer.json", "PanicException"]),
+                (("router", "--port=0"), pipe, ["tokenizer_config.json", "a pipe"]),
+                (("router", "--port=0"), multiply, ["tokenizer.json"]),
+                (("prefill", *WORKER), add_tokens, ["tokenizer.json", "takes more than 10 s"]),
+                (("decode", *WORKER), abort, ["tokenizer.json", "cannot be read"]),
+                (("up", "--port=0", *WORKER), loop, ["cannot start", "chat_template.jinja"]),
+            )
+        ),
+    ],
+)
+def test_a_process_ends_with_one_line(
+    tmp_path: Path,
+    valkey: EmbeddedValkey,
+    arguments: tuple[str, ...],
+    damage: Callable[[Path], None],
+    words: list[str],
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    damage(folder)
+    line = run(folder, valkey.url, *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_a_revision_of_a_local_folder_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    assert "revision 'v1' has no meaning" in run(folder, "", "up", "--revision=v1")

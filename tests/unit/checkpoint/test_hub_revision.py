@@ -1,0 +1,72 @@
+"""Downloads of a revision, from a stand-in of the hub, by the real client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from checkpoint.model_source import commit_of, resolve_model
+from tests.paths import ROOT
+from tests.unit.checkpoint.hub_server import COMMITS, hub
+
+REPOSITORY = "some-owner/some-model"
+FILES = {
+    commit: {"config.json": name.encode(), "chat_template.jinja": b"x", "evil.py": b"x"}
+    for name, commit in COMMITS.items()
+}
+FETCH = """
+import logging, sys
+from checkpoint.model_source import resolve_model
+from protocol.errors import ModelLoadError
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+logging.getLogger("httpx").setLevel(logging.WARNING)
+try:
+    print(resolve_model(sys.argv[1], sys.argv[2] or None))
+except ModelLoadError as error:
+    print("refused:", error)
+"""
+
+
+def fetch(url: str, cache: Path, revision: str, **more: str) -> tuple[str, str]:
+    """What a process prints and logs that fetches the revision; `more` variables."""
+    ours = {name: each for name, each in os.environ.items() if not name.startswith("HF_")}
+    environ = {
+        **ours,
+        "HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "NO_PROXY": "*", **more,
+    }  # fmt: skip
+    command = [sys.executable, "-c", FETCH, REPOSITORY, revision]
+    done = subprocess.run(
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_revision_is_fetched_and_its_commit_logged(tmp_path: Path) -> None:
+    with hub(REPOSITORY, FILES) as url:
+        folder, log = fetch(url, tmp_path, "v1")
+        assert f"{REPOSITORY} at revision v1 is commit {COMMITS['v1']}" in log
+        assert Path(folder, "config.json").read_text() == "v1"
+        assert sorted(each.name for each in Path(folder).iterdir()) == [
+            "chat_template.jinja", "config.json",
+        ]  # fmt: skip
+        main, log = fetch(url, tmp_path, "")
+        assert f"at revision main is commit {COMMITS['main']}" in log
+        assert Path(main, "config.json").read_text() == "main"
+        refused, log = fetch(url, tmp_path, "no-such-tag")
+    assert refused.startswith(f"refused: '{REPOSITORY}'")
+    assert "at revision 'no-such-tag'" in refused
+    assert "\n" not in refused
+    again, _ = fetch(url, tmp_path, COMMITS["v1"], HF_HUB_OFFLINE="1")
+    assert again == folder
+    assert commit_of(folder) == COMMITS["v1"]
+    assert resolve_model(folder) == Path(folder)
+
+
+def test_other_folders_have_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / "v1").mkdir(parents=True)
+    assert commit_of(tmp_path) is None
+    assert commit_of(tmp_path / "snapshots" / "v1") is None

@@ -1,0 +1,189 @@
+"""GGUF checkpoints: the configuration and the weights of the checkpoint they were made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from checkpoint.model_source import resolve_model
+from engine.checkpoint.blocks import BlockMatrix, MatrixStack
+from engine.checkpoint.config import Shard, load_model_config
+from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.weights import load_block_weights, load_weights
+from engine.layers.rope import Rope
+from tests.gguf_files import write_gguf
+
+NAMES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+F32 = gguf.GGUFValueType.FLOAT32
+TEXT = gguf.GGUFValueType.STRING
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of these files are not for anybody's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def folder_of(tmp_path: Path, tiny, name: str, **options) -> tuple[Path, dict[str, torch.Tensor]]:
+    file = tmp_path / "tiny.gguf"
+    values = write_gguf(file, tiny.folder, name, **options)
+    return resolve_model(file), values
+
+
+def fused(values: dict[str, torch.Tensor], index: int, room: str, names: tuple[str, ...]):
+    return torch.cat([values[f"model.layers.{index}.{room}.{name}_proj.weight"] for name in names])
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_each_family_is_loaded(make_tiny, tmp_path, architecture):
+    tiny = make_tiny(architecture, tie_word_embeddings=architecture == "Qwen2ForCausalLM")
+    folder, values = folder_of(tmp_path, tiny, NAMES[architecture])
+    ours, theirs = load_model_config(folder), load_model_config(tiny.folder)
+    changed = {
+        "eos_token_ids": (2,),
+        "rms_norm_eps": pytest.approx(theirs.rms_norm_eps),
+        "qk_rows_in_pairs": NAMES[architecture] == "llama",
+    }
+    for field in dataclasses.fields(theirs):
+        expected = changed.get(field.name, getattr(theirs, field.name))
+        assert getattr(ours, field.name) == expected, field.name
+    weights = load_weights(folder, ours)
+    for index, layer in enumerate(weights.layers):
+        assert torch.equal(layer.qkv, fused(values, index, "self_attn", ("q", "k", "v")))
+        assert torch.equal(layer.gate_up, fused(values, index, "mlp", ("gate", "up")))
+        assert torch.equal(layer.down, fused(values, index, "mlp", ("down",)))
+        assert torch.equal(layer.o, fused(values, index, "self_attn", ("o",)))
+    reference = load_weights(tiny.folder, theirs)
+    assert torch.equal(weights.embed, reference.embed)
+    assert torch.equal(weights.lm_head, reference.lm_head)
+    assert torch.equal(weights.final_norm, reference.final_norm)
+    if ours.qkv_bias:
+        assert torch.equal(weights.layers[1].qkv_bias, reference.layers[1].qkv_bias)
+    if ours.qk_norm:
+        assert torch.equal(weights.layers[1].q_norm, reference.layers[1].q_norm)
+
+
+def test_biases_of_llama_are_permuted_too(make_tiny, tmp_path):
+    tiny = make_tiny(attention_bias=True, mlp_bias=True)
+    folder, _ = folder_of(tmp_path, tiny, "llama")
+    ours = load_weights(folder, load_model_config(folder))
+    theirs = load_weights(tiny.folder, load_model_config(tiny.folder))
+    for mine, other in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(mine.qkv_bias, other.qkv_bias)
+        assert torch.equal(mine.o_bias, other.o_bias)
+        assert torch.equal(mine.gate_up_bias, other.gate_up_bias)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_values_are_those_of_the_gguf_package(make_tiny, tmp_path, kind):
+    tiny = make_tiny(hidden_size=96, intermediate_size=64)
+    folder, values = folder_of(tmp_path, tiny, "llama", kind=kind)
+    config = load_model_config(folder)
+    assert config.dtype == ("float16" if kind == "F16" else "bfloat16")
+    weights = load_weights(folder, config, dtype=torch.float32)
+    for index, layer in enumerate(weights.layers):
+        assert torch.equal(layer.qkv, fused(values, index, "self_attn", ("q", "k", "v")))
+        assert torch.equal(layer.gate_up, fused(values, index, "mlp", ("gate", "up")))
+    assert torch.equal(weights.embed, values["model.embed_tokens.weight"])
+
+
+def test_weights_in_blocks_have_the_same_values(make_tiny, tmp_path):
+    """Norms and biases, which are no matrices, are dequantized wherever they are quantized."""
+    tiny = make_tiny(hidden_size=96, intermediate_size=64, mlp_bias=True)
+    options = {"kind": "Q8_0", "has_vectors_of_kind": True}
+    folder, values = folder_of(tmp_path, tiny, "llama", **options)
+    weights = load_block_weights(folder, load_model_config(folder), torch.float32)
+    assert torch.equal(values_of(weights.embed), values["model.embed_tokens.weight"])
+    assert torch.equal(values_of(weights.lm_head), values["lm_head.weight"])
+    assert torch.equal(weights.final_norm, values["model.norm.weight"])
+    for index, layer in enumerate(weights.layers):
+        assert torch.equal(values_of(layer.qkv), fused(values, index, "self_attn", ("q", "k", "v")))
+        assert torch.equal(values_of(layer.o), fused(values, index, "self_attn", ("o",)))
+        assert torch.equal(values_of(layer.gate_up), fused(values, index, "mlp", ("gate", "up")))
+        assert torch.equal(values_of(layer.down), fused(values, index, "mlp", ("down",)))
+        name = f"model.layers.{index}"
+        assert torch.equal(layer.input_norm, values[f"{name}.input_layernorm.weight"])
+        assert torch.equal(layer.down_bias, values[f"{name}.mlp.down_proj.bias"])
+
+
+def values_of(weight: BlockMatrix | MatrixStack) -> torch.Tensor:
+    """The values of blocks; fails for a plain tensor."""
+    if isinstance(weight, MatrixStack):
+        return torch.cat([values_of(part) for part in weight.parts])
+    return weight.dequantized()
+
+
+def test_ranks_load_their_parts_of_quantized_weights(make_tiny, tmp_path):
+    tiny = make_tiny(hidden_size=96, intermediate_size=64)
+    folder, _ = folder_of(tmp_path, tiny, "llama", kind="Q8_0")
+    config = load_model_config(folder)
+    whole = load_weights(folder, config)
+    parts = [load_weights(folder, config, shard=Shard(rank, 2)) for rank in range(2)]
+    for index, layer in enumerate(whole.layers):
+        of_ranks = [part.layers[index] for part in parts]
+        for name in ("o", "down"):
+            together = torch.cat([getattr(each, name) for each in of_ranks], dim=1)
+            assert torch.equal(together, getattr(layer, name))
+        gates, ups = zip(*[each.gate_up.chunk(2) for each in of_ranks], strict=True)
+        assert torch.equal(torch.cat([*gates, *ups]), layer.gate_up)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_each_kind_of_rope_gives_the_same_angles(make_tiny, tmp_path, scaling):
+    tiny = make_tiny(rope_parameters={"rope_theta": 500.0, **scaling})
+    theirs = load_model_config(tiny.folder)
+    extra, others = None, {}
+    if scaling["rope_type"] == "llama3":  # llama.cpp keeps what it makes of each frequency
+        plain = 1.0 / 500.0 ** (torch.arange(0, theirs.head_dim, 2) / theirs.head_dim)
+        scaled = Rope(theirs.rope, theirs.head_dim, "cpu")._inverse_frequencies
+        extra = {"rope_freqs.weight": plain / scaled}
+    else:
+        others = {
+            "llama__rope__scaling__type": (scaling["rope_type"], TEXT),
+            "llama__rope__scaling__factor": (4.0, F32),
+            "llama__rope__scaling__original_context_length": (16, gguf.GGUFValueType.UINT32),
+        }
+    folder, _ = folder_of(tmp_path, tiny, "llama", extra=extra, **others)
+    ours = load_model_config(folder)
+    positions = torch.arange(64)
+    for mine, other in zip(
+        Rope(ours.rope, ours.head_dim, "cpu").cos_sin(positions, torch.float32),
+        Rope(theirs.rope, theirs.head_dim, "cpu").cos_sin(positions, torch.float32),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+def test_the_fingerprint_follows_the_content(make_tiny, tmp_path):
+    tiny = make_tiny()
+    prints = []
+    for place, base in (("a", 500.0), ("b", 500.0), ("c", 600.0)):
+        file = tmp_path / place / "tiny.gguf"
+        file.parent.mkdir()
+        theta = {"llama__rope__scaling__attn_factor": (base, F32)}
+        write_gguf(file, tiny.folder, "llama", **theta)
+        prints.append(model_fingerprint(resolve_model(file)))
+    assert prints[0] == prints[1] != prints[2]

@@ -1,0 +1,73 @@
+"""A small chat template of each family, in the manner of those that its models come with."""
+
+from __future__ import annotations
+
+HEAD = """\
+{%- if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}
+{%- for m in messages %}{{ '<|start|>' + m.role + '\\n' }}"""
+TAIL = """\
+{{- '<|end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"""
+PLAIN = "{{- m.content }}"
+
+
+def template(calls: str, head: str = HEAD, tail: str = TAIL) -> str:
+    """A template that writes calls like this."""
+    return f"{head}{PLAIN}{{%- for call in m.tool_calls or [] %}}{calls}{{% endfor %}}{tail}"
+
+
+TAGS = """\
+{{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, value in call.function.arguments | items %}
+{{- '<parameter=' + key + '>\\n' }}
+{%- if value is mapping or (value is sequence and value is not string) %}{{ value | tojson }}
+{%- else %}{{ value | string }}{% endif %}{{ '\\n</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</tool_call>' }}"""
+KEYWORDS = """\
+{{- call.function.name }}(
+{%- for key, value in call.function.arguments | items %}{{ key }}="{{ '%s' | format(value) }}"
+{%- if not loop.last %}, {% endif %}{% endfor %})"""
+JSON = "{{ call.function | tojson }}"
+COMMA = "{% if not loop.last %}, {% endif %}"
+
+
+def listed(begin: str, item: str, end: str) -> str:
+    """A template that writes the calls of a message between two texts."""
+    calls = f"{{%- for call in m.tool_calls %}}{item}{COMMA}{{% endfor %}}"
+    return f"{HEAD}{PLAIN}{{%- if m.tool_calls %}}{begin}{calls}{end}{{% endif %}}{TAIL}"
+
+
+TEMPLATES = {
+    "hermes": template("{{ '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}"),
+    "qwen3_coder": template(TAGS),
+    "llama3": template(
+        """{{- '{"name": "' + call.function.name + '", "parameters": ' }}"""
+        """{{- call.function.arguments | tojson }}{{ '}' }}"""
+    ),
+    "function_tag": template(
+        "{{- '<function=' + call.function.name + '>' }}"
+        "{{- call.function.arguments | tojson }}</function>"
+    ),
+    "functionary": template(
+        "{{- '>>>' + call.function.name + '\\n' + call.function.arguments }}",
+        tail=TAIL.replace("'<|start|>assistant\\n'", "'<|start|>assistant\\n>>>'"),
+    ),
+    "mistral": listed("[TOOL_CALLS] [", JSON, "]"),
+    "nemotron": listed("<TOOLCALL>[", JSON, "]</TOOLCALL>"),
+    "xlam": listed("[", JSON, "]"),
+    "pythonic": listed("[", KEYWORDS, "]"),
+}
+OTHERS = {
+    "glm": template(
+        "{{- '<tool_call>' + call.function.name }}\n"
+        "{%- for key, value in call.function.arguments | items %}"
+        "{{- '\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' }}{{ value }}</arg_value>"
+        "{% endfor %}</tool_call>"
+    ),
+    "deepseek": template(
+        "{{- '<|tool_call|>' + call.function.name + '<|sep|>' + call.function.arguments }}"
+    ),
+    "a marker of another family": template("{{- '<|tool|>' + call.function | tojson }}"),
+    "its calls are explained, but not written": HEAD + PLAIN + TAIL + "{# <tool_call> #}",
+    "python": template("{{ call.function }}"),
+}

@@ -1,0 +1,92 @@
+"""Every template gets its input in the form that it wants, as a few renderings show."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.chat.conversation import Message, ToolCall
+from router.text.chat_template import ChatTemplate
+
+EACH = "{% for m in messages %}"
+END = "{% endfor %}"
+TEXT = "{{ m.role }}:{{ m.content }};"
+BOTH = (
+    "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %};"
+)
+PARTS = "{% for part in m.content %}{{ part.text }}{% endfor %};"
+USERS = "{% if m.role == 'user' %}" + BOTH + "{% else %}{{ m.content }}{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}CALL{% endfor %}"
+
+
+def shown(source: str, *messages: Message) -> str:
+    template = ChatTemplate(source, {})
+    given = [each.for_template(template.shape, "messages") for each in messages]
+    return template.render(given, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "user", "assistant"),
+    [
+        (TEXT, "user:a\nb;", "assistant:a\nb;"),
+        (BOTH, "ab;", "ab;"),
+        (PARTS, "ab;", "ab;"),
+        (USERS, "ab;", "a\nb"),
+        ("{{ m.content | tojson }};", '"a\\nb";', '"a\\nb";'),
+        ("{{ m['content'] | trim }};", "a\nb;", "a\nb;"),
+    ],
+)
+def test_parts_of_a_content_are_laid_out_by_the_templates_that_do(
+    content: str, user: str, assistant: str
+) -> None:
+    for role, text in (("user", user), ("assistant", assistant)):
+        message = Message(role, "a\nb", parts=("a", "b"))  # type: ignore[arg-type]
+        assert shown(EACH + content + END, message) == text
+
+
+def test_a_template_that_takes_parts_alone_gets_them() -> None:
+    assert shown(EACH + PARTS + END, Message("user", "a\nb"), Message("tool", "c")) == "a\nb;c;"
+
+
+CALL = ToolCall("c", "f", '{"city":  "K"}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"city": "K"}'),
+        ("{{ c.function.arguments }}", '{"city":  "K"}'),
+        ("{{ 'f' + c.function.arguments }}", 'f{"city":  "K"}'),
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", "city=K"),
+        (
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+            "{{ c.function.arguments | tojson }}{% endif %}",
+            '{"city": "K"}',
+        ),
+        ("{{ c.function.name }}", "f"),
+        ("{{ c.function.arguments.city }}", "K"),
+    ],
+)
+def test_arguments_come_as_an_object_or_as_text(arguments: str, text: str) -> None:
+    source = f"{EACH}{{% for c in m.tool_calls or [] %}}{arguments}{{% endfor %}}{END}"
+    assert shown(source, Message("assistant", "", tool_calls=(CALL,))) == text
+
+
+def test_text_arguments_are_json_also_where_the_model_wrote_none() -> None:
+    source = EACH + "{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}" + END
+    for written, text in (("{city: K}", '{"city": "K"}'), ("", "{}"), ('{"a": "b', '{"a": "b"}')):
+        message = Message("assistant", "", tool_calls=(ToolCall("c", "f", written),))
+        assert shown(source, message) == text
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "thought"])
+def test_reasoning_comes_under_the_name_that_the_template_reads(name: str) -> None:
+    source = f"{EACH}{{{{ m.{name} }}}}{END}"
+    assert shown(source, Message("assistant", "", reasoning="Hm")) == "Hm"
+    both = f"{EACH}{{{{ m['{name}'] or m.reasoning_content }}}}{END}"
+    assert shown(both, Message("assistant", "", reasoning="Hm")) == "Hm"
+
+
+def test_a_template_that_refuses_everything_has_a_shape() -> None:
+    shape = ChatTemplate("{{ raise_exception('no') }}", {}).shape
+    assert (shape.part_roles, shape.arguments_as_text) == (frozenset(), False)

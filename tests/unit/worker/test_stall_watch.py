@@ -1,0 +1,33 @@
+"""When a worker counts as standing still."""
+
+from __future__ import annotations
+
+from worker.stall_watch import StallWatch
+
+
+def somebody() -> bool:
+    return True
+
+
+def nobody() -> bool:
+    return False
+
+
+def test_it_is_stalled_while_requests_wait_and_nothing_happens() -> None:
+    watch = StallWatch(bound_s=10.0)
+    assert not watch.look(0.0, progress=1, waits=somebody)
+    assert not watch.look(9.9, progress=1, waits=somebody)
+    assert watch.look(10.0, progress=1, waits=somebody)
+    assert watch.is_stalled
+    assert not watch.look(11.0, progress=1, waits=somebody), "it is told once"
+    assert watch.look(12.0, progress=2, waits=somebody)
+    assert not watch.is_stalled
+
+
+def test_one_without_waiting_requests_is_idle() -> None:
+    watch = StallWatch(bound_s=10.0)
+    assert not watch.look(0.0, progress=1, waits=nobody)
+    assert not watch.look(50.0, progress=1, waits=nobody)
+    assert not watch.look(51.0, progress=1, waits=somebody)
+    assert watch.look(60.0, progress=1, waits=somebody)
+    assert watch.look(60.5, progress=1, waits=nobody), "its requests went elsewhere"

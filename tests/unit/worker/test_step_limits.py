@@ -1,0 +1,59 @@
+"""Defaults of a step's size by role and device, and what the settings say instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decode_worker.settings import DecodeSettings
+from prefill_worker.settings import PrefillSettings
+from worker.settings import WorkerSettings
+from worker.step_limits import StepLimits, card_bytes, step_limits
+
+GIB = 1 << 30
+REQUIRED = {"model": "m", "redis_url": "redis://x", "cluster_secret": "a secret of sixteen"}
+
+
+def limits(role: type[WorkerSettings], memory: int | None, **fields: Any) -> StepLimits:
+    return step_limits(role(**REQUIRED, **fields), memory)
+
+
+@pytest.mark.parametrize("role", [PrefillSettings, DecodeSettings])
+def test_a_cpu_has_small_steps(role: type[WorkerSettings]) -> None:
+    assert limits(role, None) == StepLimits(64, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("role", "memory", "tokens"),
+    [
+        (PrefillSettings, 80 * GIB, 8192),
+        (DecodeSettings, 80 * GIB, 2048),
+        (PrefillSettings, 24 * GIB - 1, 23 * 256),
+        (PrefillSettings, 6 * GIB, 2048),
+        (DecodeSettings, 6 * GIB, 2048),
+    ],
+)
+def test_a_card_has_large_steps_by_role_and_memory(
+    role: type[WorkerSettings], memory: int, tokens: int
+) -> None:
+    assert limits(role, memory) == StepLimits(256, 16, tokens)
+
+
+@pytest.mark.parametrize("memory", [None, 80 * GIB])
+def test_what_is_set_holds_on_any_device(memory: int | None) -> None:
+    found = limits(PrefillSettings, memory, max_batch_size=8, chunk_max_tokens=64)
+    assert found == StepLimits(8, 16, 64)
+
+
+def test_chunks_are_never_smaller_than_a_block_or_their_least() -> None:
+    assert limits(DecodeSettings, None, block_size=1024) == StepLimits(64, 1024, 1024)
+    assert limits(DecodeSettings, None, chunk_min_tokens=600) == StepLimits(64, 600, 600)
+    assert limits(DecodeSettings, None, chunk_max_tokens=8, chunk_min_tokens=4, block_size=16) == (
+        StepLimits(64, 16, 16)
+    )
+
+
+def test_a_cpu_has_no_card() -> None:
+    assert card_bytes(torch.device("cpu")) is None

@@ -1,0 +1,398 @@
+"""Several routers, prefill and decode workers in one process, with a network that a test drives.
+
+Real are the workers down to their schedulers, block managers and handoff machines; see
+`worker_harness`. The routers are as simple as may be: they place at random, start a failed attempt
+again where it broke off, and refuse a request if every decode worker has given it back for lack of
+room. Each connection keeps its order; between connections anything may overtake anything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_transfer.handoff.states import ReceiverState
+from process.sockets.control import Peer
+from protocol.messages import (
+    Abort,
+    AttemptFailed,
+    FirstToken,
+    Generate,
+    Prefill,
+    PrefillPeer,
+    Role,
+    StepTokens,
+)
+from tests.sequences import greedy
+from tests.unit.fake_model import BLOCK, continuation
+from tests.unit.fake_peers import Write
+from tests.unit.held_grammar import HeldGrammar
+from tests.unit.worker_harness import (
+    Bench,
+    Clock,
+    DecodeBench,
+    Key,
+    PrefillBench,
+    finish,
+    land,
+)
+
+
+@dataclass
+class Request:
+    """One request, as its router sees it."""
+
+    name: str
+    router: Peer
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    has_grammar: bool
+    attempt: int = 0
+    p: str | None = None
+    d: str = ""
+    tokens: dict[int, int] = field(default_factory=dict)
+    given_back_by: set[str] = field(default_factory=set)
+    outcome: str = ""  # done, refused, aborted
+    num_failures: int = 0
+
+    @property
+    def key(self) -> Key:
+        """The current attempt."""
+        return (self.name, self.attempt)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all its tokens."""
+        return -(-(len(self.prompt) + self.max_tokens) // BLOCK)
+
+
+class WorkerFleet:
+    """`channels` hold what is under way, by (sender, receiver)."""
+
+    def __init__(self, num_p: int, num_d: int, num_routers: int, p_pool: int, d_pool: int) -> None:
+        self.clock = Clock()
+        self.pools = {"p": p_pool, "d": d_pool}
+        self.workers: dict[str, Bench] = {}
+        self.num_born = 0
+        self.routers = [
+            Peer(f"router-{i}".encode(), f"router-{i}", Role.ROUTER) for i in range(num_routers)
+        ]
+        self.requests: dict[str, Request] = {}
+        self.channels: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self.linked: set[tuple[str, str]] = set()  # (d, p) that have introduced themselves
+        self.landed: list[Write] = []
+        self.frozen: set[str] = set()
+        self.silent: set[str] = set()  # frozen ones that everybody has noticed
+        self.grammars: list[HeldGrammar] = []
+        self.is_calm = True
+        for role, number in (("p", num_p), ("d", num_d)):
+            for _ in range(number):
+                self.start(role)
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def start(self, role: str) -> Bench:
+        """A new worker joins."""
+        self.num_born += 1
+        name = f"{role}{self.num_born}"
+        bench: Bench
+        if role == "p":
+            bench = PrefillBench(name, self.clock, self.pools["p"])
+        else:
+            bench = DecodeBench(name, self.clock, self.pools["d"])
+            bench.peers.answers_asks = False  # prefill workers answer
+        self.workers[name] = bench
+        return bench
+
+    def names(self, role: str) -> list[str]:
+        """Workers of a role that live, frozen or not."""
+        return [name for name in self.workers if name[0] == role]
+
+    def p(self, name: str) -> PrefillBench:
+        """A prefill worker."""
+        bench = self.workers[name]
+        assert isinstance(bench, PrefillBench)
+        return bench
+
+    def d(self, name: str) -> DecodeBench:
+        """A decode worker."""
+        bench = self.workers[name]
+        assert isinstance(bench, DecodeBench)
+        return bench
+
+    def kill(self, name: str) -> None:
+        """A worker's process ends, and everybody notices. Another one takes its place."""
+        self.is_calm = False
+        bench = self.workers.pop(name)
+        self.frozen.discard(name)
+        self.silent.discard(name)
+        for ends in [ends for ends in self.channels if name in ends]:
+            del self.channels[ends]
+        for other in self.workers.values():
+            other.server.inbox = [each for each in other.server.inbox if each[0].name != name]
+            if isinstance(bench, DecodeBench):
+                other.server.gone.append(bench.as_peer)
+            elif isinstance(other, DecodeBench):
+                other.peers.inbox = [e for e in other.peers.inbox if e[0] != f"{name}-i"]
+                if f"{name}-i" in other.peers.connected:
+                    other.peers.dead.append(f"{name}-i")
+        bench.close()
+        self.start(name[0])
+        for request in self.requests.values():
+            if not request.outcome and name in (request.p, request.d):
+                self.fail(request)
+
+    # -- routers ------------------------------------------------------------------------------
+
+    def ask(self, request: Request, p: str | None, d: str) -> None:
+        """A new request."""
+        self.requests[request.name] = request
+        self.launch(request, p, d)
+
+    def launch(self, request: Request, p: str | None, d: str) -> None:
+        """The next attempt, with what the client has."""
+        request.attempt += 1
+        request.p, request.d = p, d
+        num_output = 0
+        while num_output in request.tokens:
+            num_output += 1
+        fields: dict[str, Any] = {
+            "request_id": request.name,
+            "attempt": request.attempt,
+            "token_ids": request.prompt + continuation(request.prompt, num_output),
+            "num_output": num_output,
+            "sampling": greedy(request.max_tokens),
+            "priority": request.priority,
+            "deadline_ms": 60_000,
+        }
+        peer = None
+        if p is not None:
+            peer = PrefillPeer(worker_id=p, incarnation=f"{p}-i", control=f"inproc://{p}")
+            self.channels[request.router.name, p].append(Prefill(target=d, **fields))
+        self.channels[request.router.name, d].append(Generate(prefill=peer, **fields))
+
+    def fail(self, request: Request) -> None:
+        """An attempt failed: end it everywhere, and start the next one."""
+        request.num_failures += 1
+        self.tell_both(request)
+        self.place(request, request.num_failures)
+
+    def place(self, request: Request, choice: int) -> None:
+        """Somewhere else than what is known to be silent or full; refused if there is nothing."""
+        decoders = [name for name in self.names("d") if name not in request.given_back_by]
+        if not decoders:
+            request.outcome = "refused"
+            return
+        prefillers: list[str | None] = [n for n in self.names("p") if n not in self.silent]
+        prefillers.append(None)
+        p = prefillers[choice % len(prefillers)]
+        self.launch(request, p, decoders[choice % len(decoders)])
+
+    def abort(self, request: Request) -> None:
+        """Its client goes away."""
+        request.outcome = "aborted"
+        self.tell_both(request)
+
+    def tell_both(self, request: Request) -> None:
+        for name in (request.p, request.d):
+            if name in self.workers:
+                abort = Abort(request_id=request.name, attempt=request.attempt)
+                self.channels[request.router.name, name].append(abort)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """A router hears of one of its requests."""
+        match message:
+            case StepTokens():
+                for each in message.sequences:
+                    request = self.requests[each.request_id]
+                    self.take(request, each.index, each.token_ids[0])
+                    is_current = each.attempt == request.attempt and not request.outcome
+                    if each.finish is not None and is_current:
+                        request.outcome = "done"
+            case FirstToken():
+                request = self.requests[message.request_id]
+                self.take(request, message.index, message.token_id)
+                is_current = message.attempt == request.attempt and not request.outcome
+                if message.finish is not None and is_current:
+                    request.outcome = "done"
+            case AttemptFailed():
+                request = self.requests[message.request_id]
+                if message.attempt == request.attempt and not request.outcome:
+                    assert not self.is_calm, f"{worker}: {message.reason}"
+                    assert message.retryable, f"{worker}: {message.reason}"
+                    if message.lacks_room:
+                        request.given_back_by.add(worker)
+                    self.fail(request)
+
+    def take(self, request: Request, index: int, token_id: int) -> None:
+        assert token_id == continuation(request.prompt, index + 1)[index], "the wrong token"
+        assert request.tokens.setdefault(index, token_id) == token_id
+
+    # -- network --------------------------------------------------------------------------------
+
+    def deliver(self, ends: tuple[str, str], count: int) -> None:
+        """The next messages of a connection arrive; the worker handles them in its next turn."""
+        sender, receiver = ends
+        queue = self.channels[ends]
+        messages, queue[:] = queue[:count], queue[count:]
+        bench = self.workers[receiver]
+        for message in messages:
+            if sender.startswith("router"):
+                router = next(each for each in self.routers if each.name == sender)
+                bench.server.inbox.append((router, message))
+            elif receiver[0] == "p":
+                bench.server.inbox.append((self.d(sender).as_peer, message))
+            else:
+                self.d(receiver).peers.inbox.append((f"{sender}-i", message))
+
+    def busy_channels(self) -> list[tuple[str, str]]:
+        """Connections with something under way."""
+        return sorted(ends for ends, queue in self.channels.items() if queue)
+
+    def turn(self, name: str) -> None:
+        """One turn of a worker's loop, unless it is frozen."""
+        if name in self.frozen:
+            return
+        bench = self.workers[name]
+        worker: Any = bench.worker  # type: ignore[attr-defined]
+        worker.turn()
+        self.slow_down_grammars(bench)
+        sent, bench.server.sent = bench.server.sent, []
+        for peer, message in sent:
+            if peer.role is Role.ROUTER:
+                self.hear(name, message)
+            elif peer.name in self.workers:
+                self.channels[name, peer.name].append(message)
+        if isinstance(bench, DecodeBench):
+            self.carry_to_prefillers(bench)
+
+    def carry_to_prefillers(self, bench: DecodeBench) -> None:
+        sent, bench.peers.sent = bench.peers.sent, []
+        for incarnation, message in sent:
+            p = incarnation.removesuffix("-i")
+            if p not in self.workers:
+                bench.peers.dead.append(incarnation)  # a new link to it would time out
+                continue
+            if (bench.name, p) not in self.linked:
+                self.linked.add((bench.name, p))
+                self.channels[bench.name, p].append(bench.descriptor)
+            self.channels[bench.name, p].append(message)
+
+    def slow_down_grammars(self, bench: Bench) -> None:
+        """A grammar that has just come in is not compiled, and makes no mask after a token, before
+        a test says so."""
+        for sequence in bench.scheduler.sequences:
+            request = self.requests[sequence.request_id]
+            if request.has_grammar and sequence.grammar is None and not sequence.block_table:
+                sequence.grammar = HeldGrammar(is_ready=False, is_slow=True)
+                self.grammars.append(sequence.grammar)
+
+    def compile(self, count: int) -> None:
+        """Grammars become ready."""
+        for grammar in [each for each in self.grammars if not each.is_ready][:count]:
+            grammar.is_ready = True
+
+    def give_masks(self, count: int) -> None:
+        """Masks are there."""
+        for grammar in [each for each in self.grammars if each.awaits_mask][:count]:
+            grammar.give_mask()
+
+    def miss_mask(self, choice: int) -> None:
+        """A mask that was expected is not there in the next step that needs it."""
+        names = [name for name, each in self.requests.items() if each.has_grammar]
+        if names:
+            for bench in self.workers.values():
+                bench.model.late_masks = {names[choice % len(names)]}
+
+    def land_writes(self, count: int) -> None:
+        """Writes arrive, and their writers learn of it when they run."""
+        for name in self.names("p"):
+            bench = self.p(name)
+            for write in [each for each in bench.transfers.writes if each not in self.landed]:
+                target = next(
+                    (d for d in map(self.d, self.names("d")) if d.transfers.agent == write.agent),
+                    None,
+                )
+                if target is None or count <= 0:
+                    continue
+                count -= 1
+                pins = target.scheduler.blocks._pins
+                assert all(pins[block] for block in write.target_blocks), "into a free block"
+                land(write, bench, target)
+                self.landed.append(write)
+
+    def finish_writes(self) -> None:
+        """Writers learn which of their writes have landed."""
+        for name in self.names("p"):
+            bench = self.p(name)
+            for write in [each for each in bench.transfers.writes if each in self.landed]:
+                self.landed.remove(write)
+                finish(write, bench)
+
+    def notice_silence(self) -> None:
+        """Frozen workers have been silent for long."""
+        self.silent = set(self.frozen)
+        for name in self.names("d"):
+            self.d(name).peers.mute = [f"{each}-i" for each in self.silent]
+
+    def round(self) -> None:
+        """Everything goes on without delay."""
+        for ends in self.busy_channels():
+            self.deliver(ends, 99)
+        for name in list(self.workers):
+            self.turn(name)
+        self.land_writes(99)
+        self.finish_writes()
+        self.compile(99)
+        self.give_masks(99)
+
+    # -- what must hold --------------------------------------------------------------------------
+
+    def check_blocks(self) -> None:
+        """Every pinned block has an owner, and no block of an owner is free."""
+        for name, bench in self.workers.items():
+            manager = bench.scheduler.blocks
+            manager.check()
+            worker: Any = bench.worker  # type: ignore[attr-defined]
+            if name[0] == "p":
+                owners = [job.sequence for job in worker._jobs.values()]
+            else:
+                owners = [*bench.scheduler.sequences, *worker._fenced.sequences]
+                owners += bench.scheduler._leaving
+            held = {block for sequence in owners for block in sequence.block_table}
+            assert held == {block for block, pins in enumerate(manager._pins) if pins}, name
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request."""
+        return not (
+            any(bench.scheduler.blocks.num_pinned for bench in self.workers.values())
+            or any(bench.scheduler.sequences for bench in self.workers.values())
+            or any(not request.outcome for request in self.requests.values())
+        )
+
+    @property
+    def awaits_landing(self) -> bool:
+        """Whether a fence stands until late writes must have landed: the only time that the
+        protocol prescribes."""
+        timed = (ReceiverState.LANDING, ReceiverState.CLOSED_EARLY)
+        return any(
+            handoff.state in timed
+            for name in self.names("d")
+            for handoff in self.d(name).receiver._handoffs.values()
+        )
+
+    def describe(self) -> str:
+        """What is left, for people."""
+        lines = [str(request) for request in self.requests.values() if not request.outcome]
+        for name, bench in self.workers.items():
+            for each in bench.scheduler.sequences:
+                lines.append(f"{name}: {each.key} {each.state} {each.block_table}")
+            lines.append(f"{name}: {bench.scheduler.blocks.num_pinned} blocks are pinned")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Close the workers' pipes."""
+        for bench in self.workers.values():
+            bench.close()

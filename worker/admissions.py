@@ -1,0 +1,49 @@
+"""Which routers have admitted this worker: orchestrators end an old worker once a new one is ready,
+so a new one is ready only when every live router can send it requests.
+
+A router asks for a dump of the cache as soon as it has admitted a worker. A router whose lease has
+ended does not count, and without any router the worker is ready at once: routers do not wait for
+workers to be ready, so that a fleet that starts afresh comes up. Once admitted by all, a worker
+stays so: a router that comes later has the others beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+log = logging.getLogger(__name__)
+
+
+class Admissions:
+    """The worker's thread notes admissions; probes' threads ask what is missing."""
+
+    def __init__(self, live_routers: Callable[[], Collection[str]]) -> None:
+        """`live_routers` returns the names of the routers whose leases hold; it must not block."""
+        self._live_routers = live_routers
+        self._routers: frozenset[str] = frozenset()
+        self._awaited: list[str] = []
+        self._are_complete = False
+
+    def note(self, router: str) -> None:
+        """A router has admitted this worker."""
+        self._routers |= {router}
+
+    def start_over(self) -> None:
+        """The worker is a new incarnation, which no router has admitted."""
+        self._routers, self._are_complete = frozenset(), False
+
+    def missing(self) -> str | None:
+        """Which live routers have not admitted the worker yet, in words; None once all have."""
+        if self._are_complete:
+            return None
+        awaited = sorted(set(self._live_routers()) - self._routers)
+        if not awaited:
+            self._are_complete = True
+            log.info("ready: admitted by %s", ", ".join(sorted(self._routers)) or "no router yet")
+            return None
+        reason = f"not admitted yet by {', '.join(awaited)}"
+        if awaited != self._awaited:
+            self._awaited = awaited
+            log.info("%s", reason)
+        return reason

@@ -1,0 +1,117 @@
+"""A worker's answers to an orchestrator's probes: has it started, does it live, is it ready?
+
+They are served beside its metrics, from before the model loads. Probes run in the server's threads
+and only read what the worker's own threads have set. What else readiness may depend on, such as the
+routers' admission, adds a check.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from process.metrics import Probe, process_registry, start_metrics_server
+from process.sockets.hosts import bracketed
+from worker.settings import WorkerSettings
+from worker.start_phases import StartPhases
+
+log = logging.getLogger(__name__)
+
+ReadinessCheck = Probe
+_SILENCES = 3
+"""The loop is held to be stuck after this many times the longest step that peers wait for."""
+
+
+class StepLoop(Protocol):
+    """A running worker, as `WorkerHost` shows it."""
+
+    @property
+    def turned_at(self) -> float: ...
+    @property
+    def is_draining(self) -> bool: ...
+    @property
+    def is_stalled(self) -> bool: ...
+
+
+class Lease(Protocol):
+    """A registration, as `WorkerLease` shows it."""
+
+    @property
+    def is_registered(self) -> bool: ...
+
+
+class WorkerProbes:
+    """The three probes; each returns None for yes, else the reason why not.
+
+    `peer_silence_s` is longer than the worker's longest step.
+    """
+
+    def __init__(
+        self,
+        phases: StartPhases,
+        peer_silence_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._phases = phases
+        self._longest_turn_s = _SILENCES * peer_silence_s
+        self._clock = clock
+        self._running: tuple[StepLoop, Lease] | None = None
+        self._checks: list[ReadinessCheck] = []
+
+    def watch(self, loop: StepLoop, lease: Lease) -> None:
+        """The worker has started: its loop turns from now on, under this lease."""
+        self._running = (loop, lease)
+
+    def add_check(self, check: ReadinessCheck) -> None:
+        """Be ready only if this check also returns None. Probes' threads call it: it must not
+        block."""
+        self._checks.append(check)
+
+    def by_path(self) -> dict[str, Probe]:
+        """The probes by the path that they are served at."""
+        return {"/live": self.live, "/ready": self.ready, "/startup": self.startup}
+
+    def startup(self) -> str | None:
+        """Whether the worker has loaded its model."""
+        return None if self._running is not None else self._phases.phase
+
+    def live(self) -> str | None:
+        """Whether the step loop turns; while the worker starts, there is none."""
+        if self._running is None:
+            return None
+        still_s = self._clock() - self._running[0].turned_at
+        if still_s > self._longest_turn_s:
+            return f"the step loop has not turned for {still_s:.0f} s"
+        return None
+
+    def ready(self) -> str | None:
+        """Whether the worker is in the fleet and takes requests."""
+        if self._running is None:
+            return self._phases.phase
+        loop, lease = self._running
+        if loop.is_draining:
+            return "draining"
+        if loop.is_stalled:
+            return "stalled"
+        if not lease.is_registered:
+            return "not registered: the store is away, or the worker_id is held"
+        return next((reason for check in self._checks if (reason := check()) is not None), None)
+
+
+def serve_probes(
+    settings: WorkerSettings, probes: WorkerProbes, stack: ExitStack
+) -> CollectorRegistry:
+    """Serve the probes, if there is a port for them, and the metrics of the registry that it
+    returns. Raises ConfigError."""
+    registry = process_registry()
+    if settings.metrics_port is not None:
+        host = settings.metrics_host or settings.host
+        server = start_metrics_server(settings.metrics_port, host, registry, probes.by_path())
+        stack.callback(server.close)
+        log.info("metrics and probes on http://%s:%d", bracketed(host), server.port)
+    return registry

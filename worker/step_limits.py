@@ -1,0 +1,51 @@
+"""How many sequences and prompt tokens a step may have, where the settings leave that open.
+
+A card needs far more tokens than a CPU to be busy, and a prefill worker, beside whose chunks nobody
+waits for a token, more than a decode worker. A large chunk also needs memory for its activations,
+so a small card gets smaller chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from worker.settings import WorkerSettings
+
+_CPU = (64, 512)
+_CARD_SEQUENCES = 256
+_TOKENS_PER_GIB = 256  # of a card: 8,192 tokens from 32 GiB
+_LEAST_CARD_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The most sequences of a step, and the fewest and most prompt tokens of its chunks."""
+
+    max_batch_size: int
+    chunk_min_tokens: int
+    chunk_max_tokens: int
+
+
+def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
+    """The limits that are set, or the defaults of the role and the device: a card with `card_bytes`
+    of memory, or a CPU (None)."""
+    sequences, tokens = _CPU
+    if card_bytes is not None:
+        sequences = _CARD_SEQUENCES
+        fitting = max(_LEAST_CARD_TOKENS, _TOKENS_PER_GIB * (card_bytes >> 30))
+        tokens = min(settings.card_chunk_tokens, fitting)
+    least = max(settings.chunk_min_tokens, settings.block_size)
+    return StepLimits(
+        settings.max_batch_size or sequences,
+        least,
+        max(settings.chunk_max_tokens or tokens, least),
+    )
+
+
+def card_bytes(device: torch.device) -> int | None:
+    """The memory of a card in bytes; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
