@@ -72,8 +72,10 @@ def test_the_stages_of_a_request_add_up_to_its_latency(fleet: Fleet) -> None:
     assert sum(rest.values()) == pytest.approx(trace["decode_ms"])
     assert first["unexplained"] <= MAX_UNEXPLAINED * trace["ttft_ms"], first
     assert {"tokenize", "prefill", "delivery"} <= set(first)  # others may take less than 1 us
-    assert {"transfer", "decode", "last_token"} <= set(rest)
+    assert {"decode", "last_token"} <= set(rest)
     decode = trace["attempts"][0]["decode"]
+    is_hidden = decode["blocks_arrived_us"] <= trace["first_token_us"]
+    assert ("transfer" in rest) is not is_hidden, "blocks may arrive before the first token"
     assert len(decode["steps"]) == decode["num_decode_steps"] == 19
     assert set(trace["clock_offsets_us"]) == {"prefill-1", "decode-1"}
     assert all(abs(each) < 50_000 for each in trace["clock_offsets_us"].values()), "one host"
