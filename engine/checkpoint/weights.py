@@ -277,9 +277,16 @@ def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, Tenso
                 f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; "
                 f"supported are {', '.join(_FILE_DTYPES)}"
             )
-    for name in sorted(found.keys() - places.keys()):
-        if name != _LM_HEAD and not _IGNORED.search(name):  # lm_head: tied, so unused
-            logger.warning("%s: tensor %r is not used by this architecture", folder, name)
+    unused = sorted(
+        name
+        for name in found.keys() - places.keys()
+        if name != _LM_HEAD and not _IGNORED.search(name)  # lm_head: tied, so unused
+    )
+    if unused:
+        logger.warning(
+            "%s: %d tensors are not used by this architecture, the first is %r",
+            folder, len(unused), unused[0],
+        )  # fmt: skip
 
 
 def _check_memory(

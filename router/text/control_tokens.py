@@ -73,12 +73,15 @@ class ControlTokens:
 
 
 def free_mark(*values: Any) -> str:
-    """A character that no text in the values holds. Raises InvalidRequest if there is none."""
+    """A character that no text in the values holds, as itself or as an escape of JSON. Raises
+    InvalidRequest if there is none."""
     left = set(_MARKS)
     for value in values:
         for text in _texts_of(value):
             if not text.isascii():
                 left.difference_update(text)
+            if "\\ufd" in text:
+                left.difference_update(mark for mark in _MARKS if _escaped(mark) in text)
     if not left:
         raise InvalidRequest("'messages' use all noncharacters of Unicode", "messages")
     return min(left)
@@ -87,8 +90,11 @@ def free_mark(*values: Any) -> str:
 def split_at_marks(text: str, mark: str) -> list[str]:
     """The parts of a rendered prompt between the marks. A template may have written some of its
     input as JSON or Python in ASCII, marks included."""
-    escaped = json.dumps(mark)[1:-1]
-    return text.replace(escaped, mark).split(mark)
+    return text.replace(_escaped(mark), mark).split(mark)
+
+
+def _escaped(mark: str) -> str:
+    return json.dumps(mark)[1:-1]
 
 
 def _texts_of(value: Any) -> Iterator[str]:

@@ -56,6 +56,7 @@ def test_marks_are_set_everywhere_in_nested_values() -> None:
 def test_a_mark_is_a_character_that_nobody_wrote() -> None:
     first = free_mark("é")
     assert free_mark({"a": [first]}) not in ("", first)
+    assert free_mark(json.dumps(first)) not in ("", first)
     every = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
     with pytest.raises(InvalidRequest, match="noncharacters"):
         free_mark("a", every)
