@@ -25,6 +25,12 @@ def tensor(seed: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+needs_bf16_products = pytest.mark.skipif(
+    not linear.has_bf16_products(), reason="this CPU has no bf16 products"
+)
+
+
+@needs_bf16_products
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (33, 7), (200, 1)])
@@ -33,12 +39,12 @@ def test_bf16_is_rounded_once(rows, biased, inputs, outputs):
     bias = tensor(1, outputs) if biased else None
     x, residual = tensor(2, rows, inputs), tensor(3, rows, outputs)
     layer = TorchLinear(weight, bias)
+    assert layer.is_packed
     for add in (None, residual):
         y = layer(x, add=add)
         assert y.dtype == torch.bfloat16
         expected = exact(x, weight, bias) + (0 if add is None else add.double())
-        tolerance = 2**-8 if layer.is_packed else 2**-6  # a plain sum is rounded once more
-        torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance * 0.25)
+        torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=2**-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -93,7 +99,7 @@ def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outp
     assert torch.equal(residual, tensor(3, rows, outputs))
 
 
-@pytest.mark.skipif(not linear.has_bf16_products(), reason="this CPU has no bf16 products anyway")
+@needs_bf16_products
 def test_a_cpu_without_bf16_products_widens():
     program = (
         "import torch; from engine.layers.linear import linear_layer; "
