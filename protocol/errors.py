@@ -14,6 +14,7 @@ BatonError
 │   └── PromptTooLong      400 with the numbers (`context_length_exceeded`)
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
+    │   └── DeadlineUnreachable 503, the request would wait for longer than its time
     └── GenerationFailed   500, the attempts are used up
         └── DeadlineExceeded 504, the request's time is over
 """
@@ -165,6 +166,12 @@ class Overloaded(ServiceError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineUnreachable(Overloaded):
+    """The prompts that wait ahead of the request take longer than the time that it has left."""
+
+    code = "deadline_unreachable"
 
 
 class GenerationFailed(ServiceError):

@@ -39,7 +39,9 @@ _PHASES = {
 
 OUTCOMES = ("finished", "failed", "closed")
 FAILURE_KINDS = ("connection_broke", "worker_lost", "no_room", "retryable", "final")
-REFUSALS = ("overloaded", "prompt_too_long", "invalid_request", "failed", "other")
+REFUSALS = (
+    "overloaded", "deadline_unreachable", "prompt_too_long", "invalid_request", "failed", "other",
+)  # fmt: skip
 SOURCES = ("cached", "computed", "transferred")
 BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected")
 

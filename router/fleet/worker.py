@@ -189,7 +189,15 @@ def _speed(info: WorkerInfo, stats: WorkerStats) -> WorkerSpeed:
         itl_target_ms=info.itl_target_ms or _ITL_TARGET_MS,
         num_decodes=stats.num_running if is_decode else 0,
         context_tokens=stats.blocks_used * info.block_size if is_decode else 0,
+        proven_tokens=_proven_tokens(stats.counters),
     )
+
+
+def _proven_tokens(counters: dict[str, int]) -> int:
+    """The prompt tokens that a worker has computed, if its step model was off by at most half of
+    the time that its steps took."""
+    took_us, error_us = counters.get("step_us", 0), counters.get("step_error_us", 0)
+    return counters.get("prefill_tokens", 0) if 0 < took_us >= 2 * error_us else 0
 
 
 def registered(info: WorkerInfo) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class Dispatcher:
         """
         generation.num_attempts += 1
         try:
-            attempt = self._launcher.open(generation, source)
+            attempt = self._launcher.open(generation, source, self._generations.values())
         except (Overloaded, PromptTooLong) as error:
             if generation.num_attempts == 1:
                 raise

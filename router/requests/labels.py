@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
@@ -15,6 +16,7 @@ from router.fleet.worker import Loss
 
 _ERRORS: dict[type[Exception], str] = {
     Overloaded: "overloaded",
+    DeadlineUnreachable: "deadline_unreachable",
     PromptTooLong: "prompt_too_long",
     InvalidRequest: "invalid_request",
     GenerationFailed: "failed",

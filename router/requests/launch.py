@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from router.requests.attempt import Attempt
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
+from router.requests.waiting_ahead import check_deadline
 from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
 from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
@@ -67,13 +68,19 @@ class Launcher:
             root = self._root(generation, identity)
             await request.hashes.prepare(request.token_ids, root, identity.block_size)
 
-    def open(self, generation: Generation, source: Worker | None = None) -> Attempt:
+    def open(
+        self,
+        generation: Generation,
+        source: Worker | None = None,
+        running: Iterable[Generation] = (),
+    ) -> Attempt:
         """Choose workers for the generation's next attempt and reserve its load on them.
 
         `source` is the decode worker that hands the request over. It has the KV of all tokens but
-        the newest, and sends that token as the next attempt's first one. Raises Overloaded when
-        there is no decode worker, or for now none that is large enough; PromptTooLong when none
-        that is known could ever be.
+        the newest, and sends that token as the next attempt's first one. `running` are the other
+        generations. Raises Overloaded when there is no decode worker, or for now none that is large
+        enough, or when a first attempt has no chance to meet its deadline; PromptTooLong when no
+        worker that is known could ever be large enough.
         """
         identity = self._fleet.identity
         if identity is None:
@@ -93,6 +100,8 @@ class Launcher:
             prefill_loads = self._fleet.loads(Role.PREFILL, matches)
             threshold = self.local_prefill_threshold_tokens
             placement = place(query, loads, prefill_loads, threshold, self._rng)
+            if generation.num_attempts == 1:
+                check_deadline(generation, placement, [*loads, *prefill_loads], running)
         else:
             placement = place_handover(query, source.worker_id, loads, self._rng)
         attempt = self._charge(

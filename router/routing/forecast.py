@@ -1,6 +1,6 @@
 """Predicted times to the first token of a placement and its candidates.
 
-Pure, and for show only: nothing is chosen by them.
+Pure. No worker is chosen by them.
 """
 
 from __future__ import annotations

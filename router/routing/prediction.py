@@ -2,7 +2,7 @@
 
 Pure: no clocks, no sockets. A worker reports the coefficients of `scheduling.step_model`; a step
 takes `fixed + per_token * tokens + per_attended * attended pairs`. The predictions are shown and
-compared with what happens; they choose nothing. What they leave out: time on the network, and
+compared with what happens; they choose no worker. What they leave out: time on the network, and
 requests that arrive later with a higher priority.
 """
 
@@ -18,7 +18,8 @@ US_PER_MS = 1000.0
 class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
     """What a worker's predictions need: its step model (microseconds), its limits, its load.
 
-    `num_decodes` sequences decode there; `context_tokens` is their context together.
+    `num_decodes` sequences decode there; `context_tokens` is their context together. The step model
+    has held for `proven_tokens` prompt tokens that were computed there.
     """
 
     fixed_us: float
@@ -28,6 +29,7 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
     itl_target_ms: float
     num_decodes: int
     context_tokens: int
+    proven_tokens: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -53,6 +55,16 @@ def ttft_ms(speed: WorkerSpeed, queued_tokens: int, num_tokens: int, cached_toke
     attended = attended_pairs(missing, min(cached_tokens, num_tokens - 1))
     attended += queued_tokens * num_tokens // 2
     return _steps_ms(speed, queued_tokens + missing, attended)
+
+
+def least_wait_ms(speed: WorkerSpeed, ahead_tokens: int) -> float:
+    """The least time that prompts of so many tokens together take: nothing decodes beside them, and
+    their contexts are short. 0 unless the step model has held for as many tokens before, because it
+    begins with a guess that may be far too slow."""
+    if ahead_tokens > speed.proven_tokens:
+        return 0.0
+    alone = msgspec.structs.replace(speed, num_decodes=0, context_tokens=0)
+    return _steps_ms(alone, ahead_tokens, 0)
 
 
 def _steps_ms(speed: WorkerSpeed, tokens: int, attended: int) -> float:

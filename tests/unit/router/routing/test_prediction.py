@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.routing.prediction import WorkerSpeed, decode_step_ms, ttft_ms
+from router.routing.prediction import WorkerSpeed, decode_step_ms, least_wait_ms, ttft_ms
 from scheduling.step_model import StepCost, StepModel
 
 SPEED = WorkerSpeed(1000.0, 50.0, 0.01, 512, 50.0, 0, 0)
@@ -53,6 +53,18 @@ def test_chunks_beside_decodes_keep_to_the_inter_token_target() -> None:
     # a step has 1.5 ms of decodes and room for 10 ms: 200 tokens of 50 us
     plain = msgspec.structs.replace(busy, per_attended_us=0.0)
     assert ttft_ms(plain, 0, 1000, 0) == pytest.approx(50 + 5 * 1.5)
+
+
+@given(st.integers(0, 100_000), st.integers(0, 100_000), st.integers(0, 64))
+def test_the_least_wait_is_never_more_than_the_prediction(
+    ahead: int, proven: int, decodes: int
+) -> None:
+    busy = msgspec.structs.replace(
+        SPEED, num_decodes=decodes, context_tokens=decodes * 500, proven_tokens=proven
+    )
+    least = least_wait_ms(busy, ahead)
+    assert least < ttft_ms(busy, ahead, 1, 0)
+    assert (least > 0) == (0 < ahead <= proven)
 
 
 def test_without_a_step_model_nothing_is_known() -> None:

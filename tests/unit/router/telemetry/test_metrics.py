@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     GenerationFailed,
     InvalidRequest,
     Overloaded,
@@ -93,7 +94,10 @@ def test_labels_of_errors_and_failures_are_few_words() -> None:
 def test_counters_show_every_word_of_their_label_before_the_first_event() -> None:
     registry = CollectorRegistry()
     FleetMetrics(registry)
-    errors = (Overloaded, InvalidRequest, GenerationFailed, DeadlineExceeded, RequestError)
+    errors = (
+        Overloaded, DeadlineUnreachable, InvalidRequest, GenerationFailed, DeadlineExceeded,
+        RequestError,
+    )  # fmt: skip
     words = {error_label(each) for each in (*(kind("x") for kind in errors), PromptTooLong(1, 2))}
     kinds = {
         failure_kind(retryable, lacks_room, loss)

@@ -1,0 +1,73 @@
+"""Refuses a request whose deadline will have passed before its turn comes.
+
+Counts only what is sure to come first: prompts of this router, on the same worker, that are older
+than the request, of its share and of no lower priority. Other shares, other routers and the
+request's own prompt would make it later still. So a refused request would have been late even if
+the prediction is too high by a factor of `MARGIN`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+from protocol.errors import DeadlineUnreachable
+from router.requests.generation import Generation
+from router.routing.prediction import least_wait_ms
+from router.routing.view import Mode, Placement, WorkerLoad
+
+MARGIN = 2
+"""The wait that is predicted must exceed the time left so many times."""
+MAX_RETRY_S = 60
+
+
+def check_deadline(
+    generation: Generation,
+    placement: Placement,
+    loads: Iterable[WorkerLoad],
+    running: Iterable[Generation],
+) -> None:
+    """Raises DeadlineUnreachable if prompts of `running` on the worker that is to compute the
+    prompt take too long. `loads` are those from which the placement was made."""
+    worker_id = _computing(placement)[0]
+    load = next((each for each in loads if each.worker_id == worker_id), None)
+    if load is None or load.speed is None:
+        return
+    left_ms = (generation.deadline - time.monotonic()) * 1000
+    if least_wait_ms(load.speed, load.queued_tokens) <= MARGIN * left_ms:
+        return
+    ahead = sum(_waiting_tokens(each, worker_id) for each in running if _precedes(each, generation))
+    wait_ms = least_wait_ms(load.speed, min(ahead, load.queued_tokens))
+    if wait_ms > MARGIN * left_ms:
+        retry_s = max(1, min(MAX_RETRY_S, math.ceil((wait_ms - left_ms) / 1000)))
+        raise DeadlineUnreachable(
+            f"the prompts that wait before this one take about {wait_ms / 1000:.1f} s, and its "
+            f"deadline is in {max(0.0, left_ms) / 1000:.1f} s; try again in {retry_s} s",
+            retry_s,
+        )
+
+
+def _precedes(other: Generation, generation: Generation) -> bool:
+    """Whether a worker serves the other prompt, which is older, first."""
+    theirs, ours = other.request, generation.request
+    return theirs.share == ours.share and theirs.priority >= ours.priority
+
+
+def _waiting_tokens(generation: Generation, worker_id: str) -> int:
+    """Tokens of the prompt that the worker computes for a generation without a first token."""
+    attempt = generation.attempt
+    if attempt is None or generation.stream.token_ids:
+        return 0
+    name, num_tokens = _computing(attempt.placement)
+    return num_tokens if name == worker_id else 0
+
+
+def _computing(placement: Placement) -> tuple[str, int]:
+    """The worker that computes the prompt, and how many tokens of it."""
+    chosen = placement.decode
+    if placement.mode is not Mode.LOCAL:
+        if placement.prefill is None:
+            return "", 0
+        chosen = placement.prefill
+    return chosen.worker_id, chosen.recompute_tokens

@@ -1,0 +1,179 @@
+"""A request is refused at once if the prompts before it are sure to outlast its deadline."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from protocol.errors import DeadlineUnreachable
+from protocol.events import WorkerStats
+from protocol.messages import FinishReason, Generate, Prefill
+from tests.unit.router.fake_worker import FakeWorker
+from tests.unit.router.router_harness import (
+    Consumer,
+    Harness,
+    failed,
+    request,
+    stats_of,
+    until,
+)
+
+PROMPT = 1000
+TOKEN_US = 100_000.0
+WAIT_S = 100
+"""A prompt takes so long in `PROVEN`'s model, so that the tests' own time does not matter."""
+PROVEN = {"prefill_tokens": PROMPT, "step_us": 10_000_000, "step_error_us": 5_000_000}
+HOPELESS_MS = WAIT_S * 1000 * 4 // 10
+"""Less than half of the wait."""
+DOUBTFUL_MS = WAIT_S * 1000 * 6 // 10
+
+
+class Queue:
+    """A worker with one prompt in front of it, and what it reports of itself."""
+
+    def __init__(
+        self, harness: Harness, worker: FakeWorker, first: Consumer, leg: Generate | Prefill
+    ) -> None:
+        self.harness = harness
+        self.worker = worker
+        self.first = first
+        self.leg = leg
+
+    async def report(self, **fields) -> None:
+        known: WorkerStats = msgspec.structs.replace(
+            stats_of(self.worker), step_per_token_us=TOKEN_US, counters=PROVEN
+        )
+        told = msgspec.structs.replace(known, **fields)
+        self.worker.publish(told)
+        await until(lambda: self._worker.stats == told)
+
+    async def next_is_sent(self, **fields) -> None:
+        """The next request goes to the worker, whatever its deadline."""
+        consumer = Consumer(self.harness.dispatcher, next_request(**fields))
+        assert (await self.worker.received.next(Generate)).request_id == "next"
+        await consumer.cancel()
+        assert self.harness.metric("refusals_total", reason="deadline_unreachable") == 0
+
+    @property
+    def session(self) -> str:
+        return self._worker.link.session
+
+    @property
+    def _worker(self):
+        found = self.harness.fleet.worker(self.worker.info.worker_id)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+async def queue(harness: Harness) -> AsyncIterator[Queue]:
+    (decode,) = await harness.join("d1")
+    await decode.subscribed()
+    first = Consumer(harness.dispatcher, request(PROMPT, "first", WAIT_S * 10_000))
+    leg = await decode.received.next(Generate)
+    yield Queue(harness, decode, first, leg)
+    await first.cancel()
+
+
+def next_request(deadline_ms: int = HOPELESS_MS, **fields):
+    """Another prompt: it does not find the first one's blocks."""
+    made = request(PROMPT, "next", deadline_ms)
+    return replace(made, token_ids=made.token_ids[::-1], **fields)
+
+
+async def test_a_request_that_cannot_be_in_time_is_refused_at_once(queue: Queue) -> None:
+    await queue.report()
+    consumer = Consumer(queue.harness.dispatcher, next_request())
+    with pytest.raises(DeadlineUnreachable, match=r"take about 100\.0 s") as caught:
+        await consumer.end()
+    assert caught.value.status == 503
+    least_s = WAIT_S - HOPELESS_MS // 1000
+    assert least_s <= caught.value.retry_after_s <= min(60, WAIT_S)
+    assert queue.harness.metric("refusals_total", reason="deadline_unreachable") == 1
+    assert queue.harness.metric("attempts_total", mode="local") == 1
+    assert queue.harness.dispatcher.inflight == 1
+    worker = queue.harness.fleet.worker("d1")
+    assert worker is not None
+    assert (worker.num_reservations, worker.queued_tokens) == (1, PROMPT)
+
+
+async def test_the_queue_of_the_prefill_worker_counts(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    await prefill.subscribed()
+    first = Consumer(harness.dispatcher, request(PROMPT, "first", WAIT_S * 10_000))
+    leg = await prefill.received.next(Prefill)
+    await Queue(harness, prefill, first, leg).report()
+    with pytest.raises(DeadlineUnreachable):
+        await Consumer(harness.dispatcher, next_request()).end()
+    assert decode.received.count(Generate) == 1
+    await first.cancel()
+
+
+async def test_a_request_that_may_be_in_time_is_sent(queue: Queue) -> None:
+    await queue.report()
+    await queue.next_is_sent(deadline_ms=DOUBTFUL_MS)
+
+
+async def test_prompts_of_another_share_may_come_later(queue: Queue) -> None:
+    await queue.report()
+    await queue.next_is_sent(share="another")
+
+
+async def test_prompts_of_a_lower_priority_come_later(queue: Queue) -> None:
+    await queue.report()
+    await queue.next_is_sent(priority=1)
+
+
+async def test_prompts_of_a_higher_priority_come_first(queue: Queue) -> None:
+    await queue.report()
+    with pytest.raises(DeadlineUnreachable):
+        await Consumer(queue.harness.dispatcher, next_request(priority=-1)).end()
+
+
+async def test_a_prompt_that_has_its_first_token_is_computed(queue: Queue) -> None:
+    await queue.report(queued_tokens=PROMPT)  # of another router
+    queue.worker.tokens(queue.leg, 0, [7])
+    await queue.first.received(1)
+    await queue.next_is_sent()
+
+
+async def test_what_the_worker_has_computed_waits_no_more(queue: Queue) -> None:
+    await queue.report(queued_tokens=PROMPT // 10, received={queue.session: 1})
+    await queue.next_is_sent()
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {},
+        PROVEN | {"prefill_tokens": PROMPT - 1},
+        PROVEN | {"step_us": 0, "step_error_us": 0},
+        PROVEN | {"step_error_us": 5_000_001},
+    ],
+    ids=["no steps", "few prompts", "none measured", "far off"],
+)
+async def test_a_model_that_has_not_proved_itself_refuses_nothing(
+    queue: Queue, counters: dict[str, int]
+) -> None:
+    await queue.report(counters=counters)
+    await queue.next_is_sent()
+
+
+async def test_without_a_report_nothing_is_refused(queue: Queue) -> None:
+    await queue.next_is_sent()
+
+
+async def test_an_attempt_after_the_first_is_not_refused(queue: Queue) -> None:
+    """It was accepted: it ends at its deadline."""
+    await queue.report()
+    consumer = Consumer(queue.harness.dispatcher, next_request(deadline_ms=DOUBTFUL_MS))
+    leg = await queue.worker.received.next(Generate)
+    await queue.report(step_per_token_us=10 * TOKEN_US)
+    queue.worker.send(failed(leg, queue.worker))
+    again = await queue.worker.received.next(Generate)
+    assert (again.request_id, again.attempt) == ("next", leg.attempt + 1)
+    queue.worker.tokens(again, 0, [7], finish=FinishReason.STOP)
+    assert await consumer.end() == [7]
