@@ -8,7 +8,7 @@ import { Doctor } from "./doctor.js";
 import { Fleet } from "./fleet.js";
 import { getJson, Live, setKey } from "./live.js";
 import { age, clock } from "./numbers.js";
-import { copy, html, Icon, State, toast, useEffect, useState } from "./parts.js";
+import { copy, html, Icon, isTyping, KeyForm, State, toast, useEffect, useState } from "./parts.js";
 import { Requests } from "./requests.js";
 
 const VIEWS = [
@@ -211,26 +211,20 @@ function Findings() {
 
 /** In place of the view: a field for the key, which stays in this tab. */
 function Locked({ reason }) {
-	const onSubmit = (event) => {
-		event.preventDefault();
-		setKey(event.target.elements.key.value.trim());
+	const onKey = (key) => {
+		setKey(key);
 		live.retry();
 	};
 	return html`<section class="card empty">
 		<h1>This needs a key</h1>
 		<p>${reason}</p>
-		<form class="key" onSubmit=${onSubmit}>
-			<label for="key">Viewer's or admin key</label>
-			<input id="key" name="key" type="password" autocomplete="off" required />
-			<button class="btn main">Unlock</button>
-		</form>
-		<p class="small">It is kept for this tab only and sent as a header, never in an address.</p>
+		<${KeyForm} label="Viewer's or admin key" onKey=${onKey} />
 	</section>`;
 }
 
 function onShortcut(event, keys, setKeys) {
 	if (!keys.areOn || event.ctrlKey || event.metaKey || event.altKey || isDialogOpen()) return;
-	if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
+	if (isTyping(event)) {
 		if (event.key === "Escape") event.target.blur();
 		return;
 	}

@@ -3,7 +3,7 @@
 import { LineChart, linePath, Spark } from "./charts.js";
 import { notOffered } from "./doctor.js";
 import { int, kilo, known, share, sig3, ticks, times } from "./numbers.js";
-import { Bar, Empty, html, Pool, Scroll, Tag, useWidth } from "./parts.js";
+import { Bar, Card, Empty, html, Pool, Table, Tag, unseen, useWidth } from "./parts.js";
 
 const SOURCES = [
 	["computed", "fill-p", "computed"],
@@ -23,11 +23,10 @@ export function CacheView({ live, fleet }) {
 	if (!all) return html`<${Empty} title="No prompt yet">The caches have served no prompt in the last minutes.<//>`;
 	const part = (name) => (rates[name] ?? 0) / all;
 	return html`<div class="page-h"><h1>${share(1 - part("computed"))} of prompt tokens came from a cache</h1><p>In the last minute.</p></div>
-		<section class="card after">
-			<header><h2>Prompt tokens by source</h2><span class="small dim">${kilo(all)} tokens/s</span></header>
+		<${Card} extra="after" title="Prompt tokens by source" note=${`${kilo(all)} tokens/s`}>
 			<${Bar} extra="big-bar" parts=${SOURCES.map(([name, kind]) => [kind, part(name)])} />
 			<div class="legend">${SOURCES.map(([name, kind, text]) => html`<span><i class=${kind} /><b>${share(part(name))}</b> ${text}, ${kilo(rates[name])} tokens/s</span>`)}</div>
-		</section>
+		<//>
 		<div class="grid cache"><${Workers} cache=${cache} fleet=${fleet} /><${Sizes} curve=${cache.miss_curve} /></div>
 		<${Prefixes} prefixes=${cache.prefixes ?? []} />`;
 }
@@ -49,18 +48,15 @@ function Workers({ cache, fleet }) {
 		</tr>`;
 	};
 	const history = cache.evictions_history ?? [];
-	return html`<section class="card">
-		<header><h2>Hit rate by worker</h2><span class="small dim right">trend over the last hour</span></header>
-		<${Scroll} label="Hit rate by worker"><table class="mid-rows">
-			<thead><tr><th scope="col">worker</th><th scope="col" class="num">hit rate</th><th scope="col" class="wide-col"><span class="sr">hit rate as a bar</span></th><th scope="col">trend</th><th scope="col" class="num wide-col">cached blocks</th><th scope="col" class="num">evicted/s</th></tr></thead>
-			<tbody>${(cache.workers ?? []).map(row)}</tbody>
-		</table><//>
+	const columns = ["worker", ["hit rate", "num"], [unseen("hit rate as a bar"), "wide-col"], "trend", ["cached blocks", "num wide-col"], ["evicted/s", "num"]];
+	return html`<${Card} title="Hit rate by worker" note="trend over the last hour">
+		<${Table} label="Hit rate by worker" extra="mid-rows" columns=${columns}>${(cache.workers ?? []).map(row)}<//>
 		${history.length
 			? html`<div class="ch-h after"><h3>Evictions</h3><span class="t">blocks/s, worst worker</span></div>
 				<${LineChart} series=${[{ values: history, kind: "decode" }]} startUs=${(cache.history_end_us ?? 0) - (history.length - 1) * STEP_MS * 1000} stepMs=${STEP_MS} height=${130} hasAxis=${true}
 					ticks=${ticks(Math.max(1, ...history.filter(known)))} write=${sig3} label="Blocks evicted per second on the worst worker, last hour" />`
 			: null}
-	</section>`;
+	<//>`;
 }
 
 /** The point of the curve nearest to a number of blocks, on a scale of ratios. */
@@ -70,20 +66,19 @@ export const nearest = (points, blocks) =>
 function Sizes({ curve }) {
 	const points = (curve?.points ?? []).filter((each) => each.blocks > 0);
 	const now = curve?.blocks_now;
-	return html`<section class="card">
-		<header><h2>What another cache size would give</h2></header>
+	const columns = ["cache size", ["blocks", "num wide-col"], ["hit rate", "num"], ["prefill pressure", "num"]];
+	return html`<${Card} title="What another cache size would give">
 		${points.length > 1 && now
 			? html`<p class="small dim">Miss ratio by cache size, from sampled reuse distances (1 of ${Math.round(1 / curve.sample_rate)} blocks), whole fleet.</p>
 				<${Curve} points=${points} now=${now} />
-				<${Scroll} label="Effect of other cache sizes"><table>
-					<thead><tr><th scope="col">cache size</th><th scope="col" class="num wide-col">blocks</th><th scope="col" class="num">hit rate</th><th scope="col" class="num">prefill pressure</th></tr></thead>
-					<tbody>${SIZES.map(([factor, name]) => {
+				<${Table} label="Effect of other cache sizes" columns=${columns}>
+					${SIZES.map(([factor, name]) => {
 						const point = nearest(points, now * factor);
 						return html`<tr class=${factor === 1 ? "chosen" : ""}><th scope="row">${name}</th><td class="num wide-col">${int(now * factor)}</td><td class="num">${share(1 - point.miss_ratio)}</td><td class="num">${times(point.prefill_pressure)}</td></tr>`;
-					})}</tbody>
-				</table><//>`
+					})}
+				<//>`
 			: html`<p class="dim">Too few blocks were used again for a curve.</p>`}
-	</section>`;
+	<//>`;
 }
 
 function Curve({ points, now }) {
@@ -113,11 +108,8 @@ function Prefixes({ prefixes }) {
 		<td class="num">${int(each.num_tokens)}</td><td class="num wide-col">${int(each.num_blocks)}</td><td class="num">${sig3(each.hits_per_min)}</td><td class="num">${kilo(each.tokens_saved_per_min)}</td>
 		<td class="wide-col"><${Bar} parts=${[["fill-n", each.tokens_saved_per_min / most]]} /></td><td class="dim wide-col">${each.workers.join(", ")}</td>
 	</tr>`;
-	return html`<section class="card after">
-		<header><h2>Hottest prefixes</h2><span class="small dim">by tokens saved; named by the hash of their last block, never by their text</span></header>
-		<${Scroll} label="Hottest prefixes"><table class="mid-rows">
-			<thead><tr><th scope="col">prefix</th><th scope="col" class="num">tokens</th><th scope="col" class="num wide-col">blocks</th><th scope="col" class="num">hits/min</th><th scope="col" class="num">saved tokens/min</th><th scope="col" class="wide-col"><span class="sr">saved, as a bar</span></th><th scope="col" class="wide-col">held by</th></tr></thead>
-			<tbody>${prefixes.map(row)}</tbody>
-		</table><//>
-	</section>`;
+	const columns = ["prefix", ["tokens", "num"], ["blocks", "num wide-col"], ["hits/min", "num"], ["saved tokens/min", "num"], [unseen("saved, as a bar"), "wide-col"], ["held by", "wide-col"]];
+	return html`<${Card} extra="after" title="Hottest prefixes" note="by tokens saved; named by the hash of their last block, never by their text">
+		<${Table} label="Hottest prefixes" extra="mid-rows" columns=${columns}>${prefixes.map(row)}<//>
+	<//>`;
 }

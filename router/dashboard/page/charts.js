@@ -1,7 +1,7 @@
 // Charts as SVG in the pixels of their container. Colours come from CSS, so a theme needs no redraw.
 
-import { clock } from "./numbers.js";
-import { html, useWidth } from "./parts.js";
+import { clock, known } from "./numbers.js";
+import { html, stepping, useWidth } from "./parts.js";
 
 const MIN_WIDTH = 220;
 const LETTER_PX = 20;
@@ -11,7 +11,7 @@ export function linePath(values, x, y) {
 	let path = "";
 	let isDown = false;
 	values.forEach((value, i) => {
-		if (value === null || value === undefined) {
+		if (!known(value)) {
 			isDown = false;
 			return;
 		}
@@ -34,7 +34,7 @@ export function missedPath(values, target, isBelow, x, y) {
 		run = [];
 	};
 	values.forEach((value, i) => {
-		if (value === null || value === undefined) close();
+		if (!known(value)) close();
 		else run.push([i, isBelow ? Math.min(value, target) : Math.max(value, target)]);
 	});
 	close();
@@ -78,8 +78,8 @@ function plot(o, width) {
 	const at = (us) => x(Math.min(points - 1, Math.max(0, (us - o.startUs) / 1000 / o.stepMs)));
 	const marks = o.marks ?? [];
 	const first = o.series[0].values;
-	const hasTarget = o.target !== null && o.target !== undefined;
-	const hasData = o.series.some((each) => each.values.some((v) => v !== null && v !== undefined));
+	const hasTarget = known(o.target);
+	const hasData = o.series.some((each) => each.values.some(known));
 	const events = o.onIndex ? reading(o, points, x0, x1) : {};
 	return html`<svg
 		class="plot"
@@ -114,9 +114,7 @@ function plot(o, width) {
 		${o.hasAxis || o.hasLetters ? axis(o, width, points, x0, x1, y0, at) : null}
 		${o.hasLetters ? letters(marks, at, x1, y0) : null}
 		${hasData ? null : html`<text x=${(x0 + x1) / 2} y=${(top + y0) / 2} text-anchor="middle">no point yet</text>`}
-		${o.index === null || o.index === undefined
-			? null
-			: html`<line class="cross" x1=${x(o.index)} x2=${x(o.index)} y1=${top} y2=${y0} />`}
+		${known(o.index) ? html`<line class="cross" x1=${x(o.index)} x2=${x(o.index)} y1=${top} y2=${y0} />` : null}
 	</svg>`;
 }
 
@@ -124,9 +122,7 @@ function line({ values, kind, isThin }, x, y) {
 	const end = values.length - 1;
 	const last = values[end];
 	return html`<path class="line ${kind}" d=${linePath(values, x, y)} stroke-width=${isThin ? 1.25 : 2} />
-		${last === null || last === undefined
-			? null
-			: html`<circle class="end ${kind}" cx=${x(end)} cy=${y(last)} r=${isThin ? 2.5 : 3.5} />`}`;
+		${known(last) ? html`<circle class="end ${kind}" cx=${x(end)} cy=${y(last)} r=${isThin ? 2.5 : 3.5} />` : null}`;
 }
 
 function axis(o, width, points, x0, x1, y0, at) {
@@ -157,7 +153,6 @@ function letters(marks, at, x1, y0) {
 
 /** Handlers of the crosshair, by pointer and by keyboard. */
 function reading(o, points, x0, x1) {
-	const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
 	return {
 		onPointerMove: (event) => {
 			const box = event.currentTarget.getBoundingClientRect();
@@ -166,19 +161,13 @@ function reading(o, points, x0, x1) {
 		},
 		onPointerLeave: () => o.onIndex(null),
 		onBlur: () => o.onIndex(null),
-		onKeyDown: (event) => {
-			const step = steps[event.key];
-			if (!step) return;
-			o.onIndex(Math.min(points - 1, Math.max(0, (o.index ?? points) + step)));
-			event.preventDefault();
-			event.stopPropagation();
-		},
+		onKeyDown: stepping((step) => o.onIndex(Math.min(points - 1, Math.max(0, (o.index ?? points) + step)))),
 	};
 }
 
 /** A small line without axes. */
 export function Spark({ values, kind }) {
-	const numbers = values.filter((v) => v !== null && v !== undefined);
+	const numbers = values.filter(known);
 	if (numbers.length < 2) return html`<span class="faint">–</span>`;
 	const [width, height] = [120, 24];
 	const [low, high] = [Math.min(...numbers) - 0.04, Math.max(...numbers) + 0.04];

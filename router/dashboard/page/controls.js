@@ -3,7 +3,7 @@
 import { Dialog } from "./dialog.js";
 import { getJson, postJson, setKey } from "./live.js";
 import { clock, DASH, int, kilo, known, ms, times } from "./numbers.js";
-import { Empty, html, Pool, Scroll, State, Tag, toast, useLoaded, useState } from "./parts.js";
+import { Card, Columns, Empty, html, KeyForm, Pool, State, Table, Tag, toast, useLoaded, useState } from "./parts.js";
 import { hasNumbers, shownState } from "./workers.js";
 
 const SHOWN_LOG = 10;
@@ -70,19 +70,14 @@ export function Controls({ live, fleet }) {
 }
 
 function Unlock({ reason, onUnlock }) {
-	const onSubmit = (event) => {
-		event.preventDefault();
-		setKey(event.target.elements.key.value.trim());
+	const onKey = (key) => {
+		setKey(key);
 		onUnlock();
 	};
 	return html`<section class="card empty">
 		<h1>Controls need an admin key</h1>
 		<p>${reason || "What changes the fleet asks for an admin key, also where reading does not. A router gets its keys by BATON_ADMIN_KEYS or --admin-key-file."}</p>
-		<form class="key" onSubmit=${onSubmit}>
-			<label for="key">Admin key</label><input id="key" name="key" type="password" autocomplete="off" required />
-			<button class="btn main">Unlock</button>
-		</form>
-		<p class="small">It is kept for this tab only and sent as a header, never in an address.</p>
+		<${KeyForm} label="Admin key" onKey=${onKey} />
 	</section>`;
 }
 
@@ -120,21 +115,16 @@ function Workers({ live, fleet, act, ask }) {
 			</td>
 		</tr>`;
 	};
-	return html`<section class="card">
-		<header><h2>Workers</h2><span class="small dim">a drained worker takes nothing new, finishes what it has, hands over the rest</span></header>
-		<${Scroll} label="Workers">
-			<table class="mid-rows">
-				<thead><tr><th scope="col">worker</th><th scope="col">state</th><th scope="col" class="num">requests</th><th scope="col" class="num">action</th></tr></thead>
-				<tbody>${[...fleet.workers].sort((a, b) => b.role.localeCompare(a.role)).map(row)}</tbody>
-			</table>
-		<//>
-	</section>`;
+	const workers = [...fleet.workers].sort((a, b) => b.role.localeCompare(a.role));
+	return html`<${Card} title="Workers" note="a drained worker takes nothing new, finishes what it has, hands over the rest">
+		<${Table} label="Workers" extra="mid-rows" columns=${["worker", "state", ["requests", "num"], ["action", "num"]]}>${workers.map(row)}<//>
+	<//>`;
 }
 
 function Prediction({ now, predicted }) {
 	const word = (v) => (v === null ? "no worker left" : v > 1 ? `${times(v)}, short` : v > 0.9 ? `${times(v)}, tight` : times(v));
 	return html`<table>
-		<thead><tr><th scope="col">pressure</th><th scope="col" class="num">now</th><th scope="col" class="num">predicted</th></tr></thead>
+		<${Columns} names=${["pressure", ["now", "num"], ["predicted", "num"]]} />
 		<tbody>
 			${["prefill", "decode"].map((role) => {
 				const after = predicted?.[role];
@@ -146,10 +136,9 @@ function Prediction({ now, predicted }) {
 }
 
 function Settings({ settings, act, ask }) {
-	return html`<section class="card">
-		<header><h2>Budgets and targets</h2><span class="small dim">live; lost when the process restarts unless you set them there, too</span></header>
+	return html`<${Card} title="Budgets and targets" note="live; lost when the process restarts unless you set them there, too">
 		${settings.map((each) => html`<${Field} key=${`${each.scope} ${each.name}`} setting=${each} act=${act} ask=${ask} />`)}
-	</section>`;
+	<//>`;
 }
 
 function Field({ setting, act, ask }) {
@@ -180,15 +169,12 @@ function Log({ entries }) {
 		<td class="faint nowrap">${clock(each.at_us)}</td><td class="nowrap">${each.key}</td>
 		<td>${each.action}${each.new === null ? "" : ` ${each.old} → ${each.new}`}</td><td class="dim">${each.result}</td>
 	</tr>`;
-	return html`<section class="card audit">
-		<header><h2>Audit log</h2><span class="small dim">last ${Math.min(SHOWN_LOG, entries.length)} of ${entries.length}; all are in the router's log as <code>event=control</code></span></header>
+	const note = html`last ${Math.min(SHOWN_LOG, entries.length)} of ${entries.length}; all are in the router's log as <code>event=control</code>`;
+	return html`<${Card} extra="audit" title="Audit log" note=${note}>
 		${entries.length
-			? html`<${Scroll} label="Audit log"><table>
-					<thead><tr><th scope="col">time</th><th scope="col">key</th><th scope="col">change</th><th scope="col">result</th></tr></thead>
-					<tbody>${entries.slice(0, SHOWN_LOG).map(row)}</tbody>
-				</table><//>`
+			? html`<${Table} label="Audit log" columns=${["time", "key", "change", "result"]}>${entries.slice(0, SHOWN_LOG).map(row)}<//>`
 			: html`<p class="dim">Nothing was changed since this router started.</p>`}
-	</section>`;
+	<//>`;
 }
 
 function TestPrompt({ fleet, ask, reload }) {
@@ -222,15 +208,14 @@ function TestPrompt({ fleet, ask, reload }) {
 	};
 	const choice = (role) => html`<label class="small dim" for=${`t-${role}`}>${role}</label>
 		<select id=${`t-${role}`} name=${role}><option value="">as placed</option>${ready(role).map((id) => html`<option value=${id}>${id}</option>`)}</select>`;
-	return html`<section class="card">
-		<header><h2>Test prompt</h2><span class="small dim">billed to no client; left out of goodput</span></header>
+	return html`<${Card} title="Test prompt" note="billed to no client; left out of goodput">
 		<form onSubmit=${onSubmit}>
 			<label class="sr" for="t-prompt">Prompt</label>
 			<textarea id="t-prompt" name="prompt" rows="2" required>Say in one sentence what a KV cache is.</textarea>
 			<div class="pair">${choice("prefill")} ${choice("decode")}<button class="btn main">Send</button></div>
 		</form>
 		${trace ? html`<${Hops} trace=${trace} />` : null}
-	</section>`;
+	<//>`;
 }
 
 /** The way of a test prompt, from the router to the last token. */

@@ -2,7 +2,7 @@
 
 import { LineChart } from "./charts.js";
 import { clock, known, ms, share, sig3, ticks, times } from "./numbers.js";
-import { Bar, copy, Empty, html, Icon, Tag } from "./parts.js";
+import { Bar, Card, copy, Empty, html, Icon, Tag } from "./parts.js";
 
 const URGENT = "urgent";
 const UNITS = { ms, share, times };
@@ -82,8 +82,7 @@ function Change({ change }) {
 	</div>`;
 }
 
-const Passed = ({ title, passed }) => html`<section class="card passed">
-	<header><h2>${title}</h2></header>
+const Passed = ({ title, passed }) => html`<${Card} extra="passed" title=${title}>
 	<ul class="checks">${passed.map((each) => html`<li><${Icon} name="check" /><span><b>${each.title}</b><br />${each.text}</span></li>`)}</ul>
-</section>`;
+<//>`;
 

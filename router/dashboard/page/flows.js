@@ -1,7 +1,7 @@
 // Transfers between the pools: flows beside the workers' cards, and the same as a table.
 
 import { DASH, known, linkRate } from "./numbers.js";
-import { html, Scroll, useWidth } from "./parts.js";
+import { html, Table, useWidth } from "./parts.js";
 
 export const CARD_PX = 94;
 const MAX_FLOWS = 12;
@@ -92,9 +92,7 @@ export function PairTable({ pairs, prefill, decode }) {
 				>load now, and the path of the blocks; ▲ marks a path that is not the best one of the pair</span
 			>
 		</div>
-		<${Scroll} label="KV transfers by pair">
-			${isLarge ? flagged(pairs) : matrix(pairs, prefill, decode)}
-		<//>
+		${isLarge ? flagged(pairs) : matrix(pairs, prefill, decode)}
 	</div>`;
 }
 
@@ -102,30 +100,23 @@ function matrix(pairs, prefill, decode) {
 	const find = (p, d) => pairs.find((each) => each.prefill === p.worker_id && each.decode === d.worker_id);
 	const to = (d) => pairs.filter((each) => each.decode === d.worker_id);
 	const from = (p) => pairs.filter((each) => each.prefill === p.worker_id);
-	return html`<table style=${{ minWidth: `${90 + 96 * (decode.length + 1)}px` }}>
-		<thead>
-			<tr>
-				<th scope="col">from \\ to</th>
-				${decode.map((d) => html`<th scope="col">${d.worker_id}</th>`)}
-				<th scope="col">sum</th>
-			</tr>
-		</thead>
-		<tbody>
-			${prefill.map(
-				(p) =>
-					html`<tr>
-						<th scope="row">${p.worker_id}</th>
-						${decode.map((d) => html`<td>${cell(find(p, d), d)}</td>`)}
-						<td>${total(from(p), "out")}</td>
-					</tr>`,
-			)}
-			<tr>
-				<th scope="row">sum</th>
-				${decode.map((d) => html`<td>${total(to(d), "in")}</td>`)}
-				<td>${total(pairs, "all pairs")}</td>
-			</tr>
-		</tbody>
-	</table>`;
+	const columns = ["from \\ to", ...decode.map((d) => d.worker_id), "sum"];
+	const style = { minWidth: `${90 + 96 * (decode.length + 1)}px` };
+	return html`<${Table} label="KV transfers by pair" columns=${columns} style=${style}>
+		${prefill.map(
+			(p) =>
+				html`<tr>
+					<th scope="row">${p.worker_id}</th>
+					${decode.map((d) => html`<td>${cell(find(p, d), d)}</td>`)}
+					<td>${total(from(p), "out")}</td>
+				</tr>`,
+		)}
+		<tr>
+			<th scope="row">sum</th>
+			${decode.map((d) => html`<td>${total(to(d), "in")}</td>`)}
+			<td>${total(pairs, "all pairs")}</td>
+		</tr>
+	<//>`;
 }
 
 function cell(pair, decode) {
@@ -148,24 +139,19 @@ const total = (pairs, word) =>
 function flagged(pairs) {
 	const off = pairs.filter(isOffPath);
 	const rest = pairs.filter((pair) => !isOffPath(pair));
-	return html`<table>
-		<thead>
-			<tr><th scope="col">pair</th><th scope="col" class="num">load</th><th scope="col">path</th></tr>
-		</thead>
-		<tbody>
-			${off.map(
-				(pair) =>
-					html`<tr>
-						<th scope="row">${pair.prefill} → ${pair.decode}</th>
-						<td class="num">${linkRate(pair.bytes_per_s)}</td>
-						<td>▲ ${pair.path}, not ${pair.expected_path}</td>
-					</tr>`,
-			)}
-			<tr>
-				<th scope="row">${rest.length} other pairs</th>
-				<td class="num">${linkRate(sum(rest))}</td>
-				<td>as expected</td>
-			</tr>
-		</tbody>
-	</table>`;
+	return html`<${Table} label="KV transfers by pair" columns=${["pair", ["load", "num"], "path"]}>
+		${off.map(
+			(pair) =>
+				html`<tr>
+					<th scope="row">${pair.prefill} → ${pair.decode}</th>
+					<td class="num">${linkRate(pair.bytes_per_s)}</td>
+					<td>▲ ${pair.path}, not ${pair.expected_path}</td>
+				</tr>`,
+		)}
+		<tr>
+			<th scope="row">${rest.length} other pairs</th>
+			<td class="num">${linkRate(sum(rest))}</td>
+			<td>as expected</td>
+		</tr>
+	<//>`;
 }

@@ -2,7 +2,7 @@
 
 import { LineChart } from "./charts.js";
 import { clock, known, ms, share, share1, ticks } from "./numbers.js";
-import { html, Scroll, Tag, useState } from "./parts.js";
+import { html, Table, Tag, useState } from "./parts.js";
 
 const SHOWN_EVENTS = 8;
 const ROWS_OF_TABLE = 12;
@@ -143,31 +143,20 @@ function Numbers({ history, time }) {
 	const step = Math.max(1, Math.floor(points / ROWS_OF_TABLE));
 	const rows = [];
 	for (let i = points - 1; i >= 0; i -= step) rows.push(i);
+	const columns = ["goodput", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95"].map((name) => [name, "num"]);
 	return html`<details>
 		<summary>The same as numbers</summary>
-		<${Scroll} label="Last hour as numbers">
-			<table>
-				<thead>
-					<tr>
-						<th scope="col">time</th>
-						${["goodput", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95"].map(
-							(name) => html`<th scope="col" class="num">${name}</th>`,
+		<${Table} label="Last hour as numbers" columns=${["time", ...columns]}>
+			${rows.map(
+				(i) =>
+					html`<tr>
+						<th scope="row">${clock(time.startUs + i * time.stepMs * 1000)}</th>
+						<td class="num">${share1(history.goodput?.[i])}</td>
+						${["ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms"].map(
+							(name) => html`<td class="num">${ms(history[name]?.[i])}</td>`,
 						)}
-					</tr>
-				</thead>
-				<tbody>
-					${rows.map(
-						(i) =>
-							html`<tr>
-								<th scope="row">${clock(time.startUs + i * time.stepMs * 1000)}</th>
-								<td class="num">${share1(history.goodput?.[i])}</td>
-								${["ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms"].map(
-									(name) => html`<td class="num">${ms(history[name]?.[i])}</td>`,
-								)}
-							</tr>`,
-					)}
-				</tbody>
-			</table>
+					</tr>`,
+			)}
 		<//>
 	</details>`;
 }

@@ -84,9 +84,57 @@ export const Choice = ({ label, options, value, onChoose }) =>
 		)}
 	</div>`;
 
-/** A table that scrolls sideways where it is too wide, also by keyboard. */
+/** A section with a heading, and a note beside it. */
+export const Card = ({ title, note, extra = "", children }) =>
+	html`<section class="card ${extra}">
+		<header><h2>${title}</h2>${note ? html`<span class="small dim">${note}</span>` : null}</header>
+		${children}
+	</section>`;
+
+/** The head of a table: each column is its name, or `[name, class]`. */
+export const Columns = ({ names }) =>
+	html`<thead>
+		<tr>${names.map((each) => [each].flat()).map(([name, kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}</tr>
+	</thead>`;
+
+/** A table that scrolls sideways where it is too wide, also by keyboard; its children are rows. */
+export const Table = ({ label, columns, extra, style, children }) =>
+	html`<${Scroll} label=${label}>
+		<table class=${extra} style=${style}><${Columns} names=${columns} /><tbody>${children}</tbody></table>
+	<//>`;
+
 export const Scroll = ({ label, children }) =>
 	html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>${children}</div>`;
+
+/** A name for screen readers where the eye needs none. */
+export const unseen = (text) => html`<span class="sr">${text}</span>`;
+
+/** Asks for a key; `onKey` gets it. */
+export function KeyForm({ label, onKey }) {
+	const onSubmit = (event) => {
+		event.preventDefault();
+		onKey(event.target.elements.key.value.trim());
+	};
+	return html`<form class="key" onSubmit=${onSubmit}>
+			<label for="key">${label}</label>
+			<input id="key" name="key" type="password" autocomplete="off" required />
+			<button class="btn main">Unlock</button>
+		</form>
+		<p class="small">It is kept for this tab only and sent as a header, never in an address.</p>`;
+}
+
+export const isTyping = (event) => /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+
+/** A key handler of a drawing: calls `onStep` with how far the reader goes through it. */
+export const stepping = (onStep) => (event) => {
+	const step = STEPS[event.key];
+	if (!step) return;
+	onStep(step);
+	event.preventDefault();
+	event.stopPropagation();
+};
 
 /** A short message at the foot of the page: for what the reader did, not for news of the fleet. */
 export function toast(text) {

@@ -1,9 +1,10 @@
 // Where a request lost its time: a list on the left, one request on the right.
 
+import { isDialogOpen } from "./dialog.js";
 import { getJson } from "./live.js";
 import { layOut, perfetto, relative } from "./lanes.js";
 import { bytes, clock, DASH, int, known, ms, shortId } from "./numbers.js";
-import { Choice, copy, Empty, Facts, html, Tag, toast, useEffect, useLoaded, useRef, useState } from "./parts.js";
+import { Choice, copy, Empty, Facts, html, isTyping, Tag, toast, useEffect, useLoaded, useRef, useState } from "./parts.js";
 import { largest, StageBar, stageName, StageTable, total } from "./stages.js";
 import { Patterns, Waterfall } from "./waterfall.js";
 import { Explains, Why } from "./why.js";
@@ -98,7 +99,7 @@ function useKeys(rows, chosen) {
 	useEffect(() => {
 		const onKey = (event) => {
 			if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey) return;
-			if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || document.querySelector("dialog")?.open) return;
+			if (isTyping(event) || isDialogOpen()) return;
 			const at = rows.findIndex((row) => row.request_id === chosen);
 			const next = rows[Math.min(rows.length - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)))];
 			if (next) location.hash = `#/requests/${encodeURIComponent(next.request_id)}`;

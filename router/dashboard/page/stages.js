@@ -1,7 +1,7 @@
 // Stages of a request: their names, their patterns, and the table in which they add up.
 
 import { ms1 } from "./numbers.js";
-import { Bar, html, Scroll, Tag } from "./parts.js";
+import { Bar, Card, Columns, html, Scroll, Tag } from "./parts.js";
 
 /** name, pattern, and the pattern where the decode worker computes the prompt itself */
 const STAGES = {
@@ -54,22 +54,17 @@ export function StageTable({ trace }) {
 	const first = trace.stages.filter((each) => each.part === "first_token");
 	const rest = trace.stages.filter((each) => each.part === "rest");
 	const title = trace.first_token_us ? "Up to the first token" : "Until now, without a token";
-	return html`<section class="card">
-		<header><h2>Where every millisecond went</h2></header>
+	const columns = ["stage and place", ["ms", "num"], ["share", "num"], ["what happened", "wide-col"]];
+	return html`<${Card} title="Where every millisecond went">
 		<${Scroll} label="Stages">
 			<table class="stages">
 				<caption class="sr">Stages of the request</caption>
-				<thead>
-					<tr>
-						<th scope="col">stage and place</th><th scope="col" class="num">ms</th
-						><th scope="col" class="num">share</th><th scope="col" class="wide-col">what happened</th>
-					</tr>
-				</thead>
+				<${Columns} names=${columns} />
 				${part(first, title, isLocal, true)}
 				${rest.length ? part(rest, "From the first token to the last", isLocal, false) : null}
 			</table>
 		<//>
-	</section>`;
+	<//>`;
 }
 
 function part(stages, title, isLocal, isFirst) {

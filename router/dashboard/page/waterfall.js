@@ -2,7 +2,7 @@
 
 import { layOut } from "./lanes.js";
 import { int, ms, ms1 } from "./numbers.js";
-import { Choice, html, useEffect, useState, useWidth } from "./parts.js";
+import { Choice, html, isTyping, stepping, useEffect, useState, useWidth } from "./parts.js";
 
 const GUTTER_PX = 136;
 const NARROW_PX = 560;
@@ -61,8 +61,7 @@ export function Waterfall({ id, trace, targetMs }) {
 	useEffect(() => setPicked(-1), [id, isWhole]);
 	useEffect(() => {
 		const onKey = (event) => {
-			const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
-			if (event.key === "z" && !isTyping && !event.ctrlKey && !event.metaKey) setWhole((now) => !now);
+			if (event.key === "z" && !isTyping(event) && !event.ctrlKey && !event.metaKey) setWhole((now) => !now);
 		};
 		addEventListener("keydown", onKey);
 		return () => removeEventListener("keydown", onKey);
@@ -106,13 +105,7 @@ function Drawing({ id, trace, targetMs, layout, spans, picked, setPicked, isNarr
 	const { axis, height } = layout;
 	const gutter = isNarrow ? 0 : GUTTER_PX;
 	const chosen = spans[picked];
-	const onKeyDown = (event) => {
-		const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
-		if (!step) return;
-		setPicked(Math.min(spans.length - 1, Math.max(0, picked + step)));
-		event.preventDefault();
-		event.stopPropagation();
-	};
+	const onKeyDown = stepping((step) => setPicked(Math.min(spans.length - 1, Math.max(0, picked + step))));
 	const onPointerMove = (event) => {
 		const box = event.currentTarget.getBoundingClientRect();
 		const [px, py] = [event.clientX - box.left, event.clientY - box.top];

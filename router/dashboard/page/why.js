@@ -1,7 +1,7 @@
 // Why a request was placed where it was, and which findings and events explain its stages.
 
 import { clock, DASH, int, known, ms } from "./numbers.js";
-import { Facts, html, Pool, Scroll, Tag, useLoaded } from "./parts.js";
+import { Card, Facts, html, Pool, Table, Tag, unseen, useLoaded } from "./parts.js";
 import { getJson } from "./live.js";
 
 const NEAR_MS = 60_000;
@@ -10,7 +10,7 @@ export function Why({ trace }) {
 	const attempt = trace.attempts.at(-1);
 	const placement = attempt?.placement ?? trace.placement;
 	if (!placement) {
-		return html`<section class="card"><header><h2>Why here</h2></header><p class="dim">It was not placed yet.</p></section>`;
+		return html`<${Card} title="Why here"><p class="dim">It was not placed yet.</p><//>`;
 	}
 	const excluded = placement.excluded ?? [];
 	const observed = trace.first_token_us
@@ -47,44 +47,29 @@ function Candidates({ title, role, list, chosen }) {
 	const most = Math.max(1, ...rows.map((each) => each.cost));
 	const width = (v) => ({ width: `${Math.max(0, v / most) * 100}%` });
 	const missing = (each) => Math.max(0, each.cost - each.load_tokens - each.shortage_tokens);
+	const parts = ["load", "missing", "shortage"].map((name) => [name, "num"]);
 	return html`<h3 class="cands"><${Pool} role=${role} />${title}</h3>
-		<${Scroll} label=${title}>
-			<table>
-				<thead>
-					<tr>
-						<th scope="col">worker</th><th scope="col" class="num">cost</th
-						><th scope="col" class="wide-col"><span class="sr">parts</span></th
-						><th scope="col" class="num">load</th><th scope="col" class="num">missing</th
-						><th scope="col" class="num">shortage</th>
-					</tr>
-				</thead>
-				<tbody>
-					${rows.map((each) => {
-						const isChosen = each.worker_id === chosen;
-						return html`<tr class=${isChosen ? "chosen" : ""}>
-							<th scope="row" class="nowrap">
-								${isChosen ? "● " : ""}${each.worker_id}
-								${isChosen
-									? html`<span class="sr">, chosen</span>`
-									: each.near_tie
-										? html` <span class="faint small">near-tie</span>`
-										: null}
-							</th>
-							<td class="num">${int(each.cost)}</td>
-							<td class="wide-col">
-								<span class="cand"
-									><i class="fill-n" style=${width(each.load_tokens)} /><i
-										class="fill-${role[0]}"
-										style=${width(missing(each))} /><i class="exposed" style=${width(each.shortage_tokens)}
-								/></span>
-							</td>
-							<td class="num">${int(each.load_tokens)}</td>
-							<td class="num">${int(each.missing_tokens)}</td>
-							<td class="num">${int(each.shortage_tokens)}</td>
-						</tr>`;
-					})}
-				</tbody>
-			</table>
+		<${Table} label=${title} columns=${["worker", ["cost", "num"], [unseen("parts"), "wide-col"], ...parts]}>
+			${rows.map((each) => {
+				const isChosen = each.worker_id === chosen;
+				const nearTie = each.near_tie ? html` <span class="faint small">near-tie</span>` : null;
+				return html`<tr class=${isChosen ? "chosen" : ""}>
+					<th scope="row" class="nowrap">
+						${isChosen ? "● " : ""}${each.worker_id}${isChosen ? unseen(", chosen") : nearTie}
+					</th>
+					<td class="num">${int(each.cost)}</td>
+					<td class="wide-col">
+						<span class="cand">
+							<i class="fill-n" style=${width(each.load_tokens)} />
+							<i class="fill-${role[0]}" style=${width(missing(each))} />
+							<i class="exposed" style=${width(each.shortage_tokens)} />
+						</span>
+					</td>
+					<td class="num">${int(each.load_tokens)}</td>
+					<td class="num">${int(each.missing_tokens)}</td>
+					<td class="num">${int(each.shortage_tokens)}</td>
+				</tr>`;
+			})}
 		<//>`;
 }
 
@@ -119,11 +104,7 @@ export function Explains({ trace, fleet }) {
 	const hasDoctor = fleet.offers?.includes("doctor");
 	const { value } = useLoaded(async (signal) => (hasDoctor ? getJson("doctor", signal) : null), [trace.request_id]);
 	const list = explanations(trace, value?.findings ?? [], fleet.events ?? []);
-	return html`<section class="card">
-		<header>
-			<h2>What explains it</h2>
-			<span class="small dim">findings and events at ${clock(trace.received_us)}</span>
-		</header>
+	return html`<${Card} title="What explains it" note=${`findings and events at ${clock(trace.received_us)}`}>
 		${list.length
 			? html`<ul class="expl">
 					${list.map(
@@ -135,5 +116,5 @@ export function Explains({ trace, fleet }) {
 					)}
 				</ul>`
 			: html`<p class="dim">No finding or event of that time touches this request.</p>`}
-	</section>`;
+	<//>`;
 }

@@ -1,7 +1,7 @@
 // One worker as a card, or as a row where a pool is large.
 
 import { age, clock, count, DASH, int, kilo, known, share, sig3 } from "./numbers.js";
-import { Bar, html, State, useState } from "./parts.js";
+import { Bar, Columns, html, State, useState } from "./parts.js";
 
 export const MAX_CARDS = 12;
 const MAX_ROWS = 40;
@@ -116,22 +116,17 @@ export function WorkerRows({ workers, now, role }) {
 	const first = isWhole ? Math.max(0, Math.floor(top / ROW_PX) - 2) : 0;
 	const seen = isWhole ? rows.slice(first, first + WINDOW_ROWS) : rows;
 	const after = isWhole ? rows.length - first - seen.length : 0;
-	const name = `${role} workers`;
+	const busy = role === "prefill" ? "queue" : "batch";
+	const columns = ["worker", "state", ["KV", "num"], [busy, "num"], ["tok/s", "num wide-col"]];
 	return html`<div
 			class="rows ${isWhole ? "whole" : ""}"
 			tabindex="0"
 			role="region"
-			aria-label=${name}
+			aria-label="${role} workers"
 			onScroll=${(event) => setTop(event.currentTarget.scrollTop)}
 		>
 			<table>
-				<thead>
-					<tr>
-						<th scope="col">worker</th><th scope="col">state</th><th scope="col" class="num">KV</th
-						><th scope="col" class="num">${role === "prefill" ? "queue" : "batch"}</th
-						><th scope="col" class="num wide-col">tok/s</th>
-					</tr>
-				</thead>
+				<${Columns} names=${columns} />
 				<tbody>
 					${first ? html`<tr class="room" style=${{ height: `${first * ROW_PX}px` }} />` : null}
 					${seen.map((each) => row(each, now))}

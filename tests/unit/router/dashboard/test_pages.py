@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from router.dashboard.pages import page_files, pages_router
 
-MOST_BYTES = 180_000
-MOST_BYTES_SENT = 70_000
+MOST_BYTES = 174_000
+MOST_BYTES_SENT = 65_000
 FILES = page_files()
 
 
