@@ -2,8 +2,8 @@
 
 `seconds = fixed + per_token * tokens + per_attended * attended`, where `attended` counts
 (query, key) pairs: a chunk of n tokens at context c attends n*c + n*(n+1)/2. Fitted online by
-recursive least squares with exponential forgetting (Haykin, Adaptive Filter Theory, ch. 13).
-Pure; torch-free; the simulator and the router use the same three coefficients.
+recursive least squares with stabilised forgetting (Kulhavý and Zarrop, On a general concept of
+forgetting, 1993). Pure; torch-free; the simulator and the router use the same three coefficients.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 # Inside the fit the features are scaled so that their magnitudes are comparable.
 _SCALE = (1.0, 1e-2, 1e-4)
-_MAX_TRACE = 1e3
+
+
+_Vector = tuple[float, float, float]
+_Symmetric = tuple[float, float, float, float, float, float]
 
 
 def attended_pairs(num_tokens: int, context: int) -> int:
@@ -59,7 +62,8 @@ class StepModel:
             value / scale
             for value, scale in zip((fixed_s, per_token_s, per_attended_s), _SCALE, strict=True)
         ]
-        self._covariance = [[1.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._information = (1.0, 0.0, 0.0, 1.0, 0.0, 1.0)
+        """The upper triangle of the inverse covariance, row by row."""
         self._forgetting = forgetting
         self.totals = StepTotals()
 
@@ -95,20 +99,44 @@ class StepModel:
 
     def observe(self, cost: StepCost, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
-        x = [1.0 * _SCALE[0], cost.num_tokens * _SCALE[1], cost.attended * _SCALE[2]]
-        px = [sum(row[j] * x[j] for j in range(3)) for row in self._covariance]
-        denominator = self._forgetting + sum(x[i] * px[i] for i in range(3))
-        gain = [value / denominator for value in px]
+        x = (_SCALE[0], cost.num_tokens * _SCALE[1], cost.attended * _SCALE[2])
         predicted = sum(t * v for t, v in zip(self._theta, x, strict=True))
         error = seconds - predicted
         totals = self.totals
         totals.seconds += seconds
         totals.predicted_s += max(0.0, predicted)
         totals.error_s += abs(error)
+        self._information = _informed(self._information, x, self._forgetting)
+        gain = _solved(self._information, x)
         self._theta = [t + g * error for t, g in zip(self._theta, gain, strict=True)]
-        # Without excitation in some direction, forgetting would let the covariance grow forever.
-        trace = sum(self._covariance[i][i] for i in range(3))
-        forgetting = self._forgetting if trace < _MAX_TRACE else 1.0
-        for i in range(3):
-            for j in range(3):
-                self._covariance[i][j] = (self._covariance[i][j] - gain[i] * px[j]) / forgetting
+
+
+def _informed(known: _Symmetric, x: _Vector, forgetting: float) -> _Symmetric:
+    """The information after an observation at `x`. What is known decays towards the information of
+    the initial guess, not towards none: steps that are all alike say nothing about others, and
+    with no information about those, the first one with an unlucky time would upset the fit."""
+    a, b, c, d, e, f = known
+    u, v, w = x
+    kept, least = forgetting, 1.0 - forgetting
+    return (
+        kept * a + least + u * u,
+        kept * b + u * v,
+        kept * c + u * w,
+        kept * d + least + v * v,
+        kept * e + v * w,
+        kept * f + least + w * w,
+    )
+
+
+def _solved(matrix: _Symmetric, x: _Vector) -> _Vector:
+    """The y with `matrix @ y = x`, by cofactors; the matrix is positive definite."""
+    a, b, c, d, e, f = matrix
+    u, v, w = x
+    aa, ab, ac = d * f - e * e, c * e - b * f, b * e - c * d
+    bb, bc, cc = a * f - c * c, b * c - a * e, a * d - b * b
+    scale = 1.0 / (a * aa + b * ab + c * ac)
+    return (
+        (aa * u + ab * v + ac * w) * scale,
+        (ab * u + bb * v + bc * w) * scale,
+        (ac * u + bc * v + cc * w) * scale,
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +39,32 @@ def test_steps_of_one_kind_for_a_long_time_do_not_break_it() -> None:
     assert model.predict(StepCost().plus(1, 100)) == pytest.approx(3e-3, rel=0.01)
     model.observe(StepCost().plus(256, 0), 20e-3)
     assert 1e-3 < model.predict(StepCost().plus(1, 100)) < 6e-3
+
+
+def test_it_adapts_to_a_slower_machine_after_many_alike_steps() -> None:
+    model, cost = StepModel(), StepCost().plus(1, 100)
+    for _ in range(20_000):
+        model.observe(cost, 3e-3)
+    for _ in range(200):
+        model.observe(cost, 6e-3)
+    assert model.predict(cost) == pytest.approx(6e-3, rel=0.05)
+
+
+def test_its_predictions_do_not_stray_on_a_busy_machine() -> None:
+    """The steps of a decode worker whose machine had three times more to do than it has cores: most
+    computed one token, in 2 to 79 ms, and few computed a part of a prompt."""
+    path = Path(__file__).parent / "busy_steps.csv.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        steps = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    decode, chunk = StepCost().plus(1, 200), StepCost().plus(64, 0)
+    model = StepModel()
+    predicted = []
+    for step in steps:
+        model.observe(StepCost(step["num_tokens"], step["attended"]), step["step_us"] / 1e6)
+        predicted.append((model.predict(decode), model.predict(chunk)))
+    decode_s, chunk_s = zip(*predicted[50:], strict=True)
+    assert all(4e-3 < each < 20e-3 for each in decode_s), "the median step took 8 ms"
+    assert all(13e-3 < each < 50e-3 for each in chunk_s), "the median chunk took 26 ms"
 
 
 @settings(derandomize=True, deadline=None)
