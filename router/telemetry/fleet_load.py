@@ -5,9 +5,11 @@ Reads the fleet's last reports and the prompts of the last minute; pure but for 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from statistics import median
 
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
@@ -18,6 +20,7 @@ from router.routing.prediction import decode_step_ms, ttft_ms
 MINUTE_US = 60_000_000
 MAX_PROMPTS = 64
 MAX_LOOKED_AT = 256
+STEADY_SAMPLES = 5
 _SHORTEST_QUEUES = 4
 
 
@@ -43,6 +46,22 @@ class FleetLoad:
         if self.predicted_step_ms is not None and tpot_target_ms is not None:
             shares.append(self.predicted_step_ms / tpot_target_ms)
         return max(shares, default=None)
+
+
+class SteadyLoad:
+    """Predictions that one unlucky moment does not move: medians of the last samples."""
+
+    def __init__(self) -> None:
+        self._ttft_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
+        self._step_ms: deque[float] = deque(maxlen=STEADY_SAMPLES)
+
+    def sample(self, load: FleetLoad) -> FleetLoad:
+        """`load`, with the medians as its predictions; what it does not predict stays unknown."""
+        return replace(
+            load,
+            predicted_ttft_ms=_steady(self._ttft_ms, load.predicted_ttft_ms),
+            predicted_step_ms=_steady(self._step_ms, load.predicted_step_ms),
+        )
 
 
 def fleet_load(fleet: Fleet, traces: TraceStore) -> FleetLoad:
@@ -104,6 +123,14 @@ def _best_ttft_ms(workers: Sequence[Worker], num_tokens: int, cached: int) -> fl
         if each.speed is not None and each.speed.is_known
     ]
     return min(times, default=None)
+
+
+def _steady(samples: deque[float], newest: float | None) -> float | None:
+    if newest is None:
+        samples.clear()
+        return None
+    samples.append(newest)
+    return median(samples)
 
 
 def _p95(values: Sequence[float | None]) -> float | None:

@@ -15,7 +15,7 @@ from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
 from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
 from router.routing.view import Mode
-from router.telemetry.fleet_load import FleetLoad, fleet_load, tpot_target_ms
+from router.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
 from router.telemetry.pairs import PairKey, PairPaths, PairTable
 from router.telemetry.path_watch import PathWatch
 from router.telemetry.paths import UNKNOWN, expected_path, is_off_way
@@ -64,6 +64,7 @@ class FleetReport:
         self.peers = PeerRouters()
         self._verdict = Verdict()
         self._load: FleetLoad | None = None
+        self._steady = SteadyLoad()
         self._tpot_in_force: float | None = targets.tpot_target_ms
         traces.on_ended(self._take_ended)
         traces.on_moved(self._take_moved)
@@ -73,7 +74,7 @@ class FleetReport:
         self._traces.tell_ended()
         now_us = self._traces.wall_us()
         self._measure_paths(now_us)
-        self._load = load = fleet_load(self._fleet, self._traces)
+        self._load = load = self._steady.sample(fleet_load(self._fleet, self._traces))
         ttft_target, tpot_target = self.targets.ttft_target_ms, self._tpot_target_ms
         self._tpot_in_force = tpot_target
         self._verdict.prefill.observe(load.prefill_pressure(ttft_target), now_us)
