@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MS = 30_000.0
+WAIT_MS = 60_000.0
 DESKTOP, PHONE = (1440, 900), (390, 844)
 
 
@@ -34,7 +34,9 @@ def running_browser() -> Iterator[Browser]:
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
+            executable_path=find_chromium(),
+            args=["--no-sandbox", "--disable-gpu"],
+            timeout=2 * WAIT_MS,
         )
         yield browser
         browser.close()

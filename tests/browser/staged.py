@@ -37,12 +37,12 @@ class StagedRouter:
 
     def __enter__(self) -> StagedRouter:
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     async def _serve(self) -> None:

@@ -129,7 +129,7 @@ def test_a_cancelled_question_changes_nothing(pages: Watched, fleet: Fleet) -> N
         page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
     assert len(log_of(fleet)) == before
-    assert state_of(fleet, "decode-1") == "ready"
+    wait_for("a worker that does not drain", lambda: state_of(fleet, "decode-1") == "ready")
 
 
 def test_a_test_prompt_travels(pages: Watched, fleet: Fleet) -> None:
@@ -159,7 +159,7 @@ def test_a_drain_from_the_page_drains(pages: Watched, fleet: Fleet) -> None:
 
 
 def test_a_killed_worker_shows_as_lost(pages: Watched, fleet: Fleet) -> None:
-    """At the latest in the second summary after its connection broke."""
+    """And in no other state on the way than as a worker without a connection."""
     with pages.page("fleet") as page:
         card = page.locator('[data-worker="decode-2"]')
         expect(card.locator(".state")).to_have_text("ready")
@@ -176,7 +176,9 @@ def test_a_killed_worker_shows_as_lost(pages: Watched, fleet: Fleet) -> None:
         fleet.processes["decode-2"].signal(signal.SIGKILL)
         expect(card.locator(".state")).to_have_text("lost")
         expect(card).to_contain_text("Lost")
-        assert len([each for each in page.evaluate("window.states") if each != "lost"]) <= 2
+        old = re.compile(r"ready, report .* old")  # on a machine that is busy
+        states = [each for each in page.evaluate("window.states") if not old.fullmatch(each)]
+        assert [each for each in states if each != "ready"] in (["not connected", "lost"], ["lost"])
         expect(page.locator(".events")).to_contain_text("decode-2")
     send(fleet, 2)
 
@@ -196,4 +198,4 @@ def test_a_silent_router_leaves_the_numbers_and_says_how_old_they_are(
             fleet.processes["router"].signal(signal.SIGCONT)
         expect(page.locator(".banner")).to_have_count(0)
         expect(page.locator("#live")).to_contain_text("live")
-        assert page.locator(".gone").count() == 0, "the page has its colours back"
+        expect(page.locator(".gone")).to_have_count(0)  # the page has its colours back

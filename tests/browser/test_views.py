@@ -10,10 +10,11 @@ from playwright.sync_api import Page, expect
 
 from cli.fleet import Fleet
 from tests.browser.browser import DESKTOP, PHONE, Watched
+from tests.browser.figures import number
 from tests.browser.traffic import metrics
 from tests.effort import in_turn, some
 from tests.http_client import HTTP
-from tests.integration.fleets import assert_idle
+from tests.integration.fleets import assert_idle, trace_of
 
 VIEWS = ("fleet", "requests", "doctor", "cache", "controls")
 Layout = tuple[tuple[int, int], str]
@@ -104,13 +105,13 @@ def test_a_requests_stages_add_up_to_its_latency(pages: Watched, fleet: Fleet) -
     assert rest == pytest.approx(
         (trace["last_token_us"] - trace["first_token_us"]) / 1000, abs=0.01
     )
-    assert float(re.match(r"[\d.]+", shown).group()) == pytest.approx(ttft_ms, rel=0.01)
+    assert number(shown) == pytest.approx(ttft_ms / 1000, rel=0.01)
     assert {"tokenize", "prefill", "delivery"} <= first.keys()
 
 
 def test_the_waterfall_has_a_bar_for_each_span(pages: Watched, fleet: Fleet) -> None:
     remote = next(each for each in rows(fleet, "order=slow") if each["prefill"])
-    trace = HTTP.get(f"{fleet.url}/requests/{remote['request_id']}/trace").json()
+    trace = trace_of(fleet, remote["request_id"])
     chunks = trace["attempts"][-1]["prefill"]["chunks"]
     with pages.page(f"requests/{remote['request_id']}") as page:
         page.get_by_role("button", name="Whole request").click()
