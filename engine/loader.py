@@ -23,6 +23,7 @@ from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.stored_tensors import OpenTensors
 from engine.checkpoint.weights import (
     Progress,
     has_blocks,
@@ -89,6 +90,8 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Whether a card captures its decode steps as CUDA graphs, if FlashInfer computes attention."""
     grammars: GrammarLimits = DEFAULT_LIMITS
+    open_tensors: OpenTensors | None = None
+    """Opens another worker's tensors, which are loaded in place of those in `folder`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def load_engine(
     On a card, the thread that loads the engine has to run it. With `ranks` the engine holds rank
     0's shard of weights and pool, and leads the others, which call `load_follower` meanwhile.
 
-    Raises ModelLoadError for the checkpoint, ConfigError for the settings.
+    Raises ModelLoadError for the checkpoint, ConfigError for the settings, and TransferError if the
+    tensors of another worker do not come.
     """
     return _load(config, progress, ranks, enter).assembled(clock, allocate, enter)
 
@@ -167,8 +171,9 @@ def _load(
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
     enter("weights")
-    fingerprint = model_fingerprint(config.folder)
-    keeps_blocks = _keeps_blocks(config, dtype, kernels, ranks) and has_blocks(config.folder)
+    theirs = None if config.open_tensors is None else config.open_tensors()
+    fingerprint = model_fingerprint(config.folder) if theirs is None else theirs.fingerprint
+    keeps_blocks = _keeps_blocks(config, dtype, kernels, ranks)
     if weight_bits not in (16, 12):  # rounded weights compute different KV
         fingerprint += f"-{config.weights}"
     elif keeps_blocks:
@@ -184,7 +189,9 @@ def _load(
         model_config,
         load_block_weights(config.folder, whole, torch_dtype(dtype), progress)
         if keeps_blocks
-        else load_weights(config.folder, whole, device, torch_dtype(dtype), progress, shard),
+        else load_weights(
+            theirs or config.folder, whole, device, torch_dtype(dtype), progress, shard
+        ),
         kernels,
         weight_bits,
         card.ops() if card else None,
@@ -260,9 +267,11 @@ def _weight_bits(
 def _keeps_blocks(
     config: EngineConfig, dtype: str, kernels: ctypes.CDLL | None, ranks: Ranks | None
 ) -> bool:
-    """Whether the quantized weights of a GGUF file are multiplied as they are."""
+    """Whether quantized weights of a GGUF file are there and multiplied as they are. Another worker
+    sends none."""
     is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
-    return is_ours and config.weights == "auto" and ranks is None
+    may_keep = is_ours and config.weights == "auto" and ranks is None
+    return may_keep and config.open_tensors is None and has_blocks(config.folder)
 
 
 def _check_fp8(dtype: str, device: torch.device) -> None:

@@ -426,6 +426,66 @@ class KvWritten(Message, frozen=True, kw_only=True):
     tp_rank: int = 0
 
 
+# -- weights from worker to worker ------------------------------------------------------------
+
+
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of a checkpoint as its files store it; `dtype` as in safetensors."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class WeightsAsk(Message, frozen=True, kw_only=True):
+    """A starting worker to one that serves: send me your checkpoint's tensors into `pool`.
+
+    `ask` is a random name, which all further messages about this transfer carry. `block_bytes` is
+    the size of the pool's blocks.
+    """
+
+    ask: str
+    pool: PeerDescriptor
+    block_bytes: int
+
+
+class WeightsOffer(Message, frozen=True, kw_only=True):
+    """The answer: the tensors will come in this order, each followed by the SHA-256 of its bytes.
+
+    They form one stream, cut into pieces of a block's size. Piece i goes into block i modulo the
+    number of blocks, and its notification is i in eight bytes, the lowest first. `fingerprint`
+    identifies the checkpoint.
+    """
+
+    ask: str
+    fingerprint: str
+    tensors: list[StoredTensor]
+
+
+class WeightsGrant(Message, frozen=True, kw_only=True):
+    """The first `num_pieces` pieces may be written; pieces before them have been read."""
+
+    ask: str
+    num_pieces: int
+
+
+class WeightsRefused(Message, frozen=True, kw_only=True):
+    """No piece will be written any more, and why."""
+
+    ask: str
+    reason: str
+
+
+class WeightsClose(Message, frozen=True, kw_only=True):
+    """The asker has all that it wants, or goes elsewhere."""
+
+    ask: str
+
+
+WeightsMessage = WeightsAsk | WeightsGrant | WeightsClose
+"""The asker's messages."""
+
 ControlMessage = (
     Hello
     | HelloAccepted
@@ -456,4 +516,9 @@ ControlMessage = (
     | KvRenew
     | HandoffToken
     | KvClosed
+    | WeightsAsk
+    | WeightsOffer
+    | WeightsGrant
+    | WeightsRefused
+    | WeightsClose
 )

@@ -28,7 +28,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     people to read. `texts_fingerprint` identifies the configuration and the tokenizer, which a
     router compares with its own. The limits of a step and the grace of a drain are the worker's
     settings; 0 if it does not tell. `start_ms`: how long each phase of its start took, in the order
-    of the phases; empty until it has registered.
+    of the phases; empty until it has registered. One that `sends_weights` has files of them for
+    workers that start.
     """
 
     worker_id: str
@@ -55,3 +56,4 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     itl_target_ms: float = 0.0
     drain_grace_s: float = 0.0
     start_ms: dict[str, int] = {}
+    sends_weights: bool = False

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -19,15 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from checkpoint.model_source import model_name, resolve_model
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
 from engine.device import bind_thread
 from engine.gpu.share import limit_to_share
-from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
-from engine.sampling.grammar_matcher import GrammarLimits
+from engine.loader import LoadedEngine, pick_device
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory, Transport
@@ -52,7 +47,6 @@ from protocol.errors import ConfigError, ModelLoadError
 from protocol.hashing import seed_of
 from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
 from protocol.registration import WorkerInfo, WorkerState
-from scheduling.scheduler import SchedulerConfig
 from worker.addresses import advertised, advertised_address, checked
 from worker.admissions import Admissions
 from worker.counters import Count
@@ -60,11 +54,13 @@ from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.link_counters import LinkCounters, LinkWatch
 from worker.metrics import WorkerMetrics
+from worker.model_loading import ModelLoading, fetched, served_name, transfer_means
 from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
 from worker.start_phases import PhaseTimes, StartPhases, since_process_began
-from worker.step_limits import card_bytes, step_limits
+from worker.weights.choice import FINGERPRINT_DIGITS, can_send
+from worker.weights.server import ServedModel, WeightsServer
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +109,7 @@ def run_worker(
         settings = checked(settings)
         # nothing is open yet: a signal ends a download
         times.enter("fetch")
-        folder = resolve_model(settings.model, settings.revision)
+        folder = fetched(settings)
         with ExitStack() as stack:
             _serve(_Start(settings, folder, role, times), build, stack)
     except Stopped:
@@ -156,6 +152,7 @@ class _Local:
     loaded: LoadedEngine
     descriptor: PeerDescriptor
     paths: tuple[str, ...]  # that KV blocks may take to peers
+    folder: Path  # of the model's files
     texts: str  # the fingerprint of configuration and tokenizer
 
 
@@ -181,7 +178,7 @@ def _serve(
     probes = WorkerProbes(phases, settings.peer_silence_s)
     registry = serve_probes(settings, probes, stack)
     with stop.raised():
-        local = _prepare(settings, start.folder, wakeup, phases, stack)
+        local = _prepare(start, wakeup, phases, stack)
         phases.enter("registration")
         member = _connect(settings, role, local, probes, stack)
         registry.register(WorkerMetrics(role, member.info.worker_id, member.host.latest_stats))
@@ -209,22 +206,22 @@ def _serve(
     log.info("%s stopped", info.worker_id)
 
 
-def _prepare(
-    settings: WorkerSettings, folder: Path, wakeup: Wakeup, phases: StartPhases, stack: ExitStack
-) -> _Local:
+def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStack) -> _Local:
     """The transfer thread, and the engine with its registered pool. Raises Stopped."""
-    trial = start_trial("worker.checkpoint_trial", folder)  # while the transport starts
+    settings = start.settings
+    trial = start_trial("worker.checkpoint_trial", start.folder)  # while the transport starts
     stack.callback(trial.cancel)
     phases.enter("transport")
     transfers = _start_transfers(settings, wakeup, stack)
     trial.finish()
-    loaded = _load(settings, folder, transfers, phases)
+    loading = ModelLoading(settings, start.role, start.folder, transfers, phases)
+    loaded, folder = loading.load(stack), loading.folder
     loaded.grammars.wake = wakeup.wake
     stack.callback(loaded.grammars.close)
     descriptor = _register_pool(settings, loaded, transfers)
     paths = usable_paths(transfers.paths, loaded.pool.why_not_shareable())
     texts = texts_fingerprint(folder)
-    return _Local(wakeup, phases.stop, transfers, loaded, descriptor, paths, texts)
+    return _Local(wakeup, phases.stop, transfers, loaded, descriptor, paths, folder, texts)
 
 
 def _connect(
@@ -285,7 +282,13 @@ def _connect(
         stack=stack,
         add_check=probes.add_check,
     )
-    return _Member(WorkerHost(settings, worker_id, parts), around, lease, info)
+    host = WorkerHost(settings, worker_id, parts)
+    if info.sends_weights:
+        model = ServedModel(local.folder, layout.model_fingerprint[:FINGERPRINT_DIGITS])
+        weights = WeightsServer(model, transfer_means(settings, local.transfers), local.wakeup.wake)
+        stack.callback(weights.close)
+        host.send_weights(weights)
+    return _Member(host, around, lease, info)
 
 
 def _hello(role: Role, policy: HelloPolicy) -> Hello:
@@ -330,53 +333,6 @@ def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
     return ucx_network(outer_host, interfaces, allows_tcp, os.environ, settings.kv_ports)
 
 
-def _load(
-    settings: WorkerSettings, folder: Path, transfers: TransferService, phases: StartPhases
-) -> LoadedEngine:
-    threads = settings.torch_threads or len(cores_in(settings.cores))
-    if threads:
-        torch.set_num_threads(threads)
-    limits = step_limits(settings, card_bytes(pick_device(settings.device)))
-    config = EngineConfig(
-        folder=folder,
-        scheduler=SchedulerConfig(
-            block_size=settings.block_size,
-            max_batch_size=limits.max_batch_size,
-            chunk_min_tokens=limits.chunk_min_tokens,
-            chunk_max_tokens=limits.chunk_max_tokens,
-            itl_target_s=settings.itl_target_ms / 1e3,
-        ),
-        dtype=settings.dtype,
-        device=settings.device,
-        num_blocks=settings.num_blocks,
-        memory_fraction=settings.memory_fraction,
-        max_context=settings.max_context,
-        attention=settings.attention,
-        weights=settings.weights,
-        kv_dtype=settings.kv_dtype,
-        kv_order=settings.kv_order,
-        kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
-        cuda_graphs=settings.cuda_graphs,
-        grammars=GrammarLimits(settings.mask_wait_ms / 1e3, settings.mask_limit_s),
-    )
-    started = time.monotonic()
-    name = next(iter(settings.served_model_name), model_name(settings.model))
-    progress = phases.weights(name)
-    loaded = load_engine(config, time.monotonic, transfers.allocate, progress, enter=phases.enter)
-    log.info("loaded %s in %.1f s, warming up", name, time.monotonic() - started)
-    layout = loaded.engine.layout
-    log.info(
-        "KV blocks of %d tokens, %s, in the order of %s: layout fingerprint %s",
-        layout.block_size,
-        layout.dtype,
-        layout.order,
-        layout.fingerprint,
-    )
-    phases.enter("warm_up")
-    loaded.engine.warm_up()
-    return loaded
-
-
 def _register_pool(
     settings: WorkerSettings, loaded: LoadedEngine, transfers: TransferService
 ) -> PeerDescriptor:
@@ -413,7 +369,7 @@ def _info(
         control=control,
         events=events,
         protocol_version=PROTOCOL_VERSION,
-        model=next(iter(settings.served_model_name), model_name(settings.model)),
+        model=served_name(settings),
         model_fingerprint=policy.model_fingerprint,
         layout_fingerprint=policy.layout_fingerprint,
         transport=local.transfers.transport_name,
@@ -427,4 +383,5 @@ def _info(
         chunk_max_tokens=scheduler.chunk_max_tokens,
         itl_target_ms=settings.itl_target_ms,
         drain_grace_s=settings.drain_grace_s,
+        sends_weights=can_send(local.folder),
     )

@@ -45,6 +45,7 @@ from protocol.messages import (
     PeerDescriptor,
     Role,
     SetLimits,
+    WeightsMessage,
 )
 from protocol.registration import WorkerState
 from scheduling.batch import Batch
@@ -55,6 +56,7 @@ from worker.intake import Intake
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings
 from worker.stall_watch import StallWatch
+from worker.weights.server import WeightsServer
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +131,7 @@ class WorkerHost:
         self._totals: Counter[str] = Counter()
         self._is_busy = False
         self._membership: Membership | None = None
+        self._weights: WeightsServer | None = None
         self._is_draining = self._drains_as_asked = False
         self._turned_at = time.monotonic()
         self._stall_watch = StallWatch(settings.stall_alarm_s)
@@ -138,6 +141,10 @@ class WorkerHost:
     def join(self, membership: Membership) -> None:
         """Follow the state of our registration from now on; before this call there is none."""
         self._membership = membership
+
+    def send_weights(self, server: WeightsServer) -> None:
+        """Let `server` answer workers that ask for our weights."""
+        self._weights = server
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -266,6 +273,9 @@ class WorkerHost:
         self.count_up_to(Count.STALE_MESSAGES, "handoffs", num_ignored)
         self.count_up_to(Count.PEERS_TURNED_AWAY, "handshakes", self.server.num_turned_away)
         self._reporter.publish(self.now(), num_handoffs, blocks_stuck, blocks_fenced)
+        if self._weights is not None:
+            for peer, message in self._weights.take_answers():
+                self.send(peer, message)
 
     def watch_progress(
         self, holders: Callable[[], list[str]], waits_for_others: Callable[[], bool] = lambda: False
@@ -370,6 +380,9 @@ class WorkerHost:
             return
         if isinstance(message, FlightRequest) and peer.role is Role.ROUTER:
             self.send(peer, self._flight_page(message))
+            return
+        if isinstance(message, WeightsMessage) and self._weights is not None:
+            self._weights.handle(peer, message)
             return
         self.count(Count.UNEXPECTED_MESSAGES)
         log.warning("%s %s sent an unexpected %s", peer.role, peer.name, type(message).__name__)

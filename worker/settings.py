@@ -16,6 +16,7 @@ from process.settings import setting
 from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
 
+CHECKPOINT, PEER = "checkpoint", "peer"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
@@ -49,6 +50,13 @@ class WorkerSettings:
         "auto: exact12 where it can be had, else exact16; int8, int4: rounded to integers at load "
         "(bfloat16 on a CPU); fp8: e4m3, and so the inputs of products (bfloat16 on a card)",
         choices=("auto", "exact16", "exact12", "int8", "int4", "fp8"),
+    )
+    weights_from: str = setting(
+        CHECKPOINT,
+        help="whose weights to load; peer: those of a worker that serves the same model, over the "
+        "transport and verified by digest, and where none can send them, the checkpoint's; of a "
+        "hub id, only the checkpoint's weights need fetching then",
+        choices=(CHECKPOINT, PEER),
     )
     kv_dtype: str = setting(
         "auto",

@@ -5,14 +5,13 @@ weights. Does not know how the model uses them. Names and shapes are checked fro
 before a weight is read. Files are memory-mapped and copied straight into place (to a card through
 two small buffers), so memory never holds a second copy of more than one tensor. On a CPU the
 embedding stays a mapping of its file where the dtype allows, so only the rows that are looked up
-take memory. Do not overwrite the file in place while the model runs; replace it instead.
+take memory. Do not overwrite the file in place while the model runs; replace it instead. Another
+worker's tensors are loaded in the same way, one after the other.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from checkpoint.regular_file import open_regular
 from engine.checkpoint.blocks import (
     QUANTIZED_TYPES,
     BlockMatrix,
@@ -31,8 +29,9 @@ from engine.checkpoint.blocks import (
     together,
 )
 from engine.checkpoint.config import ModelConfig, Shard
-from engine.checkpoint.files import TensorEntry, read_tensor_entries, weight_files
+from engine.checkpoint.files import read_tensor_entries, weight_files
 from engine.checkpoint.staging import copies_to
+from engine.checkpoint.stored_tensors import PLAIN_DTYPES, FileTensors, StoredTensors
 from engine.device import available_bytes, torch_dtype
 from protocol.errors import ModelLoadError
 
@@ -41,12 +40,6 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called after each tensor with (bytes done, bytes in total), in sizes as stored."""
 
-_FILE_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
 _EMBED, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -97,30 +90,34 @@ class Weights:
 
 
 def load_weights(
-    folder: Path,
+    checkpoint: Path | StoredTensors,
     config: ModelConfig,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress | None = None,
     shard: Shard | None = None,
 ) -> Weights:
-    """The weights of the checkpoint in `folder`, cast to `dtype` (default: `config.dtype`).
+    """The weights of the checkpoint in a folder, or of another worker's, cast to `dtype` (default:
+    `config.dtype`).
 
     With `shard`, loads only a rank's part of each layer, as in `config.sharded`. The ranks' partial
     products add up to the full product.
 
     Raises ModelLoadError that names the tensor if it is missing or its shape does not match
-    `config`. A tensor that the architecture does not have is logged and ignored.
+    `config`, and TransferError if another worker's tensors do not come. A tensor that the
+    architecture does not have is logged and ignored.
     """
     target = _Target(torch.device(device), dtype or torch_dtype(config.dtype), shard)
-    return _load(folder, config, target, progress)
+    tensors = FileTensors(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    return _load(tensors, config, target, progress)
 
 
 def load_block_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, progress: Progress | None = None
 ) -> Weights:
     """Like `load_weights` on a CPU, but quantized weights stay the blocks of their files."""
-    return _load(folder, config, _Target(torch.device("cpu"), dtype, keeps_blocks=True), progress)
+    target = _Target(torch.device("cpu"), dtype, keeps_blocks=True)
+    return _load(FileTensors(folder), config, target, progress)
 
 
 @dataclass(frozen=True)
@@ -133,31 +130,32 @@ class _Target:
     keeps_blocks: bool = False
 
 
-def _load(folder: Path, config: ModelConfig, target: _Target, progress: Progress | None) -> Weights:
-    entries: dict[str, TensorEntry] = {}
-    for file in weight_files(folder):
-        entries |= read_tensor_entries(file)
+def _load(
+    tensors: StoredTensors, config: ModelConfig, target: _Target, progress: Progress | None
+) -> Weights:
+    entries = tensors.entries
     device, dtype, shard = target.device, target.dtype, target.shard
     expected = _places(config, _empty_weights(config, torch.device("meta"), dtype))
-    _check(folder, expected, entries)
+    _check(tensors, expected)
     part = config if shard is None else config.sharded(shard.size)
-    blocks = _kept_blocks(expected, entries, config) if target.keeps_blocks else {}
-    _check_memory(folder, part, target, blocks)
+    blocks = _kept_blocks(expected, tensors, config) if target.keeps_blocks else {}
+    _check_memory(tensors.where, part, target, blocks)
     weights = _empty_weights(part, device, dtype)
     places = _places(part, weights)
-    map_embed = device.type == "cpu" and _FILE_DTYPES.get(entries[_EMBED].dtype) == dtype
+    map_embed = device.type == "cpu" and PLAIN_DTYPES.get(entries[_EMBED].dtype) == dtype
     copies = copies_to(device)
     done, total = 0, sum(entries[name].num_bytes for name in places)
     for name in sorted(places, key=lambda name: (entries[name].file, entries[name].begin)):
         if name == _EMBED and map_embed:
-            weights.embed = _map_tensor(name, entries[name])
+            weights.embed = tensors.read(name)
         elif name not in blocks:
-            stored = _stored(name, entries[name], config)
+            stored = _stored(name, tensors, config)
             copies.copy(places[name], stored if shard is None else _part(name, stored, shard))
         done += entries[name].num_bytes
         if progress is not None:
             progress(done, total)
     copies.finish()
+    tensors.finish()
     if blocks:
         _put_blocks(weights, part, blocks)
     if config.tie_word_embeddings:
@@ -175,16 +173,16 @@ def has_blocks(folder: Path) -> bool:
 
 
 def _kept_blocks(
-    places: dict[str, torch.Tensor], entries: dict[str, TensorEntry], config: ModelConfig
+    places: dict[str, torch.Tensor], tensors: StoredTensors, config: ModelConfig
 ) -> dict[str, BlockRows]:
     """The model's quantized matrices by name, as mappings of their files. Quantized norms and
     biases are not among them: they are dequantized like any other vector."""
     found = {}
     for name, place in places.items():
-        entry = entries[name]
-        if entry.dtype in QUANTIZED_TYPES and place.dim() == 2:
+        dtype = tensors.entries[name].dtype
+        if dtype in QUANTIZED_TYPES and place.dim() == 2:
             heads = _heads_in_pairs(name, config)
-            found[name] = BlockRows(_map_tensor(name, entry), entry.dtype, heads)
+            found[name] = BlockRows(tensors.read(name), dtype, heads)
     return found
 
 
@@ -224,9 +222,9 @@ def _part(name: str, stored: torch.Tensor, shard: Shard) -> torch.Tensor:
     return stored
 
 
-def _stored(name: str, entry: TensorEntry, config: ModelConfig) -> torch.Tensor:
+def _stored(name: str, tensors: StoredTensors, config: ModelConfig) -> torch.Tensor:
     """The whole tensor in the order of Hugging Face's rows, quantized ones as fp32."""
-    stored = _map_tensor(name, entry)
+    stored, entry = tensors.read(name), tensors.entries[name]
     if entry.dtype in QUANTIZED_TYPES:
         values = torch.empty(entry.shape)
         copy_dequantized(torch.atleast_2d(stored), entry.dtype, torch.atleast_2d(values))
@@ -235,47 +233,22 @@ def _stored(name: str, entry: TensorEntry, config: ModelConfig) -> torch.Tensor:
     return stored if num_heads is None else in_halves(stored, num_heads)
 
 
-def _map_tensor(name: str, entry: TensorEntry) -> torch.Tensor:
-    """Map the tensor from its file: pages are read when touched, and unmapped with the tensor.
-    Quantized ones as bytes, [outputs, bytes of a row]."""
-    start = entry.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    shape = entry.shape
-    if entry.dtype in QUANTIZED_TYPES:
-        kind = QUANTIZED_TYPES[entry.dtype]
-        shape = (*shape[:-1], shape[-1] // kind.size * kind.num_bytes)
-    dtype, count = _FILE_DTYPES.get(entry.dtype, torch.uint8), math.prod(shape)
-    if count * dtype.itemsize != entry.num_bytes:
-        raise ModelLoadError(
-            f"{entry.file}: tensor {name!r} has {entry.num_bytes} bytes, which do not hold "
-            f"{list(entry.shape)} of {entry.dtype}; the file is corrupt"
-        )
-    try:
-        with open_regular(entry.file) as file:
-            memory = mmap.mmap(
-                file.fileno(), entry.end - start, access=mmap.ACCESS_COPY, offset=start
-            )
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {entry.file}: {error}") from error
-    # ACCESS_COPY because torch wants a writable buffer; no code writes to it
-    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.begin - start)
-    return flat.view(shape)
-
-
-def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, TensorEntry]) -> None:
+def _check(tensors: StoredTensors, places: dict[str, torch.Tensor]) -> None:
+    where, found = tensors.where, tensors.entries
     for name, place in places.items():
         expected = tuple(place.shape)
         if name not in found:
-            raise ModelLoadError(f"{folder}: tensor {name!r} {list(expected)} is missing")
+            raise ModelLoadError(f"{where}: tensor {name!r} {list(expected)} is missing")
         entry = found[name]
         if entry.shape != expected:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name!r} has the shape {list(entry.shape)}; "
                 f"expected is {list(expected)}"
             )
-        if entry.dtype not in _FILE_DTYPES and entry.dtype not in QUANTIZED_TYPES:
+        if entry.dtype not in PLAIN_DTYPES and entry.dtype not in QUANTIZED_TYPES:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name!r} is stored as {entry.dtype}; "
-                f"supported are {', '.join(_FILE_DTYPES)}"
+                f"supported are {', '.join(PLAIN_DTYPES)}"
             )
     unused = sorted(
         name
@@ -285,12 +258,12 @@ def _check(folder: Path, places: dict[str, torch.Tensor], found: dict[str, Tenso
     if unused:
         logger.warning(
             "%s: %d tensors are not used by this architecture, the first is %r",
-            folder, len(unused), unused[0],
+            where, len(unused), unused[0],
         )  # fmt: skip
 
 
 def _check_memory(
-    folder: Path, config: ModelConfig, target: _Target, blocks: dict[str, BlockRows]
+    where: str, config: ModelConfig, target: _Target, blocks: dict[str, BlockRows]
 ) -> None:
     """Raises ModelLoadError if the weights cannot fit: the system would kill this process, since a
     file may claim more than there is (a sparse one takes no space on a disk)."""
@@ -301,7 +274,7 @@ def _check_memory(
     available = available_bytes(device)
     if needed > available:
         raise ModelLoadError(
-            f"{folder}: the weights take {needed / 1e9:.1f} GB as {str(dtype)[6:]}, and {device} "
+            f"{where}: the weights take {needed / 1e9:.1f} GB as {str(dtype)[6:]}, and {device} "
             f"has {available / 1e9:.1f} GB available"
         )
 

@@ -305,7 +305,8 @@ def load_nixl(device: str) -> ModuleType:
     if sys.platform != "linux":
         raise ConfigError("the nixl transport runs on Linux only; use the transport shm")
     reasons = []
-    for name in NIXL_MODULES if device == "cpu" else card_modules(cuda_of_torch()):
+    names = NIXL_MODULES if device == "cpu" else card_modules(cuda_of_torch())
+    for name in sorted(names, key=lambda name: name not in sys.modules):  # one build a process
         try:
             return _import_quietly(name)
         except (ImportError, OSError) as error:

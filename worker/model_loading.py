@@ -1,0 +1,144 @@
+"""Loads a worker's engine as its settings say, from its checkpoint or with another worker's
+weights, and warms it up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
+from engine.checkpoint.stored_tensors import OpenTensors
+from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
+from engine.sampling.grammar_matcher import GrammarLimits
+from kv_transfer.service import TransferService
+from kv_transfer.transports.registry import create_transport
+from process.cores import cores_in
+from protocol.messages import Role
+from scheduling.scheduler import SchedulerConfig
+from worker.settings import PEER, WorkerSettings, choose_worker_id
+from worker.start_phases import StartPhases
+from worker.step_limits import card_bytes, step_limits
+from worker.weights.choice import Wanted, try_load_from_peer
+from worker.weights.peer_tensors import Asker
+from worker.weights.server import TransferMeans
+
+log = logging.getLogger(__name__)
+
+
+def fetched(settings: WorkerSettings) -> Path:
+    """The model's folder, without its weights if a peer is to send them. Raises ModelLoadError and
+    ConfigError."""
+    patterns = TEXT_PATTERNS if settings.weights_from == PEER else HUB_PATTERNS
+    return resolve_model(settings.model, settings.revision, patterns=patterns)
+
+
+def served_name(settings: WorkerSettings) -> str:
+    """The name that answers carry."""
+    return next(iter(settings.served_model_name), model_name(settings.model))
+
+
+class ModelLoading:
+    """Loads the model once. `folder` is that of its files."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        role: Role,
+        folder: Path,
+        transfers: TransferService,
+        phases: StartPhases,
+    ) -> None:
+        self.folder = folder
+        self._settings = settings
+        self._role = role
+        self._transfers = transfers
+        self._phases = phases
+
+    def load(self, stack: ExitStack) -> LoadedEngine:
+        """The engine, ready to run. Raises ModelLoadError, ConfigError and Stopped."""
+        settings, started = self._settings, time.monotonic()
+        threads = settings.torch_threads or len(cores_in(settings.cores))
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = None
+        if settings.weights_from == PEER:
+            loaded = self._try_load_from_peer(stack)
+            if loaded is None:
+                self._phases.enter("fetch")
+                self.folder = resolve_model(settings.model, settings.revision)
+        if loaded is None:
+            loaded = self._load(None)
+        name, layout = served_name(settings), loaded.engine.layout
+        log.info("loaded %s in %.1f s, warming up", name, time.monotonic() - started)
+        log.info(
+            "KV blocks of %d tokens, %s, in the order of %s: layout fingerprint %s",
+            layout.block_size,
+            layout.dtype,
+            layout.order,
+            layout.fingerprint,
+        )
+        self._phases.enter("warm_up")
+        loaded.engine.warm_up()
+        return loaded
+
+    def _try_load_from_peer(self, stack: ExitStack) -> LoadedEngine | None:
+        settings = self._settings
+        own_id = choose_worker_id(self._role.value, settings.worker_id)
+        return try_load_from_peer(
+            Wanted(settings.redis_url, settings.cluster, served_name(settings), self.folder),
+            Asker(own_id, self._role, settings.cluster_secret),
+            transfer_means(settings, self._transfers),
+            self._load,
+            stack,
+        )
+
+    def _load(self, open_tensors: OpenTensors | None) -> LoadedEngine:
+        phases = self._phases
+        config = replace(engine_config(self._settings, self.folder), open_tensors=open_tensors)
+        progress = phases.weights(served_name(self._settings))
+        allocate = self._transfers.allocate
+        return load_engine(config, time.monotonic, allocate, progress, enter=phases.enter)
+
+
+def transfer_means(settings: WorkerSettings, transfers: TransferService) -> TransferMeans:
+    """How weights move between this worker and others: as KV blocks do."""
+    name = transfers.transport_name
+    return TransferMeans(
+        settings.cluster_secret.encode(),
+        name,
+        lambda: create_transport(name, "cpu"),
+        settings.peer_silence_s,
+    )
+
+
+def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
+    """How the engine runs the checkpoint in `folder`."""
+    limits = step_limits(settings, card_bytes(pick_device(settings.device)))
+    return EngineConfig(
+        folder=folder,
+        scheduler=SchedulerConfig(
+            block_size=settings.block_size,
+            max_batch_size=limits.max_batch_size,
+            chunk_min_tokens=limits.chunk_min_tokens,
+            chunk_max_tokens=limits.chunk_max_tokens,
+            itl_target_s=settings.itl_target_ms / 1e3,
+        ),
+        dtype=settings.dtype,
+        device=settings.device,
+        num_blocks=settings.num_blocks,
+        memory_fraction=settings.memory_fraction,
+        max_context=settings.max_context,
+        attention=settings.attention,
+        weights=settings.weights,
+        kv_dtype=settings.kv_dtype,
+        kv_order=settings.kv_order,
+        kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
+        cuda_graphs=settings.cuda_graphs,
+        grammars=GrammarLimits(settings.mask_wait_ms / 1e3, settings.mask_limit_s),
+    )

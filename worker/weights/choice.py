@@ -1,0 +1,136 @@
+"""Whose weights a starting worker loads: those of another worker, if it can have them, else those
+of its checkpoint.
+
+Nothing here keeps a worker from starting: whatever is wrong with the others is said in one line,
+and the checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from checkpoint.gguf.folder import SUFFIX
+from checkpoint.texts_fingerprint import texts_fingerprint
+from engine.checkpoint.files import model_fingerprint, weight_files
+from engine.checkpoint.stored_tensors import OpenTensors
+from process.process_watch import machine_name
+from process.store.membership import read_fleet
+from protocol.errors import ConfigError, ModelLoadError, ServiceError, TransferError
+from protocol.messages import PROTOCOL_VERSION, Role
+from protocol.registration import WorkerInfo, WorkerState
+from worker.weights.peer_tensors import Asker, PeerTensors
+from worker.weights.server import TransferMeans
+
+log = logging.getLogger(__name__)
+
+_MOST_ASKED = 3
+FINGERPRINT_DIGITS = 32
+"""Of a worker's model fingerprint: what follows says how it holds the weights."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The weights that are wanted: those of `model`, whose configuration and tokenizer are in
+    `folder`, and which may lie there, too."""
+
+    redis_url: str
+    cluster: str
+    model: str
+    folder: Path
+
+
+def try_load_from_peer(
+    wanted: Wanted,
+    asker: Asker,
+    means: TransferMeans,
+    load: Callable[[OpenTensors], T],
+    stack: ExitStack,
+) -> T | None:
+    """What `load` makes of another worker's tensors, or None if none can be had, and the log says
+    why. Raises what `load` raises once it has all tensors."""
+    try:
+        peers = peers_with(wanted, asker.name, means.transport)
+    except (ConfigError, ServiceError, TransferError, ModelLoadError) as error:
+        log.warning("the weights come from the checkpoint, not from a peer: %s", error)
+        return None
+    reasons = []
+    for info in peers[:_MOST_ASKED]:
+        tensors = PeerTensors(info, asker, means)
+        stack.callback(tensors.release)
+        try:
+            loaded = load(tensors.open)
+        except (TransferError, ModelLoadError) as error:
+            if tensors.is_finished:
+                raise
+            reasons.append(f"{info.worker_id}: {error}")
+        else:
+            gigabytes, took_s = tensors.num_bytes / 1e9, tensors.took_s
+            log.info("weights from peer %s, %.2f GB in %.1f s", info.worker_id, gigabytes, took_s)
+            return loaded
+        finally:
+            tensors.hang_up()
+    reason = "; ".join(reasons)
+    log.warning("the weights come from the checkpoint, not from a peer: %s", reason)
+    return None
+
+
+def peers_with(wanted: Wanted, own_id: str, transport: str) -> list[WorkerInfo]:
+    """The workers that can send the weights: those on this machine first, and those that prefill.
+    Raises TransferError, which says why there are none, and errors of the store and the folder."""
+    fleet = read_fleet(wanted.redis_url, wanted.cluster)
+    others = [info for info in fleet.values() if info.worker_id != own_id]
+    texts, fingerprint = texts_fingerprint(wanted.folder), own_fingerprint(wanted.folder)
+    found, reasons = [], []
+    for info in others:
+        if reason := _why_not(info, wanted.model, texts, fingerprint, transport):
+            reasons.append(f"{info.worker_id} {reason}")
+        else:
+            found.append(info)
+    if not found:
+        raise TransferError("; ".join(reasons[:_MOST_ASKED]) or "no other worker is registered")
+    here = machine_name()
+    return sorted(
+        found, key=lambda info: (info.machine != here, info.role is Role.DECODE, random.random())
+    )
+
+
+def _why_not(info: WorkerInfo, model: str, texts: str, fingerprint: str, transport: str) -> str:
+    theirs = info.model_fingerprint[:FINGERPRINT_DIGITS]
+    if info.state is not WorkerState.READY:
+        return f"is {info.state.value}"
+    if info.protocol_version != PROTOCOL_VERSION:
+        return f"speaks version {info.protocol_version} of the protocol, not {PROTOCOL_VERSION}"
+    if info.model != model:
+        return f"serves {info.model}, not {model}"
+    if info.texts_fingerprint != texts:
+        return "has another configuration or tokenizer"
+    if fingerprint and theirs != fingerprint:
+        return "has other weights than our checkpoint"
+    if not info.sends_weights:
+        return "has no files of weights to send"
+    if info.transport != transport:
+        return f"moves bytes by {info.transport}, not by {transport}"
+    return ""
+
+
+def own_fingerprint(folder: Path) -> str:
+    """That of the checkpoint; "" if its weights are not there, or cannot be read."""
+    try:
+        return model_fingerprint(folder)
+    except ModelLoadError:
+        return ""
+
+
+def can_send(folder: Path) -> bool:
+    """Whether the weights in `folder` may be sent to others: there are files, and not of GGUF."""
+    try:
+        return all(file.suffix != SUFFIX for file in weight_files(folder))
+    except ModelLoadError:
+        return False

@@ -1,0 +1,252 @@
+"""The checkpoint of another worker, received piece by piece (see `WeightsOffer` in
+`protocol.messages`).
+
+Owns the connection, and the small pool that the pieces arrive in. Nothing of a tensor is used
+before its digest has been compared. The main thread calls everything while the model loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from engine.checkpoint.files import TensorEntry
+from engine.checkpoint.stored_tensors import stored_form
+from kv_transfer.authentication import authenticate_descriptor
+from kv_transfer.staging import StagingPool
+from kv_transfer.transports.interface import Notification
+from process.sockets.control import ControlLink
+from process.sockets.network import Network
+from protocol.errors import ProtocolError, TransferError
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    PeerDescriptor,
+    Role,
+    WeightsAsk,
+    WeightsClose,
+    WeightsGrant,
+    WeightsOffer,
+    WeightsRefused,
+)
+from protocol.registration import WorkerInfo
+from worker.weights.server import TransferMeans
+from worker.weights.tensor_stream import DIGEST_BYTES
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 2 << 20
+NUM_BLOCKS = 16
+_GRANT_EVERY = 4
+"""Pieces; fewer would have the peer's loop read a message for each."""
+_POLL_S = 200e-6
+_LINGER_MS = 1000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks: our name and role, and the cluster's secret."""
+
+    name: str
+    role: Role
+    secret: str
+
+    def hello(self) -> Hello:
+        """Our fingerprints are not known yet."""
+        return Hello(
+            sender=self.name,
+            role=self.role,
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint="",
+            layout_fingerprint="",
+        )
+
+
+class PeerTensors:
+    """See `StoredTensors`; they are there once `open` has returned."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        asker: Asker,
+        means: TransferMeans,
+        block_bytes: int = BLOCK_BYTES,
+        num_blocks: int = NUM_BLOCKS,
+    ) -> None:
+        self.where = f"worker {info.worker_id}"
+        self.entries: dict[str, TensorEntry] = {}
+        self.fingerprint = ""
+        self.is_finished = False
+        self.took_s = 0.0
+        self._control = info.control
+        self._asker = asker
+        self._means = means
+        self._blocks = (block_bytes, num_blocks)
+        self._ask = secrets.token_hex(16)
+        self._network: Network | None = None
+        self._link: ControlLink | None = None
+        self._pool: StagingPool | None = None
+        self._offer: WeightsOffer | None = None
+        self._arrived: set[int] = set()  # pieces that have not been read
+        self._piece = self._offset = self._at = 0  # of the next byte: its piece, in it, in all
+        self._end = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors that have been read, or passed over."""
+        return self._at
+
+    def open(self) -> PeerTensors:
+        """Ask the worker. Raises TransferError if it does not answer, or refuses."""
+        self.took_s = -time.monotonic()
+        self._connect()
+        offer = self._wait(lambda: self._offer)
+        self.fingerprint = offer.fingerprint
+        for each in offer.tensors:
+            begin = self._end
+            end = begin + each.num_bytes
+            self.entries[each.name] = TensorEntry(
+                Path(self.where), each.dtype, each.shape, begin, end
+            )
+            self._end = end + DIGEST_BYTES
+        return self
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `StoredTensors`. Raises TransferError if the worker is gone, or if the bytes are not
+        those that it has read."""
+        entry = self.entries[name]
+        dtype, shape = stored_form(name, entry)
+        self._skip(entry.begin - self._at)
+        stored = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        view: memoryview = stored.numpy().data
+        self._fill(view)
+        expected = bytearray(DIGEST_BYTES)
+        self._fill(memoryview(expected))
+        if hashlib.sha256(view).digest() != expected:
+            raise TransferError(f"tensor {name!r} has another digest here than at {self.where}")
+        return stored.view(dtype).view(shape)
+
+    def finish(self) -> None:
+        """Let the rest pass, so that nothing is written any more, and close. All that is wanted is
+        there, so an error that comes now means nothing."""
+        self.is_finished = True
+        with contextlib.suppress(TransferError):
+            self._skip(self._end - self._at)
+            self.release()
+        self.hang_up()
+        self.took_s += time.monotonic()
+
+    def hang_up(self) -> None:
+        """End the connection. The pool stays: the worker may still write. A second call does
+        nothing."""
+        if self._link is not None:
+            self._link.send(WeightsClose(ask=self._ask))
+            self._link.close(_LINGER_MS)
+            self._link = None
+        if self._network is not None:
+            self._network.close(_LINGER_MS)
+            self._network = None
+
+    def release(self) -> None:
+        """Close the pool; the worker must have stopped writing. A second call does nothing."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _connect(self) -> None:
+        self._network = Network(self._asker.secret)
+        try:
+            self._link = ControlLink(self._network, self._control, self._asker.hello())
+        except ProtocolError as error:
+            raise TransferError(str(error)) from error
+        self._pool = StagingPool(self._means.open, *self._blocks)
+        transport, (block_bytes, num_blocks) = self._pool.transport, self._blocks
+        agent, descriptor = transport.agent, transport.descriptor()
+        digest = authenticate_descriptor(self._means.secret, agent, descriptor, num_blocks)
+        pool = PeerDescriptor(
+            transport=self._means.transport,
+            agent=agent,
+            descriptor=descriptor,
+            digest=digest,
+            num_blocks=num_blocks,
+        )
+        self._link.send(WeightsAsk(ask=self._ask, pool=pool, block_bytes=block_bytes))
+        self._grant()
+
+    # -- bytes, in the order of the stream ---------------------------------------------------
+
+    def _skip(self, num_bytes: int) -> None:
+        assert num_bytes >= 0, "tensors are read in the order of their places"
+        while num_bytes:
+            num_bytes -= len(self._next(num_bytes))
+
+    def _fill(self, place: memoryview) -> None:
+        filled = 0
+        while filled < len(place):
+            found = self._next(len(place) - filled)
+            place[filled : filled + len(found)] = found
+            filled += len(found)
+
+    def _next(self, most: int) -> memoryview:
+        """The bytes that come next, `most` at most; valid until the next call."""
+        assert self._pool is not None
+        if self._offset == self._pool.block_bytes:
+            self._arrived.discard(self._piece)
+            self._piece, self._offset = self._piece + 1, 0
+            if self._piece % _GRANT_EVERY == 0:
+                self._grant()
+        self._wait(lambda: self._piece in self._arrived)
+        block = self._pool.block(self._piece % self._pool.num_blocks)
+        found = block[self._offset : self._offset + most]
+        self._offset += len(found)
+        self._at += len(found)
+        return found
+
+    def _grant(self) -> None:
+        assert self._link is not None
+        num_pieces = self._piece + self._blocks[1]
+        self._link.send(WeightsGrant(ask=self._ask, num_pieces=num_pieces))
+
+    # -- news --------------------------------------------------------------------------------
+
+    def _wait(self, check: Callable[[], T | None]) -> T:
+        """The first result that is neither None nor False. Raises TransferError if the worker
+        refuses, or nothing comes from it for too long."""
+        patience_s = self._means.patience_s
+        deadline = time.monotonic() + patience_s
+        while not (result := check()):
+            if self._has_news():
+                deadline = time.monotonic() + patience_s
+            elif time.monotonic() >= deadline:
+                raise TransferError(f"nothing has come from it for {patience_s:g} s")
+            else:
+                time.sleep(_POLL_S)
+        return result
+
+    def _has_news(self) -> bool:
+        """Take what has come; False if nothing has. Raises TransferError if we are refused."""
+        assert self._link is not None
+        assert self._pool is not None
+        has_news = False
+        self._link.tick(time.monotonic())
+        for event in self._pool.transport.poll():
+            if isinstance(event, Notification):
+                self._arrived.add(int.from_bytes(event.payload, "little"))
+                has_news = True
+        for message in self._link.receive():
+            if isinstance(message, WeightsRefused) and message.ask == self._ask:
+                raise TransferError(message.reason)
+            if isinstance(message, WeightsOffer) and message.ask == self._ask:
+                self._offer, has_news = message, True
+        if refused := self._link.refused:
+            raise TransferError(f"its {refused.what} is {refused.ours}, ours is {refused.theirs}")
+        return has_news
