@@ -71,8 +71,8 @@ def try_load_from_peer(
                 raise
             reasons.append(f"{info.worker_id}: {error}")
         else:
-            gigabytes, took_s = tensors.num_bytes / 1e9, tensors.took_s
-            log.info("weights from peer %s, %.2f GB in %.1f s", info.worker_id, gigabytes, took_s)
+            size, took_s = tensors.num_bytes / 1e6, tensors.took_s
+            log.info("weights from peer %s, %.0f MB in %.1f s", info.worker_id, size, took_s)
             return loaded
         finally:
             tensors.hang_up()

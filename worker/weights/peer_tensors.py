@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2 << 20
 NUM_BLOCKS = 16
-_GRANT_EVERY = 4
-"""Pieces; fewer would have the peer's loop read a message for each."""
+_GRANTS_PER_ROUND = 4
+"""Grants while the pool is filled once; the peer's loop reads a message for each."""
 _POLL_S = 200e-6
 _LINGER_MS = 1000
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class PeerTensors:
         if self._offset == self._pool.block_bytes:
             self._arrived.discard(self._piece)
             self._piece, self._offset = self._piece + 1, 0
-            if self._piece % _GRANT_EVERY == 0:
+            if self._piece % max(1, self._pool.num_blocks // _GRANTS_PER_ROUND) == 0:
                 self._grant()
         self._wait(lambda: self._piece in self._arrived)
         block = self._pool.block(self._piece % self._pool.num_blocks)
