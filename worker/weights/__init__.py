@@ -1,3 +1,6 @@
 """Weights from worker to worker: who sends them (`server`, `tensor_stream`), and how a worker that
-starts finds and receives them (`choice`, `peer_tensors`).
+starts chooses a peer and receives them (`choice`, `peer_tensors`).
+
+Imports `engine.checkpoint`, `kv_transfer`, `process` and the packages below them; nothing else of
+`worker`.
 """

@@ -38,6 +38,8 @@ MAY_DIFFER = {
     # what computes, and how fast: the results are the same within the dtype's rounding
     "attention", "cores", "cuda_graphs", "device", "kernels_dir", "one_step_ahead", "sm_fraction",
     "torch_threads",
+    # a peer's weights have the fingerprint of its checkpoint
+    "weights_from",
     # each worker's limits: placement knows them, or they shape its own schedule only
     "chunk_max_tokens", "chunk_min_tokens", "itl_target_ms", "max_batch_size", "max_context",
     "mask_limit_s", "mask_wait_ms", "memory_fraction", "num_blocks", "request_deadline_s",
