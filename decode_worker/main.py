@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from decode_worker.peers import PrefillPeers
 from decode_worker.prefill_reach import PrefillReach
@@ -17,7 +17,10 @@ from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
-from worker.pod_events import pod_events
+from worker.pod_events import PodEvents, pod_events
+
+PREFILL_REACHABLE = "baton/PrefillReachable"
+"""The type of a condition of the pod."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,22 +56,39 @@ def main(argv: Sequence[str]) -> int:
 def _reach(
     settings: DecodeSettings, host: WorkerHost, peers: PrefillPeers, around: Surroundings
 ) -> PrefillReach:
-    """The watch on prefill workers, connected to metrics, readiness and the pod's Events."""
+    """The watch on prefill workers, connected to metrics, readiness and what the pod shows."""
     events = pod_events(settings.pod_name, settings.pod_uid)
     if events is not None:
         around.stack.callback(events.close)
 
-    def tell(is_lost: bool, text: str) -> None:
-        if events is not None:
-            reason = "PrefillUnreachable" if is_lost else "PrefillReachable"
-            events.write(reason, text, is_warning=is_lost)
-
     reach = PrefillReach(
-        peers.obstacles, peers.meet_again, settings.peer_silence_s, settings.require_prefill, tell
+        peers.obstacles,
+        peers.meet_again,
+        settings.peer_silence_s,
+        settings.require_prefill,
+        pod_teller(events, settings.pod_conditions),
     )
     host.watch_prefill(lambda: reach.is_lost)
     around.add_check(reach.not_ready_reason)
     return reach
+
+
+def pod_teller(events: PodEvents | None, has_conditions: bool) -> Callable[[bool, str], None]:
+    """What shows at the pod, if there is one, whether prefill workers can be reached: Events when
+    they are lost and when they are back, and from the first one on the condition, if wanted."""
+    was_lost = False
+
+    def tell(is_lost: bool, text: str) -> None:
+        nonlocal was_lost
+        if events is not None:
+            reason = "PrefillUnreachable" if is_lost else "PrefillReachable"
+            if is_lost or was_lost:
+                events.write(reason, text, is_warning=is_lost)
+            if has_conditions:
+                events.set_condition(PREFILL_REACHABLE, not is_lost, reason, text)
+        was_lost = is_lost
+
+    return tell
 
 
 def _goes_ahead(settings: DecodeSettings) -> bool:

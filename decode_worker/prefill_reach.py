@@ -24,7 +24,8 @@ if it can."""
 class PrefillReach:
     """The condition begins once no prefill worker has been reachable for `after_s` seconds.
 
-    `tell(is_lost, text)` is called when it begins and when it ends. `meet_again` is called every
+    `tell(is_lost, text)` is called when it begins and when it ends, and when a prefill worker is
+    reached for the first time since the start. `meet_again` is called every
     `after_s` seconds while it lasts, to retry connections that were given up."""
 
     def __init__(
@@ -67,7 +68,9 @@ class PrefillReach:
         return self._reason
 
     def _note_reached(self, names: list[str]) -> None:
-        self._has_reached, self._unreached_since = True, None
+        is_first, self._has_reached, self._unreached_since = not self._has_reached, True, None
+        if is_first and not self.is_lost:
+            self._tell(False, f"prefill workers can be reached: {_listed(names)}")
         if self.is_lost:
             self.is_lost = False
             text = f"prefill workers can be reached again: {_listed(names)}"

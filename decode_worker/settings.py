@@ -27,6 +27,11 @@ class DecodeSettings(WorkerSettings):
         None, help="name of this worker's Kubernetes pod: what happens to it becomes Events"
     )
     pod_uid: str | None = setting(None, help="uid of that pod")
+    pod_conditions: bool = setting(
+        False,
+        help="also keep the condition baton/PrefillReachable in that pod's status; its account "
+        "must be allowed to patch pods/status",
+    )
     resume_grace_s: float = setting(
         30.0,
         help="how long a stream whose router is gone goes on, and a finished one is kept, for its "

@@ -98,6 +98,19 @@ def test_without_events_no_worker_has_a_token(values: dict[str, Any]) -> None:
     )
 
 
+def test_conditions_need_a_right_that_is_given_only_if_asked_for() -> None:
+    for values in ({}, {"podConditions": True}):
+        found = objects(values)
+        rules = of_kind(found, "Role")["worker"]["rules"]
+        granted = [(rule["resources"], rule["verbs"]) for rule in rules]
+        conditions = [(["pods/status"], ["patch"])] if values else []
+        assert granted == [(["events"], ["create"]), *conditions]
+        for name, pod in pod_templates(found):
+            args = pod["spec"]["containers"][0].get("args", [])
+            is_told = bool(values) and name.endswith("-decode")
+            assert ("--pod-conditions" in args) is is_told, name
+
+
 def test_prefill_is_required_of_decode_workers_only() -> None:
     for name, pod in pod_templates(objects({"requirePrefill": True})):
         args = pod["spec"]["containers"][0].get("args", [])

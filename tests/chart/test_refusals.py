@@ -51,6 +51,7 @@ BY_TEMPLATE: list[tuple[Values, str]] = [
         {"requirePrefill": True, "pools": {"decode": {"role": "decode"}}},
         "requirePrefill: there is no pool with role prefill",
     ),
+    ({"podConditions": True, "podEvents": False}, "podConditions: workers write conditions as"),
     (gpu(kv={}), "kv.path: say how KV blocks move between pods: rdma, or tcp"),
     (gpu(kv={"path": "rdma"}), "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]"),
     (

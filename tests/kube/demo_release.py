@@ -12,6 +12,7 @@ from tests.kube.cluster import Cluster, is_ready
 SMALL = {"num_blocks": 600, "max_batch_size": 16}
 VALUES: dict[str, Any] = {
     "requestTimeoutSeconds": 60,
+    "podConditions": True,
     "router": {"lameDuckSeconds": 3},
     "workers": {
         "settings": SMALL,

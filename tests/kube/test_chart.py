@@ -113,11 +113,23 @@ def test_a_lost_prefill_pool_is_an_event_of_the_decode_pods(release: Release, lo
     without["pools"]["prefill"]["replicas"] = 0
     release.apply(without)
     release.cluster.wait(lambda: about(release, "PrefillUnreachable") == decode, "the Events")
+    release.cluster.wait(lambda: reachable(release) == ["False"] * 2, "the conditions")
     load.assert_goes_on()
     release.apply(VALUES)
     release.cluster.wait(lambda: about(release, "PrefillReachable") == decode, "the Events' end")
+    release.cluster.wait(lambda: reachable(release) == ["True"] * 2, "the conditions' end")
     release.cluster.wait_for_rollout(release.namespace)
     load.assert_goes_on()
+
+
+def reachable(release: Release) -> list[str]:
+    """The condition baton/PrefillReachable of each decode pod that has it."""
+    return [
+        condition["status"]
+        for pod in release.cluster.pods(release.namespace, "baton-pool=decode")
+        for condition in pod["status"].get("conditions", [])
+        if condition["type"] == "baton/PrefillReachable"
+    ]
 
 
 def about(release: Release, reason: str) -> set[str]:
@@ -130,20 +142,23 @@ def about(release: Release, reason: str) -> set[str]:
 def test_accounts_may_do_what_they_need_and_nothing_else(release: Release) -> None:
     calls = [
         (verb, resource)
-        for resource in ("events", "pods", "secrets", "configmaps", "services")
+        for resource in ("events", "pods", "pods/status", "secrets", "configmaps", "services")
         for verb in ("create", "get", "list", "watch", "patch", "delete")
     ]
     granted = {
         account: [call for call in calls if may(release, account, *call)]
         for account in ("worker", "router", "jobs", "store", "secrets-job")
     }
-    assert granted == {account: [] for account in granted} | {"worker": [("create", "events")]}
+    needed = {"worker": [("create", "events"), ("patch", "pods/status")]}
+    assert granted == {account: [] for account in granted} | needed
 
 
 def may(release: Release, account: str, verb: str, resource: str) -> bool:
     """Whether a service account of the release may do this in its namespace."""
     user = f"system:serviceaccount:{release.namespace}:{release.name}-baton-{account}"
-    attributes = {"namespace": release.namespace, "verb": verb, "resource": resource}
+    kind, _, part = resource.partition("/")
+    namespace = release.namespace
+    attributes = {"namespace": namespace, "verb": verb, "resource": kind, "subresource": part}
     review = {
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "spec": {"user": user, "resourceAttributes": attributes},

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
+from decode_worker.main import pod_teller
 from decode_worker.prefill_reach import PrefillReach
 
 AFTER_S = 10.0
@@ -41,14 +45,46 @@ def test_it_begins_when_none_has_been_reached_for_a_while_and_ends_with_the_firs
     assert not watch.reach.is_lost
     watch.look_until(41, 41)
     assert watch.reach.is_lost
-    assert watch.told == [(True, f"{ONE}; prompts are computed here")]
+    first = (False, "prefill workers can be reached: p1")
+    assert watch.told == [first, (True, f"{ONE}; prompts are computed here")]
     watch.look_until(42, 61)
-    assert len(watch.told) == 1, "said once"
+    assert len(watch.told) == 2, "said once"
     assert watch.num_meetings == 3, "tried again every ten seconds"
     watch.obstacles = {"p1": "silent for 30 s", "p3": None}
     watch.look_until(62, 62)
     assert not watch.reach.is_lost
-    assert watch.told[1:] == [(False, "prefill workers can be reached again: p3")]
+    assert watch.told[2:] == [(False, "prefill workers can be reached again: p3")]
+
+
+@dataclass
+class FakePod:
+    """What was written about a pod."""
+
+    written: list[tuple[str, bool]] = field(default_factory=list)
+    conditions: list[tuple[str, bool, str]] = field(default_factory=list)
+
+    def write(self, reason: str, text: str, is_warning: bool) -> None:
+        self.written.append((reason, is_warning))
+
+    def set_condition(self, kind: str, is_true: bool, reason: str, text: str) -> None:
+        self.conditions.append((kind, is_true, reason))
+
+
+@pytest.mark.parametrize("has_conditions", [False, True])
+def test_a_pod_shows_losses_as_events_and_its_state_as_a_condition(has_conditions: bool) -> None:
+    pod: Any = FakePod()
+    tell = pod_teller(pod, has_conditions)
+    for is_lost in (False, True, False):
+        tell(is_lost, "text")
+    assert pod.written == [("PrefillUnreachable", True), ("PrefillReachable", False)]
+    kind = "baton/PrefillReachable"
+    shown = [
+        (kind, True, "PrefillReachable"),
+        (kind, False, "PrefillUnreachable"),
+        (kind, True, "PrefillReachable"),
+    ]
+    assert pod.conditions == (shown if has_conditions else [])
+    pod_teller(None, has_conditions)(True, "outside of a pod")
 
 
 def test_a_moment_without_any_is_none() -> None:
@@ -61,9 +97,9 @@ def test_a_moment_without_any_is_none() -> None:
     watch.look_until(15, 16)
     watch.obstacles = {}
     watch.look_until(17, 26)
-    assert (watch.told, watch.num_meetings) == ([], 0)
+    assert (len(watch.told), watch.num_meetings) == (1, 0), "the first that was reached"
     watch.look_until(27, 27)
-    assert watch.told == [(True, "no prefill worker is registered; prompts are computed here")]
+    assert watch.told[1:] == [(True, "no prefill worker is registered; prompts are computed here")]
 
 
 def test_a_fleet_that_never_had_one_needs_none() -> None:

@@ -90,6 +90,9 @@
 {{- if and .Values.preflight.pool (not (hasKey (include "baton.pools" . | fromYaml) .Values.preflight.pool)) -}}
 {{- $wrong = append $wrong (printf "preflight.pool: there is no pool %s" .Values.preflight.pool) -}}
 {{- end -}}
+{{- if and .Values.podConditions (not .Values.podEvents) -}}
+{{- $wrong = append $wrong "podConditions: workers write conditions as they write Events; set podEvents: true" -}}
+{{- end -}}
 {{- if and .Values.requirePrefill (not (include "baton.hasPrefill" .)) -}}
 {{- $wrong = append $wrong "requirePrefill: there is no pool with role prefill, so no decode worker would ever be ready" -}}
 {{- end -}}

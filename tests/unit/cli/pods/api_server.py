@@ -1,5 +1,5 @@
-"""The part of a Kubernetes API server that serves Secrets and takes Events, over real TLS on
-loopback."""
+"""The part of a Kubernetes API server that serves Secrets and takes Events and statuses of pods,
+over real TLS on loopback."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import trustme
 
 TOKEN, NAMESPACE = "the-account's-token", "ai"
 ROOT = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods/"
 EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 
 
@@ -29,6 +30,8 @@ class SecretsServer(ThreadingHTTPServer):
         self.verbs = {"GET", "POST", "PATCH"}
         self.calls: list[str] = []
         self.events: list[dict[str, Any]] = []
+        self.statuses: list[tuple[str, str, dict[str, Any]]] = []
+        """Patches of pods' statuses: name, content type, body."""
         self.rival: dict[str, str] | None = None
         """What someone else creates just before our POST."""
 
@@ -47,6 +50,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "POST" and self.path == EVENTS:
             server.events.append(body)
             self._answer(201, body)
+        elif self.command == "PATCH" and self.path.startswith(PODS):
+            name, _, part = self.path.removeprefix(PODS).partition("/")
+            assert part == "status"
+            server.statuses.append((name, self.headers["Content-Type"], body))
+            self._answer(200, {"kind": "Pod"})
         elif self.command == "POST":
             assert self.path == ROOT
             name = body["metadata"]["name"]

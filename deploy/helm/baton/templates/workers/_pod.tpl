@@ -66,6 +66,9 @@ resourceClaims:
 {{- if and .root.Values.requirePrefill (eq .pool.role "decode") }}
 - --require-prefill
 {{- end }}
+{{- if and .root.Values.podConditions (include "baton.writesEvents" .) }}
+- --pod-conditions
+{{- end }}
 {{ include "baton.kvArgs" .root }}
 {{- include "baton.settingFlags" .pool.settings }}
 {{- end -}}
