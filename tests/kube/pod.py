@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kube.api import MERGE, Json, KubeApi, KubeError
+from tests.kube.api import STRATEGIC, Json, KubeApi, KubeError
 from tests.kube.container import Container, ContainerSpec
 from tests.kube.network import PodNetwork
 from tests.kube.probes import Probe, http_get
@@ -311,7 +311,9 @@ class PodRunner:
         if status == self._reported:
             return
         try:
-            self._api.call("PATCH", f"{self._path}/status", {"status": _stamped(status)}, MERGE)
+            # as a kubelet does it: conditions that others have set stay
+            patch = {"status": _stamped(status)}
+            self._api.call("PATCH", f"{self._path}/status", patch, STRATEGIC)
         except KubeError as error:
             if error.status != 404:
                 raise
