@@ -1,8 +1,8 @@
 """Sends this worker's checkpoint to workers that start, see `WeightsOffer` in `protocol.messages`.
 
 A thread for each asker reads the files and writes the pieces through a transport of its own. The
-threads have the lowest priority and hold no lock while they read and copy, so the step loop does
-not wait for them. Tensors come from the files, not from the engine, which may have packed them: an
+threads have a low priority, and hold no lock while they read, hash and copy a piece, so the step
+loop does not wait for them. Tensors come from the files, not from the engine, which may have packed them: an
 asker may run on another device, with other kernels, and round the weights in its own way.
 """
 
@@ -49,7 +49,9 @@ _MOST_BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 64
 _POLL_S = 200e-6
 _CLOSE_S = 10.0
-_LOWEST_PRIORITY = 19
+_NICENESS = 10
+"""A tenth of a core's time where others want all of it. With less, a thread that is held up while
+it has the interpreter's lock would hold up the step loop, too."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,6 @@ def _tensors_of(model: ServedModel) -> dict[str, TensorEntry]:
 
 
 def _lower_priority() -> None:
-    """Where threads have priorities of their own, this one computes when no other wants to."""
+    """Where threads have priorities of their own, this one yields to the step loop."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
