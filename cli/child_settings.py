@@ -23,7 +23,9 @@ from protocol.messages import Role
 
 WORKER_HOST = "127.0.0.1"
 POOLS_FRACTION = 0.6
-_OWN = frozenset({"host", "port", "redis_url", "cluster_secret", "torch_threads"})
+_OWN = frozenset(
+    {"host", "port", "redis_url", "cluster_secret", "torch_threads", "responses_store"}
+)
 _GPU_DEVICE = Path("/dev/nvidiactl")
 
 
@@ -101,6 +103,7 @@ class ChildSettings:
             "host": self._settings.host,
             "port": self._settings.port,
             "port_file": str(port_file),
+            "responses_store": self._settings.responses_store,
         }
         secrets = {**_environment_of(shared), "supervisor_key": shared.supervisor_key}
         return self._child(Role.ROUTER, "router", own, secrets, log_dir)

@@ -36,6 +36,7 @@ class UpSettings:
     tool_parser: str = setting_of(RouterSettings, "tool_parser")
     reasoning_parser: str = setting_of(RouterSettings, "reasoning_parser")
     control_tokens_in_text: str = setting_of(RouterSettings, "control_tokens_in_text")
+    responses_store: bool = setting_of(RouterSettings, "responses_store", default=True)
 
     host: str = setting_of(RouterSettings, "host")
     port: int = setting_of(RouterSettings, "port")

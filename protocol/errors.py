@@ -10,11 +10,14 @@ BatonError
 │   ├── InvalidRequest     400, names the field
 │   ├── UnusableConstraint 400, the request's grammar or masks end its output; `code` says why
 │   ├── ModelNotFound      404
+│   ├── ResponseNotFound   404, no response of this id is kept for this key
+│   ├── PreviousNotFound   400, the same of the response that a request continues
 │   ├── TooManyRequests    429, the key has as many requests in flight as it may
 │   └── PromptTooLong      400 with the numbers (`context_length_exceeded`)
 └── ServiceError           Baton's fault: becomes a 5xx
     ├── Overloaded         503 with Retry-After
-    │   └── DeadlineUnreachable 503, the request would wait for longer than its time
+    │   ├── DeadlineUnreachable 503, the request would wait for longer than its time
+    │   └── StoreAway      503, the request needs a response that is kept in the store
     └── GenerationFailed   500, the attempts are used up
         └── DeadlineExceeded 504, the request's time is over
 """
@@ -95,6 +98,27 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class ResponseNotFound(RequestError):
+    """No response of this id is kept for the caller's key."""
+
+    status = 404
+    code = "response_not_found"
+
+    def __init__(self, response_id: str, reason: str = "") -> None:
+        super().__init__(f"Response with id '{response_id}' not found.{reason and ' '}{reason}")
+
+
+class PreviousNotFound(RequestError):
+    """The response that a request continues is not kept; clients know OpenAI's words and code."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{response_id}' not found.", "previous_response_id"
+        )
+
+
 class PromptTooLong(RequestError):
     """Prompt plus output exceed the context. The message has OpenAI's words, by which clients know
     that they have to shorten the conversation; LangChain looks for the code in the message.
@@ -172,6 +196,18 @@ class DeadlineUnreachable(Overloaded):
     """The prompts that wait ahead of the request take longer than the time that it has left."""
 
     code = "deadline_unreachable"
+
+
+class StoreAway(Overloaded):
+    """The store of responses cannot be reached, and the request cannot do without it."""
+
+    code = "store_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the store that keeps responses cannot be reached; try again, or send the whole "
+            "conversation as 'input', without 'previous_response_id' and 'background'"
+        )
 
 
 class GenerationFailed(ServiceError):

@@ -18,6 +18,8 @@ from router.api.documents import documents_router
 from router.api.models import models_router
 from router.api.openai.chat import chat_router
 from router.api.openai.completions import completions_router
+from router.api.openai_responses.background import BackgroundRuns
+from router.api.openai_responses.kept import kept_router
 from router.api.openai_responses.responses import responses_router
 from router.api.probes import probe_router
 from router.api.sampling_defaults import load_sampling_defaults
@@ -39,8 +41,8 @@ from router.text.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class AppOptions:
     """Optional parts: extra routes, limits on requests, traces, names of parsers, whether text of
-    messages may become control tokens, the gate, and the key of event ids. Routers share that key
-    so that a client can resume a stream at another one."""
+    messages may become control tokens, the gate, the memory of responses, and the key of event ids.
+    Routers share that key so that a client can resume a stream at another one."""
 
     extra_routers: Iterable[APIRouter] = ()
     trace_of: TraceLookup = no_traces
@@ -51,6 +53,7 @@ class AppOptions:
     ids_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     tracer: RequestTracer | None = None
     gate: Gate | None = None
+    responses: BackgroundRuns | None = None
 
 
 def create_app(
@@ -95,7 +98,8 @@ def create_app(
     own = (
         completions_router(context),
         chat_router(context),
-        responses_router(context),
+        responses_router(context, options.responses),
+        kept_router(context, options.responses),
         messages_router(context),
         tokenize_router(context),
         models_router(context),

@@ -47,6 +47,8 @@ from router.admission.gate import Gate
 from router.admission.key_files import KeyFiles
 from router.api.admin import admin_router, doctor_router, flight_router
 from router.api.context import ApiLimits
+from router.api.openai_responses.background import BackgroundRuns
+from router.api.openai_responses.memory import ResponseMemory, records_of
 from router.app import AppOptions, create_app
 from router.dashboard.dashboard import Dashboard, DashboardParts
 from router.fleet.cache_index import CacheIndex
@@ -134,7 +136,7 @@ async def _run(settings: RouterSettings) -> None:
         rules = access_rules(settings, key_files)
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
         waiting = LateApp(waiting_app(parts.registry, ready, operators))
-        front = _Front(waiting, ready, operators, gate)
+        front = _Front(waiting, ready, operators, gate, _responses(settings, parts.registry))
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
         watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
@@ -151,6 +153,8 @@ async def _run(settings: RouterSettings) -> None:
             on_started=_announce(settings, listener),
             on_grace_over=parts.dispatcher.stop,
         )
+        if front.responses is not None:
+            front.responses.memory.adopt = server.wait_for
         leave = asyncio.Event()
         await _serve_beside(
             server.serve_until(leave, listener),
@@ -161,7 +165,7 @@ async def _run(settings: RouterSettings) -> None:
             watcher.run(),
             board.run(),
             RouterLease(settings.redis_url, settings.cluster, parts.name).run(),
-            *([] if parts.exporter is None else [parts.exporter.run()]),
+            *(each.run() for each in (parts.exporter, front.responses) if each is not None),
             _sweep(parts.fleet, min(settings.ping_interval_s, settings.silence_s / SWEEPS)),
             _sample(parts.report, parts.cache),
             parts.diagnosis.run(),
@@ -186,15 +190,24 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
     return board
 
 
+def _responses(settings: RouterSettings, registry: CollectorRegistry) -> BackgroundRuns | None:
+    """The memory of responses, if there is to be one."""
+    if not settings.responses_store:
+        return None
+    records = records_of(settings.redis_url, settings.cluster, settings.responses_store_bytes)
+    return BackgroundRuns(ResponseMemory(records, registry), registry)
+
+
 @dataclass(frozen=True)
 class _Front:
     """What answers HTTP: an application that waits for the fleet, and what goes into the next.
-    `gate` counts the requests of clients."""
+    `gate` counts the requests of clients, `responses` keeps those that are to be kept."""
 
     app: LateApp
     ready: ReadinessCheck
     operators: list[APIRouter]
     gate: Gate
+    responses: BackgroundRuns | None
 
 
 @dataclass(frozen=True)
@@ -411,6 +424,7 @@ async def _open_api(
         ids_key=ids_key(settings.cluster_secret),
         tracer=parts.exporter,
         gate=front.gate,
+        responses=front.responses,
     )
     front.app.serve(
         create_app(parts.dispatcher, tokenizer, model, parts.registry, front.ready, options)

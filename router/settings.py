@@ -57,6 +57,19 @@ class RouterSettings:
         choices=UNKNOWN_FIELDS,
     )
 
+    responses_store: bool = setting(
+        False,
+        help="keep the responses of /v1/responses, with their prompts, in Redis or Valkey for a "
+        "day, at most 1,000 of each key, so that clients can continue, retrieve and cancel them",
+    )
+    responses_store_bytes: int = setting(
+        128 * 1024 * 1024,
+        help="memory of the store that kept responses may take; beyond it, the oldest ones of the "
+        "key that keeps most make room",
+        unit="bytes",
+        minimum=16 * 1024 * 1024,
+    )
+
     host: str = setting("127.0.0.1", help="address to serve HTTP on", pattern=r"\S+")
     port: int = setting(
         8000, help="port to serve HTTP on; 0: any free one", minimum=0, maximum=65535

@@ -23,6 +23,8 @@ from protocol.messages import Role
 from protocol.registration import WorkerInfo
 from router.admission.gate import Gate
 from router.admission.key_files import KeyFiles
+from router.api.openai_responses.background import BackgroundRuns
+from router.api.openai_responses.memory import ResponseMemory, records_of
 from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.link import LinkCallbacks
@@ -62,6 +64,7 @@ def router_metrics() -> list[Metric]:
     registry.register(FleetCollector(FleetReport(fleet, traces, Targets(1.0, None, 1.0))))
     ApiMetrics(registry)
     ExportMetrics(registry)
+    BackgroundRuns(ResponseMemory(records_of("redis://none", "none", 1), registry), registry)
     ByteBudget(1, registry)
     Gate(1, time.monotonic, registry=registry)
     KeyFiles(registry)

@@ -180,7 +180,20 @@ class Ticket:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self.width:
+            self.leave()
+
+    def hand_over(self) -> Ticket:
+        """A ticket that takes this one's place, for a request that goes on behind its context: end
+        it by `leave`."""
+        other = Ticket(self._gate, self._tenant)
+        other.width, self.width = self.width, 0
+        return other
+
+    def leave(self) -> None:
+        """The sequences of the request have ended."""
         self._gate.leave(self._tenant, self.width)
+        self.width = 0
 
     def widen(self, width: int) -> None:
         """Count the request for so many sequences. Raises InvalidRequest if its key, or the router,

@@ -19,7 +19,13 @@ from router.api.anthropic.request import CountTokensRequest, MessagesRequest
 from router.api.openai.answers import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
-from router.api.openai_responses.answer import InputTokens, Response, ResponseEvent
+from router.api.openai_responses.answer import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    Response,
+    ResponseEvent,
+)
 from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.probes import ServiceStatus, ServiceVersion
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
@@ -64,7 +70,7 @@ _GENERATION = (
         "generation", Door.API, Completion, CompletionRequest, Completion, _GENERATION_ERRORS,
     ),
     Operation(
-        "post", "/v1/responses", "What the assistant says next, as items; nothing is stored",
+        "post", "/v1/responses", "What the assistant says next, as items",
         "generation", Door.API, Response, ResponsesRequest, ResponseEvent, _GENERATION_ERRORS,
     ),
     Operation(
@@ -79,6 +85,25 @@ _GENERATION = (
 _RESPONSE_TOKENS = Operation(
     "post", "/v1/responses/input_tokens", "How long the prompt of a response would be",
     "tokens", Door.API, InputTokens, InputTokensRequest, errors=_BODY_ERRORS,
+)  # fmt: skip
+_KEPT = (
+    Operation(
+        "get", "/v1/responses/{response_id}", "A response that is kept, as it is now",
+        "generation", Door.API, Response, errors=(400, 404, 503),
+    ),
+    Operation(
+        "delete", "/v1/responses/{response_id}", "Delete a response that is kept",
+        "generation", Door.API, DeletedResponse, errors=(404, 503),
+    ),
+    Operation(
+        "post", "/v1/responses/{response_id}/cancel", "Cancel a response in the background",
+        "generation", Door.API, Response, errors=(400, 404, 503),
+    ),
+    Operation(
+        "get", "/v1/responses/{response_id}/input_items",
+        "The items before a response's output; query: limit, order, after",
+        "generation", Door.API, InputItems, errors=(400, 404, 503),
+    ),
 )  # fmt: skip
 _MODELS = (
     Operation("get", "/v1/models", "The models served here", "models", Door.API, ModelList),
@@ -149,4 +174,6 @@ _REFUSED = tuple(
     )
     for path in NOT_GENERATION
 )  # fmt: skip
-OPERATIONS = (*_GENERATION, _RESPONSE_TOKENS, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED)
+OPERATIONS = (
+    *_GENERATION, _RESPONSE_TOKENS, *_KEPT, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED,
+)  # fmt: skip

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from fastapi import Request
-from msgspec import UNSET
 from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
 from router.api.context import ApiContext
 from router.api.json_pieces import take_some
 from router.api.openai.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
-from router.api.openai.answers import CachedTokens, OutputDetails, Usage
 from router.api.openai.best_of import best_of_each_prompt
+from router.api.openai.usage_count import UsageCount, counting_choices, prompt_lengths
 from router.api.request_fields import GenerationFields
 from router.api.timing import TIMING_HEADER
 from router.http.disconnect import ClientGone, connection_of, while_connected
@@ -76,20 +77,9 @@ async def reply(
 ) -> Response:
     """Runs the choices. Raises errors that occur before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
-    if not plan.identity.life:
-        context.metrics.prompt_tokens.value += sum(_prompt_lengths(choices).values())
     if wants_timing(record.header(_TIMING)):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
-
-    counting = set() if plan.identity.life else set(_counting(choices).values())
-
-    def probe(choice: Choice) -> LatencyProbe:
-        return context.metrics.probe(record.arrived, choice.index in counting)
-
-    async def run(sink: TextSink) -> None:
-        unfinished = [choice for choice in choices if not choice.known.has_ended]
-        await run_choices(context.generator, unfinished, sink, probe)
-
+    run = _runner(context, record, plan)
     if not fields.stream:
         answer = _Answer(choices, plan.num_best, record)
         try:
@@ -123,6 +113,38 @@ async def reply(
     )
 
 
+async def run_unattended(
+    context: ApiContext, record: RequestRecord, plan: Plan, answer_format: AnswerFormat
+) -> None:
+    """Runs the choices of a request whose client does not wait. The answer format is given the
+    whole answer, whose JSON is dropped. Raises errors of the generation."""
+    answer = _Answer(plan.choices, plan.num_best, record)
+    try:
+        await _runner(context, record, plan)(answer)
+        await context.tokenizer.in_thread(lambda: deque(answer.pieces(answer_format), maxlen=0))
+    finally:
+        context.tokenizer.start_in_thread(answer.release)
+
+
+def _runner(
+    context: ApiContext, record: RequestRecord, plan: Plan
+) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
+    """Runs the choices into a sink, when it is called; their prompts count from now on."""
+    choices = plan.choices
+    if not plan.identity.life:
+        context.metrics.prompt_tokens.value += sum(prompt_lengths(choices).values())
+    counting = set() if plan.identity.life else set(counting_choices(choices).values())
+
+    def probe(choice: Choice) -> LatencyProbe:
+        return context.metrics.probe(record.arrived, choice.index in counting)
+
+    async def run(sink: TextSink) -> None:
+        unfinished = [choice for choice in choices if not choice.known.has_ended]
+        await run_choices(context.generator, unfinished, sink, probe)
+
+    return run
+
+
 class _Answer:
     """Collects the text of all choices, and counts its memory; implements `TextSink`."""
 
@@ -130,7 +152,7 @@ class _Answer:
 
     def __init__(self, choices: list[Choice], num_best: int | None, record: RequestRecord) -> None:
         """Raises Overloaded if the router has no room for the answer."""
-        self._usage = _UsageCount(choices)
+        self._usage = UsageCount(choices)
         self._choices = choices
         self._num_best = num_best
         self._record = record
@@ -232,7 +254,7 @@ class _Chunks:
         self._tokenizer = tokenizer
         self._telling: asyncio.Task[None] | None = None
         self._frame = writer.style.frame
-        self._usage = _UsageCount(plan.choices)
+        self._usage = UsageCount(plan.choices)
         self._bookmark = bookmark
         self._begun: set[int] = set()
         self._ends_long = plan.repeats_output
@@ -349,42 +371,3 @@ def _width(delta: TextDelta) -> int:
 def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
     """The prompt log-probabilities carried by one of the deltas."""
     return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)
-
-
-def _prompt_lengths(choices: list[Choice]) -> dict[int, int]:
-    return {choice.prompt_index: len(choice.request.token_ids) for choice in choices}
-
-
-def _counting(choices: list[Choice]) -> dict[int, int]:
-    """For each prompt, the choice for which its cached tokens are counted: the first."""
-    return {choice.prompt_index: choice.index for choice in reversed(choices)}
-
-
-class _UsageCount:
-    """Adds up the usage of a request. Cache hits of a prompt are counted for its first choice."""
-
-    def __init__(self, choices: list[Choice]) -> None:
-        self._choices = choices
-        self._prompts = _prompt_lengths(choices)
-        self._counting = _counting(choices)
-        self._cached = dict.fromkeys(self._prompts, 0)
-        self._output = sum(each.known.num_tokens for each in choices if each.known.has_ended)
-
-    @property
-    def num_output(self) -> int:
-        """Output tokens so far."""
-        return self._output
-
-    def add(self, choice: Choice, delta: TextDelta) -> None:
-        self._output += len(delta.token_ids)
-        prompt = choice.prompt_index
-        if self._counting[prompt] == choice.index:
-            self._cached[prompt] = max(self._cached[prompt], delta.cached_tokens)
-
-    def total(self) -> Usage:
-        prompt = sum(self._prompts.values())
-        cached = CachedTokens(sum(self._cached.values()))
-        reasoning = [choice.output.reasoning_tokens for choice in self._choices]
-        counts = [count for count in reasoning if count is not None]
-        details = OutputDetails(sum(counts)) if counts else UNSET
-        return Usage(prompt, self._output, prompt + self._output, cached, details)

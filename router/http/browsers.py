@@ -136,7 +136,7 @@ def _preflight(origin: bytes, headers: dict[bytes, bytes]) -> Response:
     answer = Response(status_code=204)
     answer.raw_headers = [
         (b"access-control-allow-origin", origin),
-        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-max-age", str(PREFLIGHT_AGE_S).encode()),
         (b"vary", b"origin"),
     ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import quote
 
@@ -92,6 +92,21 @@ class RequestRecord:
         router has no room for it."""
         self.budget.take(num_bytes)
         self.held_bytes += num_bytes
+
+    def detach(self) -> RequestRecord:
+        """A record of the same request that goes on when the request was answered: it takes over
+        the memory and the place behind the gate, until its `release`."""
+        ticket = None if self.ticket is None else self.ticket.hand_over()
+        other = replace(self, ticket=ticket)
+        self.held_bytes = 0
+        return other
+
+    def release(self) -> None:
+        """Give back what a detached record holds."""
+        self.budget.give_back(self.held_bytes)
+        self.held_bytes = 0
+        if self.ticket is not None:
+            self.ticket.leave()
 
     def names(self) -> list[tuple[bytes, bytes]]:
         """The headers that identify the request in the answer."""

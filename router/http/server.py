@@ -116,6 +116,11 @@ class HttpServer(uvicorn.Server):
             watching.cancel()
             await asyncio.wait([watching])
 
+    def wait_for(self, task: asyncio.Task[None]) -> None:
+        """Treat a task that belongs to no connection like a request when the server ends."""
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
     def certificate_reloader(self) -> CertificateReloader | None:
         """Keeps the server's certificate in line with its files; None without TLS."""
         if self._tls is None or self.config.ssl is None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cli.fleet import Fleet
 from cli.pods.check import main as check
-from tests.integration.fleets import running_fleet
+from tests.integration.fleets import running_fleet, wait_for
 from tests.integration.reference import DEMO_MODEL
 
 MODEL = DEMO_MODEL.name
@@ -23,6 +23,10 @@ PROMPT = "The with statement is used to wrap the execution of a block with metho
 ANSWER = (
     "Lambda expressions (sometimes called lambda forms) are used to create anonymous functions."
 )
+
+
+RUNS = ("queued", "in_progress")
+ENDLESS = {"schema": {"type": "array", "items": {"const": 1}, "minItems": 2000}}
 
 
 class Weather(BaseModel):
@@ -181,6 +185,45 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     assert "".join(deltas) == final.output_text == whole.output_text
     assert len(deltas) > 20
     assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_responses_are_continued_by_their_ids(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 20}
+    first = client.responses.create(input=QUESTION[0]["content"], **asked)
+    *_, last = client.responses.create(
+        input="And a closure?", previous_response_id=first.id, stream=True, **asked
+    )
+    second = last.response
+    items = [*QUESTION, *first.output, {"role": "user", "content": "And a closure?"}]
+    whole = client.responses.create(input=items, store=False, **asked)
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    assert client.responses.retrieve(second.id) == second
+    assert len(client.responses.input_items.list(second.id).data) == 3
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    client.responses.create(input="And?", previous_response_id=second.id, **asked)
+
+
+def test_a_response_in_the_background(client: openai.OpenAI) -> None:
+    def run(response_id: str) -> Any:
+        return wait_for(
+            "the response",
+            lambda: (found := client.responses.retrieve(response_id)).status not in RUNS and found,
+        )
+
+    asked = {"model": MODEL, "temperature": 0, "input": QUESTION[0]["content"]}
+    began = client.responses.create(background=True, **asked)
+    assert began.status == "queued"
+    ended = run(began.id)
+    assert ended.status == "completed"
+    assert ended.output_text == client.responses.create(**asked).output_text
+    long = {"extra_body": {"text": {"format": {"type": "json_schema", "name": "n", **ENDLESS}}}}
+    second = client.responses.create(background=True, **asked, **long)
+    cancelled = client.responses.cancel(second.id)
+    assert cancelled.status in ("cancelled", "incomplete")
+    assert run(second.id).status == cancelled.status
 
 
 def test_anthropics_client_whole_and_streamed(fleet: Fleet, client: openai.OpenAI) -> None:

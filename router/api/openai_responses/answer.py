@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from router.api.openai.answers import ChatTokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):
@@ -118,14 +118,32 @@ class Response(Struct, frozen=True, kw_only=True):
     top_p: float | None
     user: str | None
     object: Literal["response"] = "response"
-    background: Literal[False] = False
-    previous_response_id: None = None
+    background: bool = False
+    previous_response_id: str | None = None
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool = False
     prompt_cache_key: str | None
     safety_identifier: str | None
     top_logprobs: int
     truncation: Literal["auto", "disabled"]
+
+
+class DeletedResponse(Struct, frozen=True):
+    """Answer of `DELETE /v1/responses/{response_id}`."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItems(Struct, frozen=True):
+    """A page of `/v1/responses/{response_id}/input_items`."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
 
 
 class InputTokens(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The body of `POST /v1/responses`.
 
-Responses are not stored: fields that refer to a stored response are refused by name, and the
-client sends the whole conversation as `input` each time.
+Whether `store`, `background` and `previous_response_id` can be honoured depends on whether the
+router keeps responses, so the endpoints decide about them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from router.api.request_fields import (
     RequestBody,
     StreamOptions,
     Unsupported,
-    only,
 )
 from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
 from router.api.structured_outputs import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
@@ -213,7 +212,7 @@ class InputTokensRequest(RequestBody):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    previous_response_id: Unsupported = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     conversation: Unsupported = None
 
     def check_together(self) -> None:
@@ -240,8 +239,8 @@ class ResponsesRequest(InputTokensRequest):
     prompt_cache_key: _Label | None = None
     prompt_cache_retention: Hint = None
     cache_salt: CacheSalt | None = None
-    store: Annotated[Any, ignorable(False)] = None
-    background: Annotated[Any, only(False)] = None
+    store: bool | None = None
+    background: bool | None = None
     include: Annotated[Annotated[list[str], bounded] | None, ignorable_entries(LOGPROBS)] = None
     service_tier: Hint = None
     prompt: Unsupported = None
@@ -257,6 +256,13 @@ class ResponsesRequest(InputTokensRequest):
             raise InvalidRequest(
                 "'stream_options' has 'include_obfuscation' alone, in streams", "stream_options"
             )
+        if self.background and self.stream:
+            raise InvalidRequest(
+                "'background' cannot be streamed: create it without 'stream', and retrieve it",
+                "stream",
+            )
+        if self.background and self.store is False:
+            raise InvalidRequest("'background' needs 'store' to be true", "background")
         if self.top_logprobs and self.logprobs_count is None:
             raise InvalidRequest(
                 f"'top_logprobs' needs 'include' to have '{LOGPROBS}'", "top_logprobs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -63,13 +63,19 @@ class ResponseFormat:
     """See AnswerFormat. A chunk holds all the framed events that one delta produces.
 
     `blank` is the response before it has output; with `has_logprobs` the output text includes
-    log-probabilities.
+    log-probabilities. `on_end` is told of the response with its whole output, maybe in a thread.
     """
 
     def __init__(
-        self, blank: api.Response, parser: MessageParser, tokenizer: Tokenizer, has_logprobs: bool
+        self,
+        blank: api.Response,
+        parser: MessageParser,
+        tokenizer: Tokenizer,
+        has_logprobs: bool,
+        on_end: Callable[[api.Response], object],
     ) -> None:
         self._blank = blank
+        self._on_end = on_end
         self._parser = parser
         self._tokenizer = tokenizer
         self._tokens = ContentTokens() if has_logprobs else None
@@ -99,10 +105,15 @@ class ResponseFormat:
 
     def failure(self, error: HttpError) -> bytes:
         """The last event of a stream that could not be finished."""
-        failure = api.ResponseFailure("server_error", error.message)
-        response = self._replaced(status="failed", output=self._done, error=failure)
+        response = self.failed(error)
+        self._on_end(response)
         begun = [] if self._sequence_number >= 0 else self._begin()
         return _framed([*begun, api.Failed(self._next(), response)])
+
+    def failed(self, error: HttpError) -> api.Response:
+        """The response that ends with an error."""
+        failure = api.ResponseFailure("server_error", error.message)
+        return self._replaced(status="failed", output=self._done, error=failure)
 
     def _begin(self) -> list[api.ResponseEvent]:
         return [
@@ -187,7 +198,7 @@ class ResponseFormat:
     def _response(self, usage: Usage) -> api.Response:
         """The response with its whole output."""
         is_whole = self._finish != "length"
-        return self._replaced(
+        response = self._replaced(
             status="completed" if is_whole else "incomplete",
             completed_at=int(time.time()) if is_whole else None,
             incomplete_details=None if is_whole else api.IncompleteDetails("max_output_tokens"),
@@ -200,6 +211,8 @@ class ResponseFormat:
                 usage.total_tokens,
             ),
         )
+        self._on_end(response)
+        return response
 
     def _replaced(self, **changes: object) -> api.Response:
         return msgspec.structs.replace(self._blank, **changes)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from protocol.errors import InvalidRequest, PromptTooLong
+from process.store.response_records import ResponseName
+from protocol.errors import InvalidRequest, PreviousNotFound, PromptTooLong
 from router.api.context import ApiContext
 from router.api.conversation_plan import (
     NO_SWITCH,
@@ -17,32 +20,32 @@ from router.api.conversation_plan import (
     takes_effort,
 )
 from router.api.openai_responses import answer as api
+from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.conversation import conversation_of
+from router.api.openai_responses.items import Item, items_of, kept_json, read_items
+from router.api.openai_responses.memory import is_response_id, owner_of
 from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.openai_responses.response_format import ResponseFormat
 from router.api.openai_responses.truncation import truncated
+from router.api.openai_responses.unattended import Keeping, ResponseEnd, UnattendedRun
 from router.api.plan import OutputWish, check_model
 from router.api.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
+from router.api.strict_model import check_bounds
 from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
 from router.http.request_scope import new_id, record_of
 from router.http.sse import StreamStyle, as_it_is
 
+_Fields = TypeVar("_Fields", bound=InputTokensRequest)
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
+NO_MEMORY = "this router keeps no responses; it does with --responses-store"
 
 
-def responses_router(context: ApiContext) -> APIRouter:
-    """The endpoints, for an application."""
+def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRouter:
+    """The endpoints, for an application; without `runs` nothing is kept."""
     router = APIRouter()
-
-    async def conversation(request: Request, fields: InputTokensRequest) -> Conversation:
-        asked = await context.convert(request.scope, lambda: conversation_of(fields))
-        if asked.reasoning_effort is None or takes_effort(context):
-            return asked
-        context.ignore(request.scope, "reasoning.effort", NO_SWITCH)
-        return replace(asked, reasoning_effort=None)
 
     async def create_response(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("resp-")
@@ -53,37 +56,107 @@ def responses_router(context: ApiContext) -> APIRouter:
         grammar = await _grammar(request, context, fields)
         limit, logprobs = fields.max_output_tokens, fields.logprobs_count
         wish = OutputWish(limit, None, logprobs, "input", grammar, repeats_output=True)
-        asked = await conversation(request, fields)
+        continued, history = await _with_history(request, context, runs, fields)
+        asked = await _conversation(request, context, continued)
+        plan_of = partial(
+            plan_conversation, context, request.scope, identity, fields=generation, wish=wish
+        )
         try:
-            planned = await plan_conversation(
-                context, request.scope, identity, asked, generation, wish
-            )
+            planned = await plan_of(asked)
         except PromptTooLong:
             if fields.truncation != "auto":
                 raise
-            shorter = await truncated(context, asked, limit)
-            planned = await plan_conversation(
-                context, request.scope, identity, shorter, generation, wish
-            )
-        blank = blank_response(identity.request_id, identity.created, fields)
+            planned = await plan_of(await truncated(context, asked, limit))
+        keeping = _keeping(request, context, runs, fields, history)
+        blank = blank_response(identity.request_id, identity.created, fields, keeping is not None)
+        end = ResponseEnd(keeping)
         answer_format = ResponseFormat(
-            blank, planned.parsers[0], context.tokenizer, logprobs is not None
+            blank, planned.parsers[0], context.tokenizer, logprobs is not None, end.take
         )
         style = StreamStyle(frame=as_it_is, done=b"", error=answer_format.failure)
         plan = Plan(identity, generation, planned.choices, repeats_output=logprobs is not None)
+        if fields.background and keeping is not None:
+            run = UnattendedRun(context, plan, answer_format, end)
+            return _json(await run.start(request.scope, keeping, blank))
         return await reply(request, context, plan, answer_format, style)
 
     async def count_input_tokens(request: Request) -> Response:
         fields = await read_body(request, context, InputTokensRequest)
         if fields.model is not None:
             check_model(context, fields.model)
-        _, token_ids = await encode_conversation(context, await conversation(request, fields))
-        answer = api.InputTokens(len(token_ids))
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        continued, _ = await _with_history(request, context, runs, fields)
+        asked = await _conversation(request, context, continued)
+        _, token_ids = await encode_conversation(context, asked)
+        return _json(msgspec.json.encode(api.InputTokens(len(token_ids))))
 
     router.add_api_route("/v1/responses", create_response, methods=["POST"])
     router.add_api_route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"])
     return router
+
+
+async def _conversation(
+    request: Request, context: ApiContext, fields: InputTokensRequest
+) -> Conversation:
+    asked = await context.convert(request.scope, lambda: conversation_of(fields))
+    if asked.reasoning_effort is None or takes_effort(context):
+        return asked
+    context.ignore(request.scope, "reasoning.effort", NO_SWITCH)
+    return replace(asked, reasoning_effort=None)
+
+
+def _json(document: bytes) -> Response:
+    return Response(document, media_type="application/json")
+
+
+async def _with_history(
+    request: Request, context: ApiContext, runs: BackgroundRuns | None, fields: _Fields
+) -> tuple[_Fields, bytes]:
+    """The request with the whole conversation as its input, and the JSON of the items that came
+    from a previous response. Raises InvalidRequest, PreviousNotFound, and StoreAway."""
+    previous = fields.previous_response_id
+    if previous is None:
+        return fields, b""
+    if runs is None:
+        raise InvalidRequest(f"'previous_response_id': {NO_MEMORY}", "previous_response_id")
+    if not is_response_id(previous):
+        raise PreviousNotFound(previous)
+    history = await runs.memory.history(ResponseName(owner_of(request.scope), previous))
+    record = record_of(request.scope)
+    record.take_body(len(history))
+
+    def read() -> list[Item]:
+        record.hold(check_bounds(history))
+        return [*read_items(history), *items_of(fields.input)]
+
+    items = await context.convert(request.scope, read)
+    return fields.model_copy(update={"input": items}), history
+
+
+def _keeping(
+    request: Request,
+    context: ApiContext,
+    runs: BackgroundRuns | None,
+    fields: ResponsesRequest,
+    history: bytes,
+) -> Keeping | None:
+    """How the response will be kept; None if it will not be. Raises InvalidRequest for a response
+    in the background that cannot be kept."""
+    record = record_of(request.scope)
+    if runs is None:
+        if fields.background:
+            raise InvalidRequest(f"'background': {NO_MEMORY}", "background")
+        if fields.store:
+            context.ignore(request.scope, "store", NO_MEMORY)
+        return None
+    if fields.store is False:
+        return None
+    name = ResponseName(owner_of(request.scope), record.request_id)
+    if not fields.background and runs.memory.why_not(record.body_bytes) is not None:
+        context.name_ignored(request.scope, ["store"])
+        return None
+    return Keeping(
+        runs, name, record.body_bytes, lambda: kept_json(history, items_of(fields.input))
+    )
 
 
 async def _grammar(request: Request, context: ApiContext, fields: ResponsesRequest) -> str | None:
@@ -103,7 +176,9 @@ async def _grammar(request: Request, context: ApiContext, fields: ResponsesReque
     return grammar
 
 
-def blank_response(request_id: str, created: int, fields: ResponsesRequest) -> api.Response:
+def blank_response(
+    request_id: str, created: int, fields: ResponsesRequest, is_kept: bool
+) -> api.Response:
     """The response before it has output; it repeats the request's fields."""
     shown = fields.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPEATED)
     tools = [each for each in shown.get("tools", []) if each["type"] == "function"]
@@ -111,6 +186,9 @@ def blank_response(request_id: str, created: int, fields: ResponsesRequest) -> a
         id=request_id,
         created_at=created,
         status="in_progress",
+        background=bool(fields.background),
+        previous_response_id=fields.previous_response_id,
+        store=is_kept,
         model=fields.model,
         output=[],
         instructions=fields.instructions,

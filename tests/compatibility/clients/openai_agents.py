@@ -34,6 +34,18 @@ def add(a: Literal["1", "2"], b: Literal["1", "2"]) -> str:
     return str(int(a) + int(b))
 
 
+async def remembered(agent: Agent) -> None:
+    """The router keeps the conversation, and the client sends only what is new."""
+    previous, lengths = None, []
+    for question in ("What is a lambda?", "And a closure?", "And a class?"):
+        result = await Runner.run(agent, question, previous_response_id=previous)
+        previous = result.last_response_id
+        lengths.append(result.raw_responses[-1].usage.input_tokens)
+    assert lengths == sorted(set(lengths))
+    items = await CLIENT.responses.input_items.list(previous, order="asc")
+    assert [each.role for each in items.data] == ["user", "assistant"] * 2 + ["user"]
+
+
 async def main() -> None:
     for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
         model = kind(model="demo_model", openai_client=CLIENT)
@@ -55,6 +67,8 @@ async def main() -> None:
             ),
         )
         await Runner.run(calling, "Add 1 and 2")
+        if kind is OpenAIResponsesModel:
+            await remembered(agent)
         streamed = Runner.run_streamed(agent, "What is a lambda?")
         events = [event async for event in streamed.stream_events()]
         assert events

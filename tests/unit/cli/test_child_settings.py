@@ -54,6 +54,7 @@ def test_settings_reach_workers_and_router() -> None:
     router = parsed(children.router(SHARED, DIR / "port", DIR))
     assert (router.port, router.local_prefill_threshold_tokens) == (9, 3)
     assert router.port_file == "/logs/port"
+    assert router.responses_store
     assert (router.cluster_secret, router.supervisor_key) == (
         SHARED.cluster_secret,
         SHARED.supervisor_key,

@@ -22,6 +22,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.api.context import ApiLimits
+from router.api.openai_responses.background import BackgroundRuns
+from router.api.openai_responses.memory import ResponseMemory, records_of
 from router.app import AppOptions, create_app
 from router.http.access import AccessRules, KeyCheck
 from router.http.connection import BoundedProtocols
@@ -144,13 +146,28 @@ class ScriptedGenerator:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, runs: BackgroundRuns | None) -> None:
         super().__init__(config)
         self.up = threading.Event()
+        self._runs = runs
+        self._renewing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._runs is not None:
+            self._runs.memory.adopt = self._adopt
+            self._renewing = asyncio.create_task(self._runs.run())
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait((self._renewing,))
+
+    def _adopt(self, task: asyncio.Task[None]) -> None:
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
 
 
 class LiveApi:
@@ -166,18 +183,26 @@ class LiveApi:
         rules: AccessRules | None = None,
         **options: Any,
     ) -> None:
+        """`options` are those of the application; with `redis_url` it keeps responses there."""
+        redis_url = options.pop("redis_url", None)
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator(lambda request: [])
         self.unready_reason: str | None = None
         self.traces: dict[str, RequestTrace] = {}
         self.registry = CollectorRegistry()
+        self.runs: BackgroundRuns | None = None
+        if redis_url is not None:
+            memory = ResponseMemory(records_of(redis_url, "tests", 1 << 26), self.registry)
+            self.runs = BackgroundRuns(memory, self.registry)
         app = create_app(
             self.generator,
             tokenizer,
             ServedModel(MODEL, path, lambda: max_context, 1_700_000_000, other_names),
             self.registry,
             ready=lambda: self.unready_reason,
-            options=AppOptions(limits=limits, trace_of=self.traces.get, **options),
+            options=AppOptions(
+                limits=limits, trace_of=self.traces.get, responses=self.runs, **options
+            ),
         )
         self.app = app if rules is None else KeyCheck(app, rules, self.registry)
 
@@ -192,7 +217,7 @@ class LiveApi:
             lifespan="off",
             log_level="error",
         )
-        self._server = _Server(config)
+        self._server = _Server(config, self.runs)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
         assert self._server.up.wait(TIMEOUT_S)

@@ -132,7 +132,7 @@ async def test_pages_of_allowed_origins_are_served(origins) -> None:
         answer = await client.get("/v1/models", headers=CROSS | {"x-api-key": KEY})
         closed = await client.get("/v1/models", headers=CROSS)
     assert preflight.status_code == 204
-    assert preflight.headers["access-control-allow-methods"] == "GET, POST"
+    assert preflight.headers["access-control-allow-methods"] == "GET, POST, DELETE"
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     assert preflight.headers["access-control-allow-private-network"] == "true"
     assert (answer.status_code, closed.status_code) == (200, 401)

@@ -1,0 +1,253 @@
+"""The responses of the API that are kept in the store: for whom, how long, and how many.
+
+Under `baton:CLUSTER:responses:` there are `record:OWNER:ID` (a hash: `status`, `background`,
+`answer`, `input`; expires), `lease:OWNER:ID` (held by the router that runs the response),
+`all` (OWNER:ID by age), `of:OWNER` (ids by age), `sizes` (bytes by OWNER:ID), `owners` (owners by
+their bytes) and `total` (bytes). The store carries bytes; their meaning is the caller's.
+
+An owner has at most `MOST_RECORDS`; its oldest make room. If all records together exceed
+`max_bytes`, the oldest of the owner with the most bytes make room. A response that runs and has no
+lease any more counts as failed from the first look at it, for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from process.store.registry import BACKOFF_MAX_S, client_from_url
+from protocol.errors import StoreAway
+
+log = logging.getLogger(__name__)
+
+TTL_S = 24 * 3600
+MOST_RECORDS = 1000
+TIMEOUT_S = 2.0
+_OVERHEAD_BYTES = 512
+"""Counted for a record besides its answer and its input."""
+_MOST_AT_ONCE = 32
+"""Commands in flight."""
+QUEUED, IN_PROGRESS, FAILED, CANCELLED = "queued", "in_progress", "failed", "cancelled"
+
+# KEYS: the prefix of all keys. Each script's first ARGV is OWNER:ID.
+_COMMON = """
+local base, name = KEYS[1], ARGV[1]
+local record, lease = base .. 'record:' .. name, base .. 'lease:' .. name
+local function owner_of(each) return string.match(each, '^[^:]*') end
+local function resize(each, bytes)
+  local former = tonumber(redis.call('HGET', base .. 'sizes', each) or '0')
+  redis.call('HSET', base .. 'sizes', each, bytes)
+  redis.call('ZINCRBY', base .. 'owners', bytes - former, owner_of(each))
+  redis.call('INCRBY', base .. 'total', bytes - former)
+end
+local function drop(each)
+  local owner = owner_of(each)
+  resize(each, 0)
+  redis.call('HDEL', base .. 'sizes', each)
+  redis.call('DEL', base .. 'record:' .. each, base .. 'lease:' .. each)
+  redis.call('ZREM', base .. 'all', each)
+  redis.call('ZREM', base .. 'of:' .. owner, string.sub(each, #owner + 2))
+  redis.call('ZREMRANGEBYSCORE', base .. 'owners', '-inf', 0)
+end
+local function runs(status) return status == 'queued' or status == 'in_progress' end
+local function look()
+  local status = redis.call('HGET', record, 'status')
+  if runs(status) and redis.call('EXISTS', lease) == 0 then
+    redis.call('HSET', record, 'status', 'failed')
+    return 'failed'
+  end
+  return status
+end
+local function found()
+  local status = look()
+  if not status then return false end
+  return {status, unpack(redis.call('HMGET', record, 'background', 'answer', 'input'))}
+end
+local function make_room(most_bytes)
+  while tonumber(redis.call('GET', base .. 'total') or '0') > most_bytes do
+    local owner = redis.call('ZREVRANGE', base .. 'owners', 0, 0)[1]
+    local oldest = owner and redis.call('ZRANGE', base .. 'of:' .. owner, 0, 0)[1]
+    if not oldest then break end
+    drop(owner .. ':' .. oldest)
+  end
+end
+"""
+
+# ARGV: name, owner, id, ttl in s, most records, most bytes, overhead, lease in ms (0: none),
+# status, background, answer, input.
+_PUT = """
+local owner, ttl_s = ARGV[2], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] .. string.format('%06d', time[2])
+redis.call('HSET', record, 'status', ARGV[9], 'background', ARGV[10], 'answer', ARGV[11],
+           'input', ARGV[12])
+redis.call('EXPIRE', record, ttl_s)
+redis.call('ZADD', base .. 'all', 'NX', now, name)
+redis.call('ZADD', base .. 'of:' .. owner, 'NX', now, ARGV[3])
+resize(name, #ARGV[11] + #ARGV[12] + tonumber(ARGV[7]))
+if ARGV[8] ~= '0' then redis.call('SET', lease, '1', 'PX', ARGV[8]) end
+for _, key in ipairs({'all', 'of:' .. owner, 'sizes', 'owners', 'total'}) do
+  redis.call('EXPIRE', base .. key, ttl_s)
+end
+local dead = string.format('%.0f', tonumber(now) - ttl_s * 1e6)
+for _, each in ipairs(redis.call('ZRANGEBYSCORE', base .. 'all', '-inf', dead, 'LIMIT', 0, 100)) do
+  drop(each)
+end
+local extra = redis.call('ZCARD', base .. 'of:' .. owner) - tonumber(ARGV[5])
+if extra > 0 then
+  for _, id in ipairs(redis.call('ZRANGE', base .. 'of:' .. owner, 0, extra - 1)) do
+    drop(owner .. ':' .. id)
+  end
+end
+make_room(tonumber(ARGV[6]))
+"""
+
+# Answers status, background, answer and input; nil if there is no record.
+_READ = "return found()"
+
+# ARGV: name, status, answer, most bytes, overhead. Answers whether the response still ran.
+_FINISH = """
+if not runs(redis.call('HGET', record, 'status')) then return 0 end
+redis.call('HSET', record, 'status', ARGV[2], 'answer', ARGV[3])
+redis.call('DEL', lease)
+resize(name, #ARGV[3] + redis.call('HSTRLEN', record, 'input') + tonumber(ARGV[5]))
+make_room(tonumber(ARGV[4]))
+return 1
+"""
+
+# Answers as _READ does; a response in the background that runs is cancelled.
+_CANCEL = """
+if runs(look()) and redis.call('HGET', record, 'background') == '1' then
+  redis.call('HSET', record, 'status', 'cancelled')
+  redis.call('DEL', lease)
+end
+return found()
+"""
+
+# Answers whether there was a record.
+_DELETE = """
+local was_there = redis.call('EXISTS', record)
+drop(name)
+return was_there
+"""
+
+# ARGV: name, lease in ms. Answers whether the response still runs; it is then in progress.
+_RENEW = """
+if not runs(redis.call('HGET', record, 'status')) then return 0 end
+redis.call('HSET', record, 'status', 'in_progress')
+redis.call('SET', lease, '1', 'PX', ARGV[2])
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseName:
+    """A response as its owner knows it. `owner` has no colon."""
+
+    owner: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        """The name in the store."""
+        return f"{self.owner}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRecord:
+    """A response that is kept; only one in the background may be unfinished."""
+
+    status: str
+    is_background: bool
+    answer: bytes
+    input: bytes
+
+    @property
+    def runs(self) -> bool:
+        """Whether a router is at work on it."""
+        return self.status in (QUEUED, IN_PROGRESS)
+
+
+class ResponseRecords:
+    """One router's access to the records. After a failure every call fails at once for a while.
+
+    All calls raise StoreAway if the store cannot be reached.
+    """
+
+    def __init__(
+        self, redis_url: str, cluster: str, max_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        """Connects to nothing yet. Raises ConfigError for a malformed URL."""
+        self._client: Any = client_from_url(redis.asyncio.Redis, redis_url, TIMEOUT_S)
+        self._prefix = f"baton:{cluster}:responses:"
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._away_until = 0.0
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store could not be reached a moment ago."""
+        return self._clock() < self._away_until
+
+    async def put(self, name: ResponseName, record: ResponseRecord, lease_s: float = 0) -> None:
+        """Keep a record, in place of an earlier one. One that runs needs a lease."""
+        await self._call(
+            _PUT, name, name.owner, name.id, TTL_S, MOST_RECORDS, self._max_bytes, _OVERHEAD_BYTES,
+            round(lease_s * 1000), record.status, int(record.is_background), record.answer,
+            record.input,
+        )  # fmt: skip
+
+    async def read(self, name: ResponseName) -> ResponseRecord | None:
+        """A record, if there is one."""
+        return _record_of(await self._call(_READ, name))
+
+    async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
+        """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
+        before."""
+        found = await self._call(_FINISH, name, status, answer, self._max_bytes, _OVERHEAD_BYTES)
+        return bool(found)
+
+    async def cancel(self, name: ResponseName) -> ResponseRecord | None:
+        """Cancel a response in the background that runs, on whichever router. Returns its record;
+        one that does not run, or in the foreground, stays as it is."""
+        return _record_of(await self._call(_CANCEL, name))
+
+    async def delete(self, name: ResponseName) -> bool:
+        """Delete a record; False if there is none. Ends a response that runs."""
+        return bool(await self._call(_DELETE, name))
+
+    async def renew(self, name: ResponseName, lease_s: float) -> bool:
+        """Renew the lease of a response that we run; False if it has to end: it was cancelled,
+        given up or deleted."""
+        return bool(await self._call(_RENEW, name, round(lease_s * 1000)))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _call(self, script: str, name: ResponseName, *args: Any) -> Any:
+        """The script's answer."""
+        if self.is_away:
+            raise StoreAway
+        try:
+            async with self._turns:
+                return await self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
+        except (RedisError, OSError, RuntimeError) as error:
+            if not self.is_away:
+                log.warning("the store of responses cannot be used: %s", error)
+            self._away_until = self._clock() + BACKOFF_MAX_S
+            raise StoreAway from error
+
+
+def _record_of(found: list[bytes | None] | None) -> ResponseRecord | None:
+    if found is None:
+        return None
+    status, background, answer, given = (each or b"" for each in found)
+    return ResponseRecord(status.decode(), background == b"1", answer, given)

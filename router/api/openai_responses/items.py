@@ -1,0 +1,103 @@
+"""The items of a conversation as they are kept: those of requests, and those of answers.
+
+What no prompt depends on (log-probabilities, annotations) is left out. An item that was kept is
+read as one that a client sends, so that a conversation that is continued by the id of a response
+renders the same prompt as one that is sent as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter
+
+from router.api.openai_responses.request import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ReasoningPart,
+    TextItemPart,
+)
+
+Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[InputItem])
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+
+
+def items_of(given: str | Sequence[Item]) -> list[Item]:
+    """A request's own input as items."""
+    if isinstance(given, str):
+        return [MessageItem(role="user", content=given)]
+    return list(given)
+
+
+def kept_json(history: bytes, own: Iterable[Item]) -> bytes:
+    """The JSON list of a conversation's items: those before, as JSON, and a request's own."""
+    before = msgspec.json.decode(history or b"[]", type=list[msgspec.Raw])
+    return msgspec.json.encode([*before, *map(_shown, own)])
+
+
+def continued_json(kept_input: bytes, answer: bytes) -> bytes:
+    """The JSON list of the items of a response that was kept: its input, then its output."""
+    output = msgspec.json.decode(answer, type=_Answer).output
+    for part in (part for item in output for part in item.get("content") or ()):
+        part.pop("logprobs", None)
+    before = msgspec.json.decode(kept_input, type=list[msgspec.Raw])
+    return msgspec.json.encode([*before, *output])
+
+
+def read_items(kept: bytes) -> list[Item]:
+    """The items of a JSON list that was kept."""
+    return _ITEMS.validate_json(kept)
+
+
+def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
+    """The items as the list of a response's input shows them: each with an id, and content in
+    parts."""
+    items: list[dict[str, Any]] = msgspec.json.decode(kept)
+    digits = response_id.partition("-")[2]
+    for place, item in enumerate(items):
+        prefix = _PREFIXES.get(item["type"], "rs")
+        item.setdefault("id", f"{prefix}_{digits}_i{place}")
+        if item["type"] != "reasoning":
+            item.setdefault("status", "completed")
+        content = item.get("content")
+        if isinstance(content, str):
+            kind = "output_text" if item["role"] == "assistant" else "input_text"
+            item["content"] = [{"type": kind, "text": content}]
+        for part in item.get("content") or ():
+            if part["type"] == "output_text":
+                part.setdefault("annotations", [])
+    return items
+
+
+class _Answer(msgspec.Struct):
+    """The part of an answer that the next prompt repeats."""
+
+    output: list[dict[str, Any]]
+
+
+def _shown(item: Item) -> dict[str, Any]:
+    shown: dict[str, Any] = {"type": item.type}
+    if isinstance(item, MessageItem):
+        shown |= {"role": item.role, "content": _content(item.content), "phase": item.phase}
+    elif isinstance(item, FunctionCallItem):
+        shown |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+    elif isinstance(item, FunctionOutputItem):
+        shown |= {"call_id": item.call_id, "output": _content(item.output)}
+    else:
+        shown |= {"summary": _parts(item.summary) or [], "content": _parts(item.content)}
+    shown |= {"id": item.id, "status": item.status}
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _content(content: str | list[TextItemPart]) -> str | list[dict[str, str]] | None:
+    return content if isinstance(content, str) else _parts(content)
+
+
+def _parts(parts: Sequence[TextItemPart | ReasoningPart] | None) -> list[dict[str, str]] | None:
+    return None if parts is None else [{"type": part.type, "text": part.text} for part in parts]
