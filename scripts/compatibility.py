@@ -46,7 +46,7 @@ CLIENTS = (
     Client("llama_index", "chat, stream", ("llama-index-llms-openai-like",)),
     Client("pydantic_ai", "structured output, tools", ("pydantic-ai-slim[openai]",)),
     Client("instructor", "JSON and tools modes", ("instructor",)),
-    Client("openai_agents", "sessions, tools, stream", ("openai-agents",)),
+    Client("openai_agents", "sessions, `previous_response_id`, tools, stream", ("openai-agents",)),
     Client("anthropic", "messages, stream, tools, counting, too long", ("anthropic",)),
     Client(
         "lm_eval",
@@ -88,7 +88,10 @@ def _fleet(url: str | None) -> Iterator[str]:
         yield url
         return
     flags = ("--device=cpu", "--torch-threads=1")
-    with BenchFleet(FleetConfig(str(DEMO_MODEL), 1, 1, 1, worker_flags=flags)) as fleet:
+    router_flags = ("--responses-store",)
+    with BenchFleet(
+        FleetConfig(str(DEMO_MODEL), 1, 1, 1, worker_flags=flags, router_flags=router_flags)
+    ) as fleet:
         yield f"http://127.0.0.1:{fleet.port('router-1')}"
 
 

@@ -15,6 +15,7 @@ from router.api.openai_responses import answer as api
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.items import listed_items
 from router.api.openai_responses.memory import document_of, is_response_id, owner_of
+from router.http.request_scope import record_of
 from router.text.tokenizer import Tokenizer
 
 _NO_MEMORY = "This router keeps no responses; it does with --responses-store."
@@ -44,7 +45,7 @@ class _Endpoints:
         if request.query_params.get("stream", "false").lower() != "false":
             raise InvalidRequest("'stream': a kept response is returned as a whole", "stream")
         record = _found(name, await runs.memory.find(name))
-        return await self._shown(record.answer, lambda: document_of(record))
+        return await self._shown(request, record.answer, lambda: document_of(record))
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """Delete a response; one in the background ends."""
@@ -52,7 +53,9 @@ class _Endpoints:
         if not await runs.memory.delete(name):
             raise ResponseNotFound(response_id)
         runs.stop(name)
-        return await self._shown(b"", lambda: msgspec.json.encode(api.DeletedResponse(name.id)))
+        return await self._shown(
+            request, b"", lambda: msgspec.json.encode(api.DeletedResponse(name.id))
+        )
 
     async def cancel(self, response_id: str, request: Request) -> Response:
         """Cancel a response in the background; one that has ended stays as it is."""
@@ -64,7 +67,7 @@ class _Endpoints:
             )
         if record.status == CANCELLED:
             runs.stop(name)
-        return await self._shown(record.answer, lambda: document_of(record))
+        return await self._shown(request, record.answer, lambda: document_of(record))
 
     async def list_input(self, response_id: str, request: Request) -> Response:
         """The items before a response's output, those of previous responses included."""
@@ -72,7 +75,7 @@ class _Endpoints:
         page = _Page(request)
         record = _found(name, await runs.memory.find(name))
         return await self._shown(
-            record.input, lambda: msgspec.json.encode(page.of(record, response_id))
+            request, record.input, lambda: msgspec.json.encode(page.of(record, response_id))
         )
 
     def _known(self, response_id: str, request: Request) -> tuple[ResponseName, BackgroundRuns]:
@@ -82,8 +85,9 @@ class _Endpoints:
             raise ResponseNotFound(response_id)
         return ResponseName(owner_of(request.scope), response_id), self._runs
 
-    async def _shown(self, data: bytes, make: Callable[[], bytes]) -> Response:
-        """The JSON that `make` makes of the data."""
+    async def _shown(self, request: Request, data: bytes, make: Callable[[], bytes]) -> Response:
+        """The JSON that `make` makes of the data. Raises Overloaded if there is no room for it."""
+        record_of(request.scope).hold(2 * len(data))
         document = await self._tokenizer.off_loop(make, len(data))
         return Response(document, media_type="application/json")
 

@@ -44,6 +44,8 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 LEASE_S = 30.0
 _LOOKS_S = (0.05, 0.1, 0.25)
 """Pauses before further looks for a previous response: another router may be about to keep it."""
+_MOST_READS = 8
+"""Records that are read and unpacked at once; what callers make of them counts as theirs."""
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp-[0-9a-f]{32}")
@@ -75,6 +77,7 @@ class ResponseMemory:
         self.records = records
         self._tasks: dict[ResponseName, asyncio.Task[None]] = {}
         self._pending_bytes = 0
+        self._reads = asyncio.Semaphore(_MOST_READS)
         self._kept = Counter(
             "baton_responses_kept", "Responses that were kept in the store", registry=registry
         )
@@ -140,12 +143,14 @@ class ResponseMemory:
     async def find(self, name: ResponseName) -> ResponseRecord | None:
         """A response, if it is kept. Raises StoreAway."""
         await self._settled(name)
-        return await _unpacked(await self.records.read(name))
+        async with self._reads:
+            return await _unpacked(await self.records.read(name))
 
     async def cancel(self, name: ResponseName) -> ResponseRecord | None:
         """See ResponseRecords. Raises StoreAway."""
         await self._settled(name)
-        return await _unpacked(await self.records.cancel(name))
+        async with self._reads:
+            return await _unpacked(await self.records.cancel(name))
 
     async def delete(self, name: ResponseName) -> bool:
         """See ResponseRecords. Raises StoreAway."""
@@ -155,25 +160,14 @@ class ResponseMemory:
     async def history(self, name: ResponseName) -> bytes:
         """The JSON list of the items up to and with the output of a response. Raises StoreAway,
         PreviousNotFound, and InvalidRequest for a response that has no complete output."""
-        found = await self.find(name)
-        for pause_s in _LOOKS_S:
-            if found is not None:
-                break
+        for pause_s in (0.0, *_LOOKS_S):
             await asyncio.sleep(pause_s)
-            found = await self.find(name)
-        if found is None:
-            raise PreviousNotFound(name.id)
-        if found.status not in ("completed", "incomplete"):
-            raise InvalidRequest(
-                f"'previous_response_id': the response is {found.status}, and cannot be continued",
-                "previous_response_id",
-            )
-        given, answer = found.input, found.answer
-        try:
-            return await _off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
-        except msgspec.MsgspecError as error:
-            log.warning("response %s in the store cannot be read: %s", name.id, error)
-            raise PreviousNotFound(name.id) from error
+            await self._settled(name)
+            async with self._reads:
+                found = await _unpacked(await self.records.read(name))
+                if found is not None:
+                    return await _continued(name, found)
+        raise PreviousNotFound(name.id)
 
     async def _settled(self, name: ResponseName) -> None:
         """Wait until a response that has ended here is kept, or will not be."""
@@ -221,6 +215,21 @@ def _with_error(answer: bytes, message: str) -> bytes:
     shown: dict[str, Any] = msgspec.json.decode(answer)
     error = api.ResponseFailure("server_error", message)
     return msgspec.json.encode({**shown, "status": FAILED, "output": [], "error": error})
+
+
+async def _continued(name: ResponseName, found: ResponseRecord) -> bytes:
+    """See `ResponseMemory.history`."""
+    if found.status not in ("completed", "incomplete"):
+        raise InvalidRequest(
+            f"'previous_response_id': the response is {found.status}, and cannot be continued",
+            "previous_response_id",
+        )
+    given, answer = found.input, found.answer
+    try:
+        return await _off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
+    except msgspec.MsgspecError as error:
+        log.warning("response %s in the store cannot be read: %s", name.id, error)
+        raise PreviousNotFound(name.id) from error
 
 
 async def _packed(record: ResponseRecord) -> ResponseRecord:

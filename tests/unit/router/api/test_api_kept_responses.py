@@ -17,6 +17,7 @@ from protocol.errors import Overloaded
 from router.admission.api_keys import KeyRing, hash_key
 from router.api.openai_responses import memory
 from router.http.access import AccessRules
+from router.http.request_scope import RequestRecord
 from router.text.tokenizer import Tokenizer
 from tests.effort import times
 from tests.unit.router.api_clients import CALL, SCHEMA, SHORT_CALL, THINKING
@@ -308,6 +309,21 @@ def test_what_is_too_large_is_named_and_counted(client, api, monkeypatch):
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
     assert not_kept(api, "too_large") == before + 2
+
+
+def test_what_is_read_from_the_store_counts_as_the_requests_memory(client, api, monkeypatch):
+    answer = ask(client, "x" * 5000)
+    held: list[int] = []
+    take = RequestRecord.hold
+    monkeypatch.setattr(
+        RequestRecord, "hold", lambda self, num: (held.append(num), take(self, num))[1]
+    )
+    ask(client, "y", previous_response_id=answer.id)
+    assert max(held) > 5000
+    held.clear()
+    client.responses.input_items.list(answer.id)
+    assert max(held) > 5000
+    api.settle(lambda: api.metric("baton_http_bytes_in_flight") == 0)
 
 
 def test_no_more_waits_for_the_store_than_fits(client, api, monkeypatch):
