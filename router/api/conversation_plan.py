@@ -7,6 +7,7 @@ checkpoint's template does not use are refused by name, since they would have no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.types import Scope
 
@@ -73,7 +74,12 @@ async def plan_conversation(
     if grammar is not None:
         wish = replace(wish, grammar=grammar)
     thoughts = markup.thoughts(conversation, text) if reasons else None
-    prompt = EncodedPrompt(token_ids, kept_ids=markup.kept_ids(conversation), thoughts=thoughts)
+    prompt = EncodedPrompt(
+        token_ids,
+        kept_ids=markup.kept_ids(conversation),
+        thoughts=thoughts,
+        contents=partial(markup.content_scan, conversation),
+    )
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
         markup.parser(conversation, text, choice.request.request_id, reasons) for choice in choices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -26,8 +27,9 @@ from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.requests.choices import Choice
 from router.requests.event_ids import HEADER, StreamIdentity, check_positions
 from router.requests.interface import GenerationRequest
-from router.requests.output_text import OutputText, StopRules
+from router.requests.output_text import OutputText
 from router.requests.prompt_hashes import PromptHashes
+from router.text.stop_strings import ContentScan
 from router.text.thoughts import ThoughtMarkers
 from router.text.tokenizer import CHARS_PER_TOKEN
 
@@ -46,13 +48,15 @@ class EncodedPrompt:
     """A prompt as token ids, and as text in `echo` if the answer repeats it.
 
     `kept_ids` are special tokens whose text the output shows even if special tokens are skipped;
-    `thoughts` are the markers of reasoning before the output's answer.
+    `thoughts` are the markers of reasoning before the output's answer. `contents` makes what tells
+    the content of one output from its calls, or None if it cannot call.
     """
 
     token_ids: list[int]
     echo: str = ""
     kept_ids: frozenset[int] = frozenset()
     thoughts: ThoughtMarkers | None = None
+    contents: Callable[[], ContentScan | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,8 @@ class ChoicePlanner:
         prompt, tokenizer = shared.prompt, self.context.tokenizer
         skips_special = self.fields.skip_special_tokens is not False
         detokenizer = tokenizer.detokenizer(skips_special, not shared.has_text, prompt.kept_ids)
+        rules = stop_rules(self.fields, sampling, self.context.defaults)
+        contents = prompt.contents() if rules.strings else None
         return Choice(
             index=index,
             prompt_index=shared.prompt_index,
@@ -291,15 +297,12 @@ class ChoicePlanner:
                 and self.wish.default_tokens is None,
                 hashes=shared.hashes,
             ),
-            output=OutputText(detokenizer, self._stop_rules(sampling), prompt.thoughts),
+            output=OutputText(detokenizer, rules, prompt.thoughts, contents),
             echo=prompt.echo,
             is_echo_only=self.wish.is_echo_only,
             known=self.identity.position_of(index),
             by_token=bool(self.fields.stream) and self.identity.numbers_events,
         )
-
-    def _stop_rules(self, sampling: SamplingParams) -> StopRules:
-        return stop_rules(self.fields, sampling, self.context.defaults)
 
     def _deadline_ms(self) -> int:
         """The request's remaining time. Raises InvalidRequest if a stream has no time left,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import ModelLoadError
+from router.chat.content_scan import ToolContentScan
 from router.chat.control_text import ControlText, TemplateInput
 from router.chat.conversation import Conversation
 from router.chat.formats import (
@@ -154,15 +155,23 @@ class ChatMarkup:
         `prompt` is the conversation's rendered text. `seed` is unique to the choice and the same
         in every attempt. `reasons` is False for an answer that cannot begin with reasoning.
         """
-        reasoning = tools = None
-        if self.tools is not None and conversation.may_call_tools:
-            schemas = {tool.name: tool.schema for tool in conversation.tools}
-            tools = self.tools.parser(self.tools.call_ids(seed), schemas)
+        reasoning, tools = None, self._tool_parser(conversation, seed)
         if self.reasoning is not None and reasons:
             call_markers = tools.certain_markers if tools is not None else ()
             is_open = self.reasoning.is_open(prompt, conversation.prefill)
             reasoning = ReasoningParser(self.reasoning, is_open, call_markers)
         return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
+
+    def content_scan(self, conversation: Conversation) -> ToolContentScan | None:
+        """What tells the content of one answer from its calls; None if there can be no calls."""
+        tools = self._tool_parser(conversation, "")
+        return None if tools is None else ToolContentScan(tools)
+
+    def _tool_parser(self, conversation: Conversation, seed: str) -> ToolParser | None:
+        if self.tools is None or not conversation.may_call_tools:
+            return None
+        schemas = {tool.name: tool.schema for tool in conversation.tools}
+        return self.tools.parser(self.tools.call_ids(seed), schemas)
 
     def thoughts(self, conversation: Conversation, prompt: str) -> ThoughtMarkers | None:
         """Where the answer's reasoning ends, for those who see its tokens."""

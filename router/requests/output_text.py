@@ -3,7 +3,7 @@
 Combines detokenizing and stop strings, and keeps log-probabilities aligned with text: a token's
 entry is reported together with the end of its text. The token that ends a sequence (end of text,
 or a stop token) has no text unless the caller wants it. Stop strings are not searched for in the
-reasoning before an answer.
+reasoning before an answer, nor in calls of tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.requests.interface import TokenDelta
 from router.text.detokenizer import Detokenizer
-from router.text.stop_strings import StopMatcher
+from router.text.stop_strings import ContentScan, ContentStops, StopMatcher
 from router.text.thoughts import ThoughtMarkers, ThoughtScan
 
 
@@ -62,18 +62,23 @@ class StopRules:
 class OutputText:
     """The state of one sequence's text; nothing may be pushed after a delta with `finish`.
 
-    `thoughts` marks the reasoning of a model that reasons before it answers.
+    `thoughts` marks the reasoning of a model that reasons before it answers, `contents` tells the
+    content of one that may call tools.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: StopRules, thoughts: ThoughtMarkers | None = None
+        self,
+        detokenizer: Detokenizer,
+        stop: StopRules,
+        thoughts: ThoughtMarkers | None = None,
+        contents: ContentScan | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._scan = None if thoughts is None else ThoughtScan(thoughts)
         self._thoughts = self._scan
         self._is_plain = not stop.strings and thoughts is None
         self._stop = stop
-        self._matcher = StopMatcher(stop.strings, stop.include_in_output)
+        self._matcher = _matcher_of(stop, contents)
         self._num_tokens = 0
         self._decoded = 0
         self._emitted = 0
@@ -110,17 +115,12 @@ class OutputText:
             pieces.append(self._push_token(token_id, logprobs))
             if self._matcher.matched:
                 break
-        finish = FinishReason.STOP if self._matcher.matched else delta.finish
         if delta.finish is FinishReason.STOP and delta.token_ids:
             last = delta.token_ids[-1]
             self._ended_by = last if last in self._stop.named else None
-        if finish and not self._matcher.matched:
-            rest = self._detokenizer.flush()
-            if self._thoughts is not None:
-                rest = self._thoughts.flush() + rest
-                self._thoughts = None
-            pieces.append(self._match(rest))
-            pieces.append(self._matcher.flush())
+        if delta.finish and not self._matcher.matched:
+            pieces.append(self._rest(is_cut=delta.finish is FinishReason.LENGTH))
+        finish = FinishReason.STOP if self._matcher.matched else delta.finish
         text = "".join(pieces)
         self._emitted += len(text)
         return TextDelta(
@@ -169,8 +169,17 @@ class OutputText:
 
     def _match(self, piece: str) -> str:
         if self._num_tokens < self._stop.min_tokens:
-            return piece
+            return self._matcher.skip(piece)
         return self._matcher.push(piece)
+
+    def _rest(self, is_cut: bool) -> str:
+        """The text held back, at the end of the output; `is_cut` if the token limit ended it."""
+        rest = self._detokenizer.flush()
+        if self._thoughts is not None:
+            rest = self._thoughts.flush() + rest
+            self._thoughts = None
+        text = self._match(rest)
+        return text if self._matcher.matched else text + self._matcher.flush(is_cut)
 
     def _report(self, finish: FinishReason | None) -> list[OutputToken]:
         """Take the tokens whose text was emitted; at the end, all. What a stop string cut off the
@@ -179,3 +188,10 @@ class OutputText:
         while self._unreported and (finish or self._unreported[0].end <= self._emitted):
             ready.append(self._unreported.popleft())
         return ready
+
+
+def _matcher_of(stop: StopRules, contents: ContentScan | None) -> StopMatcher | ContentStops:
+    """What finds the stop strings: in all text, or in content alone."""
+    if contents is None or not stop.strings:
+        return StopMatcher(stop.strings, stop.include_in_output)
+    return ContentStops(contents, stop.strings, stop.include_in_output)

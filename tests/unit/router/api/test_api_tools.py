@@ -281,6 +281,26 @@ def test_stop_strings_count_in_the_answer_alone(tools_api):
         assert choices[-1]["choices"][0]["stop_reason"] == "Stop"
 
 
+def test_stop_strings_do_not_count_in_calls(tools_api):
+    fields = {"tools": [TOOL], "stop": ['"b"', "name", "</tool_call>"], "logprobs": True}
+    for stream in (False, True):
+        answer = tools_api.chat(stream=stream, **fields)
+        choices = [answer.json()] if not stream else events_of(answer.text)
+        assert choices[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        parts = [
+            each["choices"][0].get("message") or each["choices"][0]["delta"] for each in choices
+        ]
+        calls = [call["function"] for part in parts for call in part.get("tool_calls") or ()]
+        arguments = "".join(call["arguments"] for call in calls)
+        assert arguments == '{"a": 1, "b": "}"}{}'
+        assert "".join(part.get("content") or "" for part in parts) == "I add."
+    tools_api.says(f"I name it.{CALLS}")
+    choice = tools_api.chat(**fields).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "name")
+    assert choice["message"]["content"] == "I "
+    assert not choice["message"].get("tool_calls")
+
+
 def test_a_form_applies_to_the_answer_behind_the_reasoning(tools_api):
     """The prompt opens the reasoning, so the form begins where it ends."""
     tools_api.says('Hm. {"a": 0}</think>{"a": 1}')
