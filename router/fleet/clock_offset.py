@@ -10,8 +10,16 @@ trips to a worker that is just starting take long, and say little. Knows no cloc
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 WINDOW = 16
+
+
+class ClockReading(NamedTuple):
+    """A worker's clock minus ours, and how far that may be off, in microseconds."""
+
+    offset_us: int
+    error_us: int
 
 
 class ClockOffset:
@@ -19,15 +27,13 @@ class ClockOffset:
 
     def __init__(self) -> None:
         self._bounds: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        self.offset_us = 0
-        """The worker's clock minus ours; 0 until it was measured."""
-        self.error_us = 0
-        """How far the true offset may be from `offset_us`."""
+        self.reading: ClockReading | None = None
+        """The latest; None until a round trip was measured."""
 
     @property
-    def is_known(self) -> bool:
-        """Whether a round trip was measured."""
-        return bool(self._bounds)
+    def offset_us(self) -> int:
+        """The worker's clock minus ours; 0 until it was measured."""
+        return 0 if self.reading is None else self.reading.offset_us
 
     def observe(self, sent_us: int, answered_us: int, received_us: int) -> None:
         """A ping sent and answered by our clock; `answered_us` is the worker's stamp."""
@@ -40,8 +46,8 @@ class ClockOffset:
             self._bounds.clear()
             self._bounds.append((low, high))
             lowest, highest = low, high
-        self.offset_us = 0 if lowest <= 0 <= highest else (lowest + highest) // 2
-        self.error_us = max(highest - self.offset_us, self.offset_us - lowest)
+        offset_us = 0 if lowest <= 0 <= highest else (lowest + highest) // 2
+        self.reading = ClockReading(offset_us, max(highest - offset_us, offset_us - lowest))
 
     def _intersection(self) -> tuple[int, int]:
         return max(low for low, _ in self._bounds), min(high for _, high in self._bounds)

@@ -7,20 +7,14 @@ Pure.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from protocol.traces import ChunkSpan, DecodeTrace, GapSpan, PrefillTrace, WriteSpan
+from router.fleet.clock_offset import ClockReading
 
 T = TypeVar("T", PrefillTrace, DecodeTrace)
-
-
-class ClockReading(NamedTuple):
-    """A worker's clock minus ours, and how far that may be off, in microseconds."""
-
-    offset_us: int
-    error_us: int
 
 
 def shifted(trace: T, clock: ClockReading, not_before_us: int, not_after_us: int) -> T:

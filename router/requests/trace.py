@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import DecodeTrace, PrefillTrace
-from router.fleet.clock_offset import ClockOffset
+from router.fleet.clock_offset import ClockOffset, ClockReading
 from router.fleet.metrics import FleetMetrics
 from router.http.origin import CURRENT_ORIGIN
-from router.requests.shifted import ClockReading
 from router.routing.forecast import Forecast
 from router.routing.view import Placement
 
@@ -28,8 +28,7 @@ BatchListener = Callable[[Sequence["RequestTrace"]], None]
 MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 
 
-@dataclass
-class AttemptTrace:
+class AttemptTrace(msgspec.Struct):
     """One attempt: its placement, its workers' traces, and why it failed if it did. `clocks` are
     readings of the workers' clocks from when their traces came; `path` is the way that its KV took,
     "" if it is not known."""
@@ -43,13 +42,7 @@ class AttemptTrace:
     failed_us: int = 0
     forecast: Forecast | None = None
     path: str = ""
-    clocks: dict[str, ClockReading] = field(default_factory=dict)
-
-    @property
-    def last_chunk_end_us(self) -> int:
-        """When the prompt's last chunk ended, on whichever worker; 0 if not known."""
-        chunks = self.prefill.chunks if self.prefill else self.decode.chunks if self.decode else ()
-        return chunks[-1].end_us if chunks else 0
+    clocks: dict[str, ClockReading] = {}
 
     @property
     def workers(self) -> str:
@@ -64,12 +57,11 @@ class AttemptTrace:
 
     def read_clock(self, worker_id: str, clock: ClockOffset | None) -> None:
         """Note a worker's clock."""
-        if clock is not None and clock.is_known:
-            self.clocks[worker_id] = ClockReading(clock.offset_us, clock.error_us)
+        if clock is not None and clock.reading is not None:
+            self.clocks[worker_id] = clock.reading
 
 
-@dataclass
-class RequestTrace:
+class RequestTrace(msgspec.Struct):
     """One generation from its arrival to its end; `outcome` stays None while it runs.
 
     `context` is the trace that the request is part of, the client's own or one that begins here;
@@ -81,7 +73,7 @@ class RequestTrace:
     received_us: int
     num_prompt_tokens: int
     tokenized_us: int = 0
-    attempts: list[AttemptTrace] = field(default_factory=list)
+    attempts: list[AttemptTrace] = []
     num_output_tokens: int = 0
     first_token_received_us: int = 0
     first_token_us: int = 0
@@ -91,7 +83,7 @@ class RequestTrace:
     context: TraceContext | None = None
     owner: bytes = b""
     key: str = ""
-    phases: dict[str, float | None] = field(default_factory=dict)
+    phases: dict[str, float | None] = {}
 
     def note_tokens(self, count: int, now_us: int) -> None:
         """Tokens went out to the client."""
@@ -101,7 +93,10 @@ class RequestTrace:
 
     def find(self, attempt: int) -> AttemptTrace | None:
         """The attempt with this number, if there is one."""
-        return next((each for each in self.attempts if each.number == attempt), None)
+        for each in self.attempts:
+            if each.number == attempt:
+                return each
+        return None
 
     @property
     def trace_id(self) -> str | None:
@@ -228,9 +223,11 @@ class TraceStore:
 
     def _count_sources(self, trace: RequestTrace) -> None:
         """Where the prompt's KV came from, in the attempt that had the first token."""
-        first = next((each for each in trace.attempts if each.last_chunk_end_us), None)
-        worker = None if first is None else first.prefill or first.decode
-        if first is None or worker is None:
+        for first in trace.attempts:
+            worker = first.prefill or first.decode
+            if worker is not None and worker.chunks:
+                break
+        else:
             return
         cached = min(worker.cached_tokens, trace.num_prompt_tokens)
         self._metrics.prompt_tokens.add("cached", cached)

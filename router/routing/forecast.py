@@ -6,7 +6,8 @@ Pure. No worker is chosen by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from router.routing.prediction import ttft_ms
 from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
@@ -15,8 +16,7 @@ KEPT_LOADS = 16
 """Of larger fleets only the chosen worker is forecast."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True, gc=False):
     """What was predicted when an attempt was placed: the chosen worker's time, and the loads from
     which those of its candidates can be computed."""
 
@@ -27,7 +27,7 @@ class Forecast:
 
     def of_worker(self, worker_id: str) -> float | None:
         """The time that was predicted for a worker."""
-        load = next((each for each in self.loads if each.worker_id == worker_id), None)
+        load = _load_of(worker_id, self.loads)
         return None if load is None else load_ttft_ms(load, self.num_tokens, self.block_size)
 
 
@@ -59,7 +59,7 @@ def placement_ttft_ms(
         chosen, loads = placement.prefill, prefill
     else:
         return None
-    load = next((each for each in loads if each.worker_id == chosen.worker_id), None)
+    load = _load_of(chosen.worker_id, loads)
     return None if load is None else load_ttft_ms(load, num_tokens, block_size)
 
 
@@ -69,3 +69,10 @@ def load_ttft_ms(load: WorkerLoad, num_tokens: int, block_size: int) -> float | 
         return None
     cached = max(load.held_blocks, load.expected_blocks) * block_size
     return ttft_ms(load.speed, load.queued_tokens, num_tokens, min(cached, num_tokens - 1))
+
+
+def _load_of(worker_id: str, loads: Sequence[WorkerLoad]) -> WorkerLoad | None:
+    for each in loads:
+        if each.worker_id == worker_id:
+            return each
+    return None

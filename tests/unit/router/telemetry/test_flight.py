@@ -17,6 +17,7 @@ from protocol.flight import FlightEvent, FlightKind
 from protocol.messages import FlightPage, FlightRequest, Generate, Prefill
 from router.api.admin import flight_router
 from router.fleet import flight_questions
+from router.fleet.clock_offset import ClockReading
 from router.telemetry.flight import FlightReport
 from router.telemetry.perfetto import perfetto_flight
 from tests.unit.router.fake_worker import FakeWorker
@@ -74,7 +75,7 @@ async def test_a_worker_s_pages_are_joined_and_shifted_to_our_clock(harness: Har
     (decode,) = await harness.join("d1")
     worker = harness.fleet.worker("d1")
     assert worker is not None
-    worker.link.clock.offset_us = 1_000
+    worker.link.clock.reading = ClockReading(1_000, 0)
     wanted = FlightRequest(nonce=0, request_id="r", since_us=3_000, until_us=8_000)
     asking = harness.fleet.flights.ask(worker, wanted)
     found, asked = await asyncio.gather(asking, answer(decode, [STEP, CHUNK], [LATER]))
