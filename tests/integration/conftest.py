@@ -13,6 +13,7 @@ from process.store.membership import WorkerLease
 from protocol.registration import WorkerInfo
 from tests.effort import times
 from tests.integration.control_bench import Bench
+from tests.integration.lease_holder import LONG_S
 from tests.integration.reference import Reference, load_references
 from tests.integration.transport_workers import TransportWorker, Worker
 
@@ -39,11 +40,13 @@ def cluster() -> str:
 
 @pytest.fixture
 def leases(valkey: EmbeddedValkey, cluster: str) -> Iterator[Callable[..., WorkerLease]]:
-    """Makes leases that are started, and closed after the test; checks that no thread is left."""
+    """Makes leases that are started, and closed after the test; checks that no thread is left.
+
+    They hold for long, so that a busy machine ends none; `renewed` need not wait for a renewal."""
     threads = threading.active_count()
     made: list[WorkerLease] = []
 
-    def make(info: WorkerInfo, lease_s: float = 0.9, **options: float) -> WorkerLease:
+    def make(info: WorkerInfo, lease_s: float = LONG_S, **options: float) -> WorkerLease:
         lease = WorkerLease(valkey.url, cluster, info, lease_s, **options)
         made.append(lease)
         lease.start()

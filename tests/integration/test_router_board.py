@@ -12,7 +12,7 @@ import pytest
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.router_board import RouterBoard
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 class Router:

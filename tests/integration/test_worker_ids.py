@@ -24,21 +24,21 @@ from protocol.registration import WorkerState
 from tests.forked import ForkedChildren
 from tests.http_client import HTTP
 from tests.integration.fleets import complete, running_fleet, wait_for, workers
-from tests.integration.lease_holder import lease_holder
+from tests.integration.lease_holder import LONG_S, lease_holder, renewed
 from tests.integration.reference import NUM_TOKENS, Reference
 from tests.registration import registration
 
 SECRET = "the secret of a test's cluster"
-SHORT_LEASE_S = 0.6
-LEASE_S = 1.5
-"""Of workers that must not lapse, not even where a loaded machine keeps their threads waiting."""
+STILL_LEASE_S = 3.0
+"""Of a worker that stands still until its lease has ended."""
 LONG_MS = 600_000
-WAIT_S = 15.0
+WAIT_S = 60.0
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="machines have names on Linux alone")
 
 
-def refused(lease: WorkerLease) -> str:
-    return wait_for("the refusal", lambda: lease.refusal, WAIT_S)
+def refused(newcomer: WorkerLease, *holders: WorkerLease) -> str:
+    """Why a newcomer is refused, once it has seen a holder renew its lease."""
+    return wait_for("the refusal", lambda: renewed(*holders) and newcomer.refusal, WAIT_S)
 
 
 def test_newcomers_are_refused_while_the_holders_live(
@@ -48,11 +48,11 @@ def test_newcomers_are_refused_while_the_holders_live(
         name: registration(name, machine="elsewhere", pid=11, host="gpu-7", state=state)
         for name, state in (("a", WorkerState.READY), ("b", WorkerState.DRAINING))
     }
-    holders = [leases(info, LEASE_S) for info in infos.values()]
+    holders = [leases(info) for info in infos.values()]
     assert all(holder.wait_registered(WAIT_S) for holder in holders)
     newcomers = [leases(registration(name, "life-2"), grace_s=0.1) for name in infos]
     for name, newcomer in zip(infos, newcomers, strict=True):
-        assert refused(newcomer) == (
+        assert refused(newcomer, *holders) == (
             f"worker_id {name} is held by the decode worker at tcp://127.0.0.1:1 (pid 11 on gpu-7)"
             ", which is alive; stop that worker, or give this one another worker_id"
         )
@@ -90,7 +90,7 @@ def test_a_process_of_this_host_keeps_its_id_while_it_lives_and_not_longer(
 ) -> None:
     caplog.set_level(logging.INFO)
     with (
-        lease_holder(valkey.url, cluster, "a", "life-1", LEASE_S) as holder,
+        lease_holder(valkey.url, cluster, "a", "life-1", LONG_S) as holder,
         redis.Redis.from_url(valkey.url) as client,
     ):
         here = machine_name()
@@ -139,7 +139,7 @@ def test_what_is_no_registration_holds_no_id(
 def test_a_worker_that_stood_still_until_its_id_was_taken_ends(
     valkey: EmbeddedValkey, cluster: str, leases: Callable[..., WorkerLease]
 ) -> None:
-    with lease_holder(valkey.url, cluster, "a", "life-1", SHORT_LEASE_S) as former:
+    with lease_holder(valkey.url, cluster, "a", "life-1", STILL_LEASE_S) as former:
         former.send_signal(signal.SIGSTOP)
         wait_for("its lease to end", lambda: not read_fleet(valkey.url, cluster), WAIT_S)
         with redis.Redis.from_url(valkey.url) as client:
@@ -158,15 +158,15 @@ def test_a_worker_that_stood_still_until_its_id_was_taken_ends(
 def test_a_worker_whose_id_was_taken_after_a_lapse_is_refused(
     valkey: EmbeddedValkey, cluster: str, leases: Callable[..., WorkerLease]
 ) -> None:
-    former = leases(registration("a"), SHORT_LEASE_S, grace_s=0.1)
+    former = leases(registration("a"), grace_s=0.1)
     assert former.wait_registered(WAIT_S)
     with redis.Redis.from_url(valkey.url) as client:
         client.delete(Registry(cluster).worker_key("a"))
-    wait_for("the lapse", lambda: former.has_lapsed)
-    newcomer = leases(registration("a", "life-2"), LEASE_S)
+    wait_for("the lapse", lambda: renewed(former) and former.has_lapsed)
+    newcomer = leases(registration("a", "life-2"))
     assert newcomer.wait_registered(WAIT_S)
     former.register_again("life-3")
-    assert "worker_id a is held by" in refused(former)
+    assert "worker_id a is held by" in refused(former, newcomer)
     assert read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")}
     assert newcomer.refusal is None
 
@@ -174,7 +174,7 @@ def test_a_worker_whose_id_was_taken_after_a_lapse_is_refused(
 def test_a_newcomer_that_comes_when_the_store_has_forgotten_everybody_yields(
     valkey: EmbeddedValkey, cluster: str, leases: Callable[..., WorkerLease]
 ) -> None:
-    holder = leases(registration("a"), LEASE_S)
+    holder = leases(registration("a"))
     assert holder.wait_registered(WAIT_S)
     newcomer = registration("a", "life-2", host="gpu-8")
     with redis.Redis.from_url(valkey.url) as client, client.pipeline() as transaction:
@@ -189,17 +189,18 @@ def test_a_newcomer_that_comes_when_the_store_has_forgotten_everybody_yields(
 
 def test_a_newcomer_that_waited_for_the_store_is_refused(cluster: str) -> None:
     with EmbeddedValkey() as valkey:
-        holder = WorkerLease(valkey.url, cluster, registration("a"), LEASE_S)
+        holder = WorkerLease(valkey.url, cluster, registration("a"), LONG_S)
         holder.start()
         assert holder.wait_registered(WAIT_S)
         os.kill(valkey.pid, signal.SIGKILL)
         wait_for("the store to be gone", lambda: valkey.exit_status() is not None)
-        newcomer = WorkerLease(valkey.url, cluster, registration("a", "life-2"), LEASE_S, 0.1)
+        newcomer = WorkerLease(valkey.url, cluster, registration("a", "life-2"), LONG_S, 0.1)
         newcomer.start()
         assert not newcomer.wait_registered(0.1)
         assert newcomer.refusal is None
         valkey.restart()
-        assert "worker_id a is held by" in refused(newcomer), "whichever of them comes first"
+        told = refused(newcomer, holder, newcomer)
+        assert "worker_id a is held by" in told, "whichever of them comes first"
         newcomer.close()
         wait_for("the holder to be back", lambda: read_fleet(valkey.url, cluster))
         assert read_fleet(valkey.url, cluster) == {"a": registration("a")}
@@ -214,7 +215,7 @@ def test_a_second_worker_ends_with_one_line_and_the_first_goes_on_serving(
     tmp_path: Path, references: list[Reference]
 ) -> None:
     reference = references[0]
-    with running_fleet(prefill=0, cluster_secret=SECRET) as fleet:
+    with running_fleet({"BATON_LEASE_S": "6"}, prefill=0, cluster_secret=SECRET) as fleet:
         before = workers(fleet)["decode-1"]
         secrets = Secrets(fleet.redis_url, SECRET, supervisor_key="")
         newcomer = ForkedChildren(fleet.settings).worker(
