@@ -15,7 +15,7 @@ from process.sockets.options import tcp_endpoint
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, Message, Role
 
 ANY_PORT = tcp_endpoint("127.0.0.1", 0)
-WAIT_S = 10.0
+WAIT_S = 60.0
 PAUSE = threading.Event()
 SECRET = "the secret of a test's cluster"
 POLICY = HelloPolicy("decode-1", "life-1", "model-a", "layout-a")

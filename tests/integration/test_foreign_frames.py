@@ -69,7 +69,7 @@ def insider() -> Iterator[Network]:
 def dealer_to(network: Network, worker: WorkerInfo) -> zmq.Socket[bytes]:
     socket = network.connecting(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 1000)
-    socket.setsockopt(zmq.RCVTIMEO, 5000)
+    socket.setsockopt(zmq.RCVTIMEO, 60_000)
     socket.connect(worker.control)
     return socket
 

@@ -37,8 +37,8 @@ from kv_transfer.transports.registry import create_transport
 from protocol.errors import TransferError
 from tests.forked import fork_context
 
-DEADLINE_S = 30.0
-WRITE_TIMEOUT_S = 1.0
+DEADLINE_S = 60.0
+WRITE_TIMEOUT_S = 30.0
 EMPTY = 0xEE
 
 
@@ -138,10 +138,12 @@ class TransportWorker:
 class ServiceWorker(TransportWorker):
     """The same commands, through the service's thread."""
 
+    write_timeout_s = WRITE_TIMEOUT_S
+
     def __init__(self, name: str, num_blocks: int, block_bytes: int) -> None:
         self.woken = threading.Event()
         self.service = TransferService(
-            lambda: create_transport(name, "cpu"), self.woken.set, WRITE_TIMEOUT_S
+            lambda: create_transport(name, "cpu"), self.woken.set, self.write_timeout_s
         )
         self.service.start()
         self.pool = Pool(self.service.allocate, num_blocks, block_bytes)
