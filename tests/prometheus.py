@@ -18,8 +18,8 @@ import pytest
 from tests.http_client import HTTP
 from tests.integration.fleets import wait_for
 
-START_S = 30.0
-STOP_S = 10.0
+START_S = 60.0
+STOP_S = 60.0
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 
 

@@ -52,7 +52,7 @@ def as_a_pod(*needed: Path) -> list[str]:
     user = [*bare, "--reuid=1001", "--regid=1001", "--clear-groups"]
     test = 'for path; do test -r "$path" || exit 1; done'
     paths = [str(each) for each in (Path(sys.executable), *needed)]
-    done = subprocess.run([*user, "sh", "-c", test, "sh", *paths], capture_output=True, timeout=30)
+    done = subprocess.run([*user, "sh", "-c", test, "sh", *paths], capture_output=True, timeout=120)
     return bare if done.returncode else user
 
 
@@ -61,7 +61,7 @@ def _why_no_namespaces() -> str:
         return "namespaces without a user namespace need root on Linux"
     if not all(map(shutil.which, ("unshare", "setpriv", "ip"))):
         return "unshare, setpriv and ip (util-linux, iproute2) are not all here"
-    done = subprocess.run(in_namespaces(["true"]), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(in_namespaces(["true"]), capture_output=True, text=True, timeout=120)
     return f"no namespaces here: {done.stderr.strip()}" if done.returncode else ""
 
 

@@ -48,7 +48,7 @@ def test_a_router_serves_and_stops_in_order(tmp_path: Path) -> None:
                     break
             assert "listening on http://[::1]:" in seen[-1], seen
             url = seen[-1].split()[-1]
-            with urllib.request.urlopen(f"{url}/live", timeout=30) as answer:
+            with urllib.request.urlopen(f"{url}/live", timeout=60) as answer:
                 assert answer.status == 200
             (inner,) = psutil.Process(outer.pid).children()
             status = Path(f"/proc/{inner.pid}/status").read_text()
@@ -56,10 +56,10 @@ def test_a_router_serves_and_stops_in_order(tmp_path: Path) -> None:
             assert status.partition("NSpid:\t")[2].splitlines()[0].split()[-1] == "1", "PID 1"
             inner.send_signal(signal.SIGHUP)
             with pytest.raises(urllib.error.HTTPError, match="503"):
-                urllib.request.urlopen(f"{url}/ready", timeout=30)
+                urllib.request.urlopen(f"{url}/ready", timeout=60)
             inner.send_signal(signal.SIGTERM)
             rest = outer.stderr.read()
-            assert outer.wait(30) == 0, rest
+            assert outer.wait(60) == 0, rest
         finally:
             outer.kill()
     assert "Traceback" not in "".join(seen) + rest

@@ -20,7 +20,7 @@ pytestmark = needs_namespaces()
 SLOW_TORCH = """
 import time
 print("importing", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -49,7 +49,7 @@ def test_a_worker_that_still_imports_ends_at_once(tmp_path: Path) -> None:
     secrets = {"BATON_REDIS_URL": "redis://127.0.0.1:1", "BATON_CLUSTER_SECRET": "x" * 16}
     with pid_1(baton("decode", "--model=m"), PYTHONPATH=path, **secrets) as (outer, inner):
         inner.send_signal(signal.SIGTERM)
-        assert outer.wait(20) == 0
+        assert outer.wait(60) == 0
 
 
 SECOND_SIGNAL = """
@@ -60,7 +60,7 @@ print("ready", flush=True)
 while not stop.is_set:
     time.sleep(0.01)
 print("stopping", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -70,7 +70,7 @@ def test_a_second_signal_ends_pid_1_too() -> None:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "stopping\n"
         inner.send_signal(signal.SIGTERM)
-        assert outer.wait(20) == 128 + signal.SIGTERM
+        assert outer.wait(60) == 128 + signal.SIGTERM
 
 
 UCX = """

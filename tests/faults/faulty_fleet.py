@@ -28,6 +28,7 @@ from tests.integration.fleets import (
     PROMPT_REPORTS,
     SETTINGS,
     assert_idle,
+    assert_no_other_processes,
     logs_on_failure,
     our_processes,
     segments_of,
@@ -139,7 +140,7 @@ class FaultyFleet:
         for name in names:
             self.signal(name, signal.SIGKILL)
         for name in names:
-            assert self.fleet.processes[name].wait(10)
+            assert self.fleet.processes[name].wait(60)
             for path in self._folder.glob(f"{name}.*"):
                 path.unlink()
 
@@ -201,7 +202,7 @@ def faulty_fleet(
             fleet.stop()
             exits = {name: child.exit_status() for name, child in fleet.processes.items()}
             assert exits == dict.fromkeys(exits, 0), "a process did not stop in order"
-    assert our_processes() == before, "a process was left behind"
+    assert_no_other_processes(before)
     assert not [path for path in segments if path.exists()], "shared memory was left behind"
 
 

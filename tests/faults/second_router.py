@@ -37,9 +37,9 @@ class SecondRouter:
     def stop(self) -> None:
         """SIGTERM, until it has left the fleet and ended."""
         self.child.signal(signal.SIGTERM)
-        assert self.child.wait(30)
+        assert self.child.wait(60)
 
     def kill(self) -> None:
         """SIGKILL, until it is gone."""
         self.child.signal(signal.SIGKILL)
-        assert self.child.wait(10)
+        assert self.child.wait(60)

@@ -53,7 +53,7 @@ def drain(fleet: FaultyFleet, name: str) -> None:
 
 def ended_well(fleet: FaultyFleet, name: str) -> bool:
     child = fleet.fleet.processes[name]
-    return child.wait(30) and child.exit_status() == 0
+    return child.wait(60) and child.exit_status() == 0
 
 
 def modes(trace: dict[str, Any]) -> list[str]:
@@ -74,7 +74,7 @@ def test_what_runs_moves_with_its_blocks(
     else:
         fleet.release(drained, "decode")
         command = baton_command("drain", drained, f"--redis-url={fleet.fleet.redis_url}")
-        subprocess.run(command, check=True, timeout=30, env=baton_environment(os.environ))
+        subprocess.run(command, check=True, timeout=60, env=baton_environment(os.environ))
     assert ended_well(fleet, drained)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, expected[:num_tokens])

@@ -98,7 +98,7 @@ def test_an_alert_is_pending_while_no_decode_worker_is_left(
 
     worker = fleet.processes["decode-1"]
     worker.signal(signal.SIGTERM)
-    assert worker.wait(30.0)
+    assert worker.wait(60.0)
     wait_for("the alert", lambda: has_state("pending"))
     worker.start()
     wait_for("the end of the alert", lambda: has_state("inactive"))

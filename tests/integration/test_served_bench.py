@@ -10,7 +10,7 @@ import psutil
 from bench.engine.served import ServedRun
 from bench.engine.server_process import Server, baton_command
 from bench.engine.workloads import EngineNeeds, Work
-from tests.integration.fleets import our_processes
+from tests.integration.fleets import assert_no_other_processes, our_processes
 from tests.integration.reference import DEMO_MODEL
 
 VOCAB = 2048
@@ -34,4 +34,4 @@ def test_a_server_is_measured_awake_and_sleeps_else(tmp_path: Path) -> None:
             for work in (Work("prefill", 1, 64), Work("decode", 2, 16)):
                 assert run.measure(work, random.Random(turn)) > 0.0
                 assert states(server) == STOPPED
-    assert our_processes() == before
+    assert_no_other_processes(before)

@@ -60,7 +60,7 @@ def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
         last = trace["attempts"][-1]
         return trace if last["decode"] and last["prefill"] and last["prefill"]["writes"] else None
 
-    return wait_for("the workers' traces", whole, 20)
+    return wait_for("the workers' traces", whole)
 
 
 def test_the_stages_of_a_request_add_up_to_its_latency(fleet: Fleet) -> None:
@@ -127,7 +127,7 @@ def test_a_pair_shows_its_way_and_its_rates(fleet: Fleet) -> None:
         pairs = HTTP.get(f"{fleet.url}/fleet").json()["pairs"]
         return pairs[0] if pairs and pairs[0]["path"] != "unknown" else None
 
-    shown = wait_for("a measured path", pair, 30)
+    shown = wait_for("a measured path", pair)
     assert (shown["prefill"], shown["decode"]) == ("prefill-1", "decode-1")
     assert shown["path"] == shown["expected_path"] == "shared memory"
     assert shown["bytes_per_s"] > 0
@@ -160,7 +160,7 @@ def test_any_router_shows_the_requests_of_the_others(
             answer = HTTP.get(f"{url}/requests?prefix={request_id}")
             return answer.status_code == 200 and bool(answer.json()["rows"])
 
-        wait_for("the first router's rows", told, 30)
+        wait_for("the first router's rows", told)
         trace = HTTP.get(f"{url}/requests/{request_id}/trace").json()
         own = HTTP.get(f"{fleet.url}/requests/{request_id}/trace").json()
         assert trace["stages"] == own["stages"]
@@ -168,7 +168,7 @@ def test_any_router_shows_the_requests_of_the_others(
         assert HTTP.get(f"{url}/requests/cmpl-none/trace").status_code == 404
     finally:
         second.terminate()
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0
 
 
 @pytest.mark.parametrize("has_parent", [True, False])
@@ -184,7 +184,7 @@ def test_a_collector_gets_one_connected_trace_per_request(
         found = collector.trace(root.trace_id) if root else []
         return found if any(each.name == "decode steps" for each in found) else None
 
-    found = wait_for("the request's spans", spans, 30)
+    found = wait_for("the request's spans", spans)
     ids = {each.span_id for each in found}
     roots = [each for each in found if each.parent_id not in ids]
     assert [each.name for each in roots] == ["POST /v1/completions"]
@@ -205,5 +205,5 @@ def test_a_client_that_does_not_sample_is_not_exported(fleet: Fleet, collector: 
     trace_id = f"{99:032x}"
     complete(fleet, 610, traceparent=f"00-{trace_id}-{'c' * 16}-00")
     later = complete(fleet, 620)
-    wait_for("a later request", lambda: collector.find("generation", f"{later}-0"), 30)
+    wait_for("a later request", lambda: collector.find("generation", f"{later}-0"))
     assert collector.trace(trace_id) == []

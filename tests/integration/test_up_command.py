@@ -66,7 +66,7 @@ class Up:
         self.children = psutil.Process(process.pid).children(recursive=True)
 
     def assert_all_gone(self) -> None:
-        _, alive = psutil.wait_procs(self.children, timeout=30)
+        _, alive = psutil.wait_procs(self.children, timeout=60)
         assert not alive, "a process was left behind"
 
 
