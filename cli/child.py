@@ -18,7 +18,7 @@ from pathlib import Path
 import cli
 from process.line_pump import LinePump
 
-_LAST_LINES_S = 1.0
+_LAST_LINES_S = 5.0
 _SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
@@ -94,13 +94,16 @@ class Child:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the process to end; returns whether it has ended."""
+        """Wait at most `timeout_s` for the process to end; returns whether it has ended. Then its
+        last lines were passed on, too."""
         if self._process is None:
             return True
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
+        if self._pump is not None:
+            self._pump.join(_LAST_LINES_S)
         return True
 
     def ending(self) -> str:

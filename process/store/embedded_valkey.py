@@ -38,7 +38,7 @@ _INSTEAD = "start a Redis or Valkey and name it by BATON_REDIS_URL"
 class EmbeddedValkey:
     """One Valkey on a free port of this host; a context manager."""
 
-    def __init__(self, start_timeout_s: float = 20.0, host: str = "127.0.0.1") -> None:
+    def __init__(self, start_timeout_s: float = 60.0, host: str = "127.0.0.1") -> None:
         """The server listens on the address `host` only."""
         self._host = host
         self._start_timeout_s = start_timeout_s

@@ -26,12 +26,15 @@ from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
 
 CLUSTER = "default"
+LONG_LEASE_S = 60.0
+"""Longer than a process may have to wait for a core."""
 
 
 class FakeChildren(ChildSettings):
     """Makes fake processes; `behaviours` by name, `good` where none is given."""
 
     behaviours: dict[str, str] = {}  # noqa: RUF012 - each test sets its own
+    lease_s = LONG_LEASE_S
 
     def worker(
         self,
@@ -41,7 +44,7 @@ class FakeChildren(ChildSettings):
         log_dir: Path,
         cores: Sequence[int] = (),
     ) -> Child:
-        return self._fake(role, worker_id, shared, log_dir, {})
+        return self._fake(role, worker_id, shared, log_dir, {"LEASE_S": str(self.lease_s)})
 
     def router(self, shared: Secrets, port_file: Path, log_dir: Path) -> Child:
         return self._fake(Role.ROUTER, "router", shared, log_dir, {"PORT_FILE": str(port_file)})
@@ -99,7 +102,9 @@ def be_worker(role: str, name: str, behaviour: str, woken: threading.Event) -> s
         max_context=64,
         machine=machine_name(),
     )
-    lease = WorkerLease(os.environ["REDIS"], CLUSTER, info, 1.0, grace_s=0.1)
+    lease = WorkerLease(
+        os.environ["REDIS"], CLUSTER, info, float(os.environ["LEASE_S"]), grace_s=0.1
+    )
     lease.start()
     while not woken.wait(0.02) and lease.refusal is None:
         pass

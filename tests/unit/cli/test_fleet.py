@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,10 +29,12 @@ from process.process_watch import machine_name
 from process.store.membership import WorkerLease
 from protocol.errors import ServiceError
 from tests.paths import ROOT
+from tests.processes import has_ended
 from tests.registration import registration
-from tests.unit.cli.fake_process import CLUSTER, FakeChildren
+from tests.unit.cli.fake_process import CLUSTER, LONG_LEASE_S, FakeChildren
 
-WAIT_S = 20.0
+WAIT_S = 120.0
+PAUSE = threading.Event()
 NAMES = ("prefill-1", "decode-1", "router", "valkey", "up")
 
 
@@ -47,13 +50,14 @@ def make_fleet(
     log_dir: Path,
     behaviours: dict[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
+    lease_s: float = LONG_LEASE_S,
     **options: object,
 ) -> Fleet:
     settings = UpSettings(
         model="nothing", port=0, log_dir=str(log_dir), startup_timeout_s=WAIT_S, **options
     )
     children = FakeChildren(settings)
-    children.behaviours = behaviours or {}
+    children.behaviours, children.lease_s = behaviours or {}, lease_s
     return Fleet(settings, children, on_progress)
 
 
@@ -74,7 +78,8 @@ def test_with_logs_to_standard_output_every_line_is_json(tmp_path: Path) -> None
     console = console_on(output)
     with Fleet(settings, children, console.print, output.write_line) as fleet:
         show(fleet, console)
-        assert "loading weights" in fleet.processes["decode-1"].log_tail()
+        until(lambda: "loading weights" in fleet.processes["decode-1"].log_tail())
+    until(lambda: stream.getvalue().count("stopped in order") == 3)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     by_name = {who: [x["message"] for x in lines if x["who"] == who] for who in NAMES}
     assert {"time", "level", "who", "logger", "message"} == set().union(*lines)
@@ -144,13 +149,20 @@ def test_a_start_that_takes_too_long_names_what_is_not_ready(
 
     clock = SimpleNamespace(monotonic=now, sleep=time.sleep)
     monkeypatch.setattr("cli.fleet.time", clock)
-    with pytest.raises(ServiceError, match=r"within 20 s; waited for decode-1 \(loading\)\n"):
+    with pytest.raises(ServiceError, match=r"within 120 s; waited for decode-1 \(loading\)\n"):
         fleet.start()
 
 
-def test_what_does_not_stop_is_killed(tmp_path: Path) -> None:
-    with make_fleet(tmp_path, {"decode-1": "stubborn"}, stop_grace_s=2.0) as fleet:
-        pass
+def test_what_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is up as soon as all others have stopped, however long they take."""
+    with make_fleet(tmp_path, {"decode-1": "stubborn"}, stop_grace_s=WAIT_S) as fleet:
+        others = [fleet.processes[name] for name in ("prefill-1", "router")]
+
+        def now() -> float:
+            is_late = not any(child.is_running() for child in others)
+            return time.monotonic() + (1e6 if is_late else 0.0)
+
+        monkeypatch.setattr("cli.fleet.time", SimpleNamespace(monotonic=now, sleep=time.sleep))
     ends = {name: child.exit_status() for name, child in fleet.processes.items()}
     assert ends == {"prefill-1": 0, "decode-1": -signal.SIGKILL, "router": 0}
 
@@ -201,11 +213,17 @@ def test_a_worker_whose_id_another_process_holds_is_given_up(
         child.signal(signal.SIGKILL)
         assert child.wait(WAIT_S)
         info = registration("decode-1", machine=machine_name(), pid=os.getpid())
-        lease = WorkerLease(fleet.redis_url, CLUSTER, info, 1.0)
+        lease = WorkerLease(fleet.redis_url, CLUSTER, info, LONG_LEASE_S)
         lease.start()
         assert lease.wait_registered(WAIT_S)
         news: list[str] = []
-        until(lambda: news.extend(fleet.check()) or len(news) == 5)
+
+        def are_all_told() -> bool:
+            lease.update(info.state)  # renews it: so the newcomer sees that its holder lives
+            news.extend(fleet.check())
+            return PAUSE.wait(0.02) or len(news) == 5
+
+        until(are_all_told)
         assert [line.partition(" after")[0] for line in news if "restarted, pid" not in line] == [
             "decode-1 was ended by SIGKILL",
             "decode-1 ended with status 2",
@@ -248,7 +266,7 @@ def test_without_restart_it_is_only_reported(tmp_path: Path) -> None:
 
 
 def test_a_dead_valkey_comes_back_and_workers_register_again(tmp_path: Path) -> None:
-    with make_fleet(tmp_path) as fleet:
+    with make_fleet(tmp_path, lease_s=6.0) as fleet:  # they notice within a third of that
         assert fleet.valkey is not None
         os.kill(fleet.valkey.pid, signal.SIGKILL)
         until(lambda: fleet.valkey.exit_status() is not None)
@@ -279,11 +297,3 @@ def test_nothing_outlives_a_killed_starter(tmp_path: Path) -> None:
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 4
     until(lambda: all(has_ended(pid) for pid in pids))
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or is only not waited for."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

@@ -32,8 +32,8 @@ from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
 from worker.assembly import Surroundings
 
-SILENCE_S = 10.0
-WAIT_S = 10.0
+SILENCE_S = 100.0
+WAIT_S = 60.0
 ABORT = Abort(request_id="r", attempt=1)
 
 

@@ -19,10 +19,11 @@ from kv_transfer.transfer_loop import (
     WriteFinished,
 )
 from kv_transfer.transports.interface import Notification, PoolMemory, Transport
+from process.clock import wall_us
 from protocol.errors import ConfigError, TransferError
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Rig:
@@ -88,7 +89,7 @@ def test_start_up_calls_return_results_and_errors(rig: Rig) -> None:
 
 
 def test_events_come_in_order_with_times(rig: Rig) -> None:
-    before = time.time_ns() // 1000
+    before = wall_us()
     rig.service.add_peer("peer", b"", 1)
     rig.service.write(WriteCommand(5, "peer", [0], [0], b""))
     assert rig.wait_for(1) == [PeerAdded("peer")]
@@ -98,7 +99,7 @@ def test_events_come_in_order_with_times(rig: Rig) -> None:
     (done,) = rig.wait_for(1)
     assert isinstance(done, WriteFinished)
     assert (done.key, done.error) == (5, None)
-    assert before <= done.posted_us <= done.done_us <= time.time_ns() // 1000
+    assert before <= done.posted_us <= done.done_us <= wall_us()
 
 
 def test_removing_a_peer_fails_its_writes(rig: Rig) -> None:
@@ -140,10 +141,10 @@ def test_a_dying_thread_is_an_event_and_fails_everything(rig: Rig) -> None:
 
     rig.service.write(WriteCommand(2, "peer", [0], [0], b""))
     rig.service.add_peer("other", b"", 1)
-    later, other = rig.wait_for(2)
-    assert isinstance(later, WriteFinished)
+    events = rig.wait_for(2)  # in any order: what the thread still held may be refused last
+    (later,) = [event for event in events if isinstance(event, WriteFinished)]
     assert (later.key, later.posted_us) == (2, 0)
-    assert isinstance(other, PeerFailed)
+    assert [event.agent for event in events if isinstance(event, PeerFailed)] == ["other"]
     with pytest.raises(TransferError, match="the fabric is gone"):
         rig.service.allocate(1)
 

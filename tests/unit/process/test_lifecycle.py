@@ -81,11 +81,11 @@ def test_a_child_stops_when_its_parent_is_killed() -> None:
 
 
 def test_close_ends_the_watch_of_the_parent() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stop = StopSignal(lambda: None, parent_pid=os.getppid())
-    assert threading.active_count() == before + 1
+    (watch,) = set(threading.enumerate()) - before
     stop.close()
-    assert threading.active_count() == before
+    assert not watch.is_alive()
     assert not stop.is_set
 
 

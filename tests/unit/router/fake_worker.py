@@ -32,7 +32,7 @@ from protocol.traces import PrefillTrace
 from protocol.wire import decode_control, encode
 
 T = TypeVar("T", bound=Message)
-WAIT_S = 20.0
+WAIT_S = 60.0
 SECRET = "the secret of a test's cluster"
 
 

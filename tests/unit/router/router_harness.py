@@ -41,6 +41,7 @@ class Harness:
             "cluster_secret": SECRET,
             "retry_backoff_ms": 1.0,
             "ping_interval_s": 0.05,
+            "silence_s": 60.0,
         }
         self.settings = RouterSettings(**(known | settings))
         self.registry = CollectorRegistry()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -106,7 +107,7 @@ async def registered(valkey: EmbeddedValkey, cluster: str, **info) -> AsyncItera
     """A decode worker in the cluster of `router`."""
     network = Network(SECRET, zmq.asyncio.Context())
     made = FakeWorker(network, role=Role.DECODE, **info)
-    lease = WorkerLease(valkey.url, cluster, made.info, 2.0)
+    lease = WorkerLease(valkey.url, cluster, made.info, WAIT_S)
     lease.start()
     yield made
     await asyncio.to_thread(lease.close)
@@ -147,6 +148,16 @@ async def serves_context(client: httpx.AsyncClient, num_tokens: int) -> None:
             if model["max_model_len"] == num_tokens:
                 return
             await asyncio.sleep(0.02)
+
+
+async def ended_trace(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]:
+    """The trace of a request whose answer was read, once its generation has ended, too."""
+    async with asyncio.timeout(WAIT_S):
+        while (trace := (await client.get(f"/requests/{request_id}/trace")).json())[
+            "outcome"
+        ] == "running":
+            await asyncio.sleep(0.02)
+    return trace
 
 
 async def serve(worker: FakeWorker, token_ids: list[int], **fields) -> Generate:
@@ -195,7 +206,7 @@ async def test_it_serves_what_its_workers_serve(router: RouterProcess, worker: F
         body = await answer.aread()
     await serving
     assert body.endswith(b"data: [DONE]" + END)
-    trace = (await client.get(f"/requests/{answer.headers['x-request-id']}/trace")).json()
+    trace = await ended_trace(client, answer.headers["x-request-id"])
     assert trace["outcome"] == "finished"
     assert trace["num_output_tokens"] == 3
     assert trace["placement"]["decode"] == "d1"

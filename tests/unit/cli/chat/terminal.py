@@ -17,7 +17,7 @@ from types import TracebackType
 CTRL_C, CTRL_D, ENTER = b"\x03", b"\x04", b"\r"
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
 _CURSOR_REQUEST, _CURSOR = b"\x1b[6n", b"\x1b[1;1R"
-WAIT_S = 30.0
+WAIT_S = 60.0
 _IN_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"

@@ -58,7 +58,7 @@ def meeting(valkey: EmbeddedValkey, run: str, secret: str = SECRET) -> Meeting:
 
 
 def test_another_secret_is_found_before_anything_is_written(valkey: EmbeddedValkey) -> None:
-    soon = time.monotonic() + 5
+    soon = time.monotonic() + 60
     with meeting(valkey, "a") as ours, meeting(valkey, "a", "of-another-cluster") as theirs:
         theirs.enter(1, "gpu-7", "agent", b"descriptor", 3)
         with pytest.raises(ServiceError, match="process 1 on gpu-7 has another cluster secret"):
@@ -70,12 +70,12 @@ def test_another_secret_is_found_before_anything_is_written(valkey: EmbeddedValk
 def test_a_process_that_does_not_come_is_named(valkey: EmbeddedValkey) -> None:
     turns: list[None] = []
     with meeting(valkey, "b") as ours:
-        with pytest.raises(ServiceError, match="process 1 has not come: is its pod scheduled"):
-            ours.wait_for(1, time.monotonic() + 0.2, lambda: turns.append(None))
-        assert turns, "the transport must make progress meanwhile"
+        while len(turns) < 2:  # the transport must make progress meanwhile
+            with pytest.raises(ServiceError, match="process 1 has not come: is its pod scheduled"):
+                ours.wait_for(1, time.monotonic() + 0.2, lambda: turns.append(None))
         assert not ours.wait_for_leave(1, time.monotonic() + 0.2, lambda: None)
         ours.leave(1)
-        assert ours.wait_for_leave(1, time.monotonic() + 5, lambda: None)
+        assert ours.wait_for_leave(1, time.monotonic() + 60, lambda: None)
 
 
 def test_what_a_host_lacks_ends_the_check_before_others_are_waited_for(
@@ -155,7 +155,7 @@ def test_blocks_that_are_damaged_are_found() -> None:
             right.turn()
         assert left._connected == {right_end.agent: None}
         assert right.damaged([0]) == [0]
-        assert left.write(0, 1, right_end.agent, 10.0) > 0
+        assert left.write(0, 1, right_end.agent, 60.0) > 0
         right.turn()
         assert right.damaged([0]) == []
         assert np.count_nonzero(right._blocks[:2]) == np.count_nonzero(right._blocks[4:]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from redis.retry import Retry
 
 from cli.main import main
 from tests.paths import ROOT
+from tests.ports import held_port
 
 PASSWORD = "a-password-of-tests"
 
@@ -29,26 +29,25 @@ def running(port: int, folder: Path) -> Iterator[redis.Redis]:
     environ = {**os.environ, "BATON_STORE_PASSWORD": PASSWORD}
     process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
     try:
-        patient = Retry(ConstantBackoff(0.05), 400)
+        patient = Retry(ConstantBackoff(0.05), 1200)
         with redis.Redis(port=port, password=PASSWORD, retry=patient) as client:
             client.ping()
             assert PASSWORD not in " ".join(psutil.Process(process.pid).cmdline())
             yield client
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_the_server_needs_the_password_and_keeps_its_data(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with running(port, tmp_path) as client:
-        client.set("a", "b")
-        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.get("a")
-    with running(port, tmp_path) as client:
-        assert client.get("a") == b"b"
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        with running(port, tmp_path) as client:
+            client.set("a", "b")
+            with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+                stranger.get("a")
+        with running(port, tmp_path) as client:
+            assert client.get("a") == b"b"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_who_waits_is_woken_when_a_grammar_is_ready_and_no_more_after_the_end():
     woken = threading.Event()
     grammars.wake = woken.set
     matcher = grammars.matcher(OBJECT, [])
-    assert woken.wait(10)
+    assert woken.wait(60)
     ready.append(matcher.is_ready)
     grammars.close()
     assert ready == [True]

@@ -10,7 +10,7 @@ import pytest
 
 from engine.sampling.mask_pool import Lane, MaskPool
 
-QUICK_S, SLOW_S, LONG_S = 0.0, 0.2, 30.0
+QUICK_S, SLOW_S, LONG_S = 0.0, 0.2, 90.0
 
 
 @dataclass(eq=False)

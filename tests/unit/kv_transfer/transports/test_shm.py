@@ -117,12 +117,13 @@ def test_removing_a_peer_fails_what_it_has_not_taken(ends: tuple[End, End]) -> N
 def test_a_peer_that_closed_is_an_error_and_its_memory_is_freed(ends: tuple[End, End]) -> None:
     one, other = ends
     handles = [one.transport.post_write("other", [0], [1], b"note") for _ in range(MANY)]
-    assert shared_pools() == 3
+    gc.collect()  # perhaps there are some of other tests
+    before = shared_pools()
     other.transport.close()
     other.blocks = np.zeros(0)
     gc.collect()
     done = one.take()
-    assert shared_pools() == 1, "the peer's, too, is unmapped"
+    assert shared_pools() == before - 2, "the peer's, too, is unmapped"
     assert [event.handle for event in done if isinstance(event, WriteDone)] == handles
     last = done[-1]
     assert isinstance(last, WriteDone)

@@ -20,8 +20,8 @@ from tests.unit.router.router_harness import Harness, stats_of, until
 
 
 @pytest.fixture
-async def harness() -> AsyncIterator[Harness]:
-    made = Harness()
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    made = Harness(**getattr(request, "param", {}))
     yield made
     await made.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -212,6 +212,7 @@ async def test_slow_workers_are_used_when_no_other_answers(harness: Harness) -> 
     assert ids(harness, Role.DECODE) == ["d1", "d2"]
 
 
+@pytest.mark.parametrize("harness", [{"silence_s": 2.0}], indirect=True)
 async def test_prefill_workers_that_do_not_answer_are_left_out_after_a_long_step(
     harness: Harness,
 ) -> None:

@@ -36,7 +36,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     context = zmq.Context()
     near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    far.setsockopt(zmq.RCVTIMEO, 20_000)
+    far.setsockopt(zmq.RCVTIMEO, 60_000)
     far.bind("inproc://pair")
     near.connect("inproc://pair")
     yield Pair(near, far)

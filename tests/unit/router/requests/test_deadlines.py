@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,27 +13,37 @@ from router.requests.deadlines import MIN_ENDED, Deadlines
 LONG_S = 600.0
 
 
-async def wait_until(deadlines: Deadlines, wait_s: float) -> str:
+async def wait_until(deadlines: Deadlines, wait_s: float, since: float | None = None) -> str:
     try:
-        with deadlines.until(time.monotonic() + wait_s):
+        with deadlines.until((time.monotonic() if since is None else since) + wait_s):
             await asyncio.Event().wait()
     except TimeoutError:
         return "over"
     return "never"
 
 
-async def test_each_ends_by_its_own_however_they_are_ordered() -> None:
+async def test_each_ends_by_its_own_however_they_are_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock stands still until all of them wait: who comes first is not up to the machine."""
+    began = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: began)
+    monkeypatch.setattr("router.requests.deadlines.time", clock)
     deadlines = Deadlines()
     ended: list[float] = []
 
     async def run(wait_s: float) -> None:
-        assert await wait_until(deadlines, wait_s) == "over"
+        assert await wait_until(deadlines, wait_s, began) == "over"
         ended.append(wait_s)
 
-    patient = asyncio.create_task(wait_until(deadlines, LONG_S))
+    patient = asyncio.create_task(wait_until(deadlines, LONG_S, began))
     waits_s = [0.08, 0.02, 0.0, 0.05, -1.0]
-    await asyncio.gather(*map(run, waits_s))
-    assert sorted(ended[:2]) == [-1.0, 0.0]
+    running = [asyncio.create_task(run(each)) for each in waits_s]
+    while len(ended) < 2:
+        await asyncio.sleep(0)
+    assert sorted(ended) == [-1.0, 0.0]
+    clock.monotonic = time.monotonic
+    await asyncio.gather(*running)
     assert ended[2:] == [0.02, 0.05, 0.08]
     assert len(deadlines) == 1
     assert not patient.done()

@@ -61,7 +61,7 @@ async def test_cancelling_the_reader_aborts_at_once(harness: Harness) -> None:
 
 async def test_a_deadline_ends_the_generation_everywhere(harness: Harness) -> None:
     decode, prefill = await harness.join("d1", "p1")
-    consumer = Consumer(harness.dispatcher, request(deadline_ms=150))
+    consumer = Consumer(harness.dispatcher, request(deadline_ms=500))
     with pytest.raises(GenerationFailed, match=r"request r .* deadline"):
         await consumer.end()
     await decode.received.next(Abort)

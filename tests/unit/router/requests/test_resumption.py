@@ -15,8 +15,8 @@ from tests.unit.router.router_harness import Consumer, Harness, request, until
 
 
 @pytest.fixture
-async def harness() -> AsyncIterator[Harness]:
-    made = Harness(resume_wait_s=0.3)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    made = Harness(resume_wait_s=getattr(request, "param", 60.0))
     yield made
     assert made.dispatcher.inflight == 0
     assert made.traces.num_running == 0
@@ -73,6 +73,7 @@ async def test_nobody_keeps_it(harness: Harness) -> None:
     assert await consumer.end() == [9]
 
 
+@pytest.mark.parametrize("harness", [0.3], indirect=True)
 async def test_one_that_answers_too_late_is_told_to_forget_it(harness: Harness) -> None:
     (d1,) = await harness.join("d1")
     consumer = Consumer(harness.dispatcher, IN_ITS_SECOND_LIFE)
@@ -96,7 +97,7 @@ async def test_a_worker_that_dies_over_the_question_does_not_have_it(harness: Ha
 
 
 async def test_a_worker_that_is_connected_later_is_asked_too() -> None:
-    harness = Harness(resume_wait_s=20.0)
+    harness = Harness(resume_wait_s=60.0)
     d1 = harness.make("d1")
     harness.workers["d1"] = d1
     harness.refresh()
