@@ -7,7 +7,6 @@ import httpx
 HTTP = httpx.Client(
     timeout=60.0,  # httpx's own 5 s are too short for a machine that is busy
     verify=False,  # routers under test serve plain HTTP
-    timeout=60.0,  # a process may wait long for a core
     limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
 )
 """Usable from every thread; each request has a connection of its own."""

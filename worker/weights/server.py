@@ -2,8 +2,8 @@
 
 A thread for each asker reads the files and writes the pieces through a transport of its own. The
 threads have a low priority, and hold no lock while they read, hash and copy a piece, so the step
-loop does not wait for them. Tensors come from the files, not from the engine, which may have packed them: an
-asker may run on another device, with other kernels, and round the weights in its own way.
+loop does not wait for them. Tensors come from the files, not from the engine, which may have packed
+them: an asker may run on another device, with other kernels, and round the weights in its own way.
 """
 
 from __future__ import annotations

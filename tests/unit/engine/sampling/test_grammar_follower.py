@@ -193,7 +193,7 @@ def test_the_time_of_a_token_counts_but_for_a_little(make: Make) -> None:
 
 
 def test_the_interpreter_does_not_wait_for_a_token_that_is_consumed(make: Make) -> None:
-    """Each turn of the loop takes a millisecond, the token a hundred: if this thread gets a core."""
+    """A turn of the loop takes 1 ms and the token 100 ms, if this thread gets a core."""
     grammars = make(PATIENT)
     matcher = ready(grammars, ambiguous_grammar())
 
