@@ -136,7 +136,7 @@ def test_unexpected_tensors_are_logged_and_known_extras_ignored(make_tiny, caplo
     with caplog.at_level(logging.WARNING):
         load(folder)
     (record,) = caplog.records
-    assert record.args == (folder, 1, "model.layers.0.self_attn.surprise")
+    assert record.args == (str(folder), 1, "model.layers.0.self_attn.surprise")
 
 
 def test_the_check_comes_before_any_memory_is_taken(make_tiny):
