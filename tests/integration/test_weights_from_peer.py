@@ -50,7 +50,6 @@ from tests.weights_sender import SECRET, means, sending
 from worker.weights.choice import Wanted, peers_with, try_load_from_peer
 from worker.weights.peer_tensors import Asker
 
-ENOUGH_HANDOFFS = 6
 WITHOUT_WEIGHTS = shutil.ignore_patterns("*.safetensors")
 
 
@@ -93,13 +92,14 @@ def test_a_worker_without_weights_computes_as_its_peer(
             wait_for("the newcomer", lambda: late.name in workers(fleet) or not late.is_running())
             assert late.is_running(), late.log_tail(40)
             assert "weights from peer decode-1, 4 MB in " in late.log_path.read_text()
-            for reference in references:  # the first ones may come before its first report
-                assert_as_expected([reference], complete_all(fleet, [reference], NUM_TOKENS, 1))
-                handoffs = all_counters(fleet)["decode-1"]["handoffs"]
-                if handoffs == ENOUGH_HANDOFFS:
+            for first in range(0, len(references), 6):
+                some = references[first : first + 6]
+                assert_as_expected(some, complete_all(fleet, some, NUM_TOKENS, 3))
+                counters = all_counters(fleet)
+                if counters["decode-1"]["handoffs"]:  # not before its first report has come
                     break
-            assert handoffs == ENOUGH_HANDOFFS
-            assert all_counters(fleet)[late.name]["prefill_tokens"] > 0
+            assert counters["decode-1"]["handoffs"]
+            assert counters[late.name]["prefill_tokens"]
 
 
 def dying(transport: str) -> Transport:
