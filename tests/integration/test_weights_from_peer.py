@@ -29,6 +29,7 @@ from engine.checkpoint.stored_tensors import OpenTensors
 from engine.checkpoint.weights import Weights, load_weights
 from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import create_transport
+from process.process_watch import machine_name
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import WorkerLease, read_fleet
 from protocol.errors import TransferError
@@ -46,10 +47,11 @@ from tests.integration.fleets import (
 )
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 from tests.registration import registration
-from tests.weights_sender import SECRET, means, sending
+from tests.weights_sender import PATIENCE_S, SECRET, means, sending
 from worker.weights.choice import Wanted, peers_with, try_load_from_peer
 from worker.weights.peer_tensors import Asker
 
+WAIT_S, LEASE_S = 300.0, 60.0
 WITHOUT_WEIGHTS = shutil.ignore_patterns("*.safetensors")
 
 
@@ -77,7 +79,7 @@ def started(child: Child) -> Iterator[Child]:
         yield child
     finally:
         child.signal(signal.SIGTERM)
-        assert child.wait(60), child.log_tail(40)
+        assert child.wait(WAIT_S), child.log_tail(40)
     assert child.exit_status() == 0
 
 
@@ -89,7 +91,11 @@ def test_a_worker_without_weights_computes_as_its_peer(
         settings = replace(fleet.settings, model=str(texts))
         child = late_worker(settings, Role.PREFILL, fleet.redis_url, tmp_path)
         with started(child) as late:
-            wait_for("the newcomer", lambda: late.name in workers(fleet) or not late.is_running())
+            wait_for(
+                "the newcomer",
+                lambda: late.name in workers(fleet) or not late.is_running(),
+                WAIT_S,
+            )
             assert late.is_running(), late.log_tail(40)
             assert "weights from peer decode-1, 4 MB in " in late.log_path.read_text()
             for first in range(0, len(references), 6):
@@ -121,20 +127,22 @@ def dying(transport: str) -> Transport:
 def send_until_death(transport: str, told: Connection) -> None:
     """The life of a process whose weights will not arrive."""
     with sending(DEMO_MODEL, replace(means(transport), open=lambda: dying(transport))) as sender:
-        told.send(sender.server.endpoint)
+        told.send((sender.server.endpoint, os.getpid()))
         threading.Event().wait()
 
 
 @contextmanager
-def dying_sender(transport: str) -> Iterator[str]:
-    """Its endpoint; it has been killed at the end."""
+def dying_sender(transport: str) -> Iterator[WorkerInfo]:
+    """Its registration; it has been killed at the end."""
     context = fork_context()
     told, tell = context.Pipe(duplex=False)
     process = context.Process(target=send_until_death, args=(transport, tell), daemon=True)
     process.start()
     try:
-        yield told.recv()
-        process.join(60)
+        endpoint, pid = told.recv()
+        here = {"role": Role.PREFILL, "machine": machine_name(), "pid": pid}
+        yield sender_info("prefill-1", endpoint, transport, **here)
+        process.join(WAIT_S)
         assert process.exitcode == -signal.SIGKILL
     finally:
         process.kill()
@@ -167,15 +175,14 @@ def test_the_next_peer_is_asked_when_one_is_killed_in_mid_transfer(
         return load_weights(open_tensors(), config)
 
     wanted = Wanted(valkey.url, cluster, DEMO_MODEL.name, texts)
-    asker, by = Asker("decode-9", Role.DECODE, SECRET), means(transport, patience_s=3.0)
+    asker, by = Asker("decode-9", Role.DECODE, SECRET), means(transport)
     with (
         ExitStack() as stack,
-        dying_sender(transport) as endpoint,
+        dying_sender(transport) as first,
         sending(DEMO_MODEL, means(transport)) as healthy,
     ):
-        first = sender_info("prefill-1", endpoint, transport, role=Role.PREFILL)
         second = sender_info("decode-1", healthy.server.endpoint, transport)
-        assert all(leases(info, 60.0).wait_registered(60) for info in (first, second))
+        assert all(leases(info, LEASE_S).wait_registered(WAIT_S) for info in (first, second))
         loaded = try_load_from_peer(wanted, asker, by, load, stack)
     assert loaded is not None
     assert torch.equal(loaded.final_norm, load_weights(DEMO_MODEL, config).final_norm)
@@ -187,20 +194,20 @@ def test_a_worker_loads_its_checkpoint_when_its_peer_is_killed_in_mid_transfer(
     valkey: EmbeddedValkey, cluster: str, leases: Callable[..., WorkerLease], tmp_path: Path
 ) -> None:
     settings = UpSettings(**SETTINGS | {"transport": "shm"})
-    variables = {"BATON_CLUSTER": cluster, "BATON_PEER_SILENCE_S": "2"}
+    variables = {"BATON_CLUSTER": cluster, "BATON_PEER_SILENCE_S": str(PATIENCE_S)}
     child = late_worker(settings, Role.DECODE, valkey.url, tmp_path, **variables)
-    with dying_sender("shm") as endpoint:
-        holder = leases(sender_info("prefill-1", endpoint, "shm", role=Role.PREFILL), 60.0)
-        assert holder.wait_registered(60)
+    with dying_sender("shm") as info:
+        assert leases(info, LEASE_S).wait_registered(WAIT_S)
         with started(child) as late:
             wait_for(
                 "the worker",
                 lambda: late.name in read_fleet(valkey.url, cluster) or not late.is_running(),
+                WAIT_S,
             )
             assert late.is_running(), late.log_tail(40)
     lines = late.log_path.read_text().splitlines()
     said = [line for line in lines if "not from a peer" in line]
-    reason = "the weights come from the checkpoint, not from a peer: prefill-1: nothing has come"
+    reason = "the weights come from the checkpoint, not from a peer: prefill-1: its process has"
     assert len(said) == 1
     assert reason in said[0]
 
@@ -225,7 +232,7 @@ def test_the_log_says_why_no_peer_is_asked(
     reason: str,
 ) -> None:
     info = sender_info("a", "tcp://127.0.0.1:1", **{"transport": "shm"} | changes)
-    assert leases(info, 60.0).wait_registered(60)
+    assert leases(info, LEASE_S).wait_registered(WAIT_S)
     wanted = Wanted(valkey.url, cluster, DEMO_MODEL.name, DEMO_MODEL)
     with pytest.raises(TransferError, match=f"^{re.escape(reason)}"):
         peers_with(wanted, "b", "shm")

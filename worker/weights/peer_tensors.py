@@ -24,6 +24,7 @@ from engine.checkpoint.stored_tensors import stored_form
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.staging import StagingPool
 from kv_transfer.transports.interface import Notification
+from process.process_watch import WatchedProcess, machine_name
 from process.sockets.control import ControlLink
 from process.sockets.network import Network
 from protocol.errors import ProtocolError, TransferError
@@ -49,6 +50,8 @@ NUM_BLOCKS = 16
 _GRANTS_PER_ROUND = 4
 """Grants while the pool is filled once; the peer's loop reads a message for each."""
 _POLL_S = 200e-6
+_LOOK_S = 0.05
+"""Between two looks whether the worker's process has ended."""
 _LINGER_MS = 1000
 T = TypeVar("T")
 
@@ -89,6 +92,8 @@ class PeerTensors:
         self.is_finished = False
         self.took_s = 0.0
         self._control = info.control
+        is_near = info.machine and info.machine == machine_name()
+        self._process = WatchedProcess(info.pid) if is_near else None
         self._asker = asker
         self._means = means
         self._blocks = (block_bytes, num_blocks)
@@ -220,14 +225,18 @@ class PeerTensors:
 
     def _wait(self, check: Callable[[], T | None]) -> T:
         """The first result that is neither None nor False. Raises TransferError if the worker
-        refuses, or nothing comes from it for too long."""
+        refuses or is known to have ended, or if nothing comes from it for too long."""
         patience_s = self._means.patience_s
-        deadline = time.monotonic() + patience_s
+        deadline, next_look = time.monotonic() + patience_s, time.monotonic() + _LOOK_S
         while not (result := check()):
             if self._has_news():
                 deadline = time.monotonic() + patience_s
             elif time.monotonic() >= deadline:
                 raise TransferError(f"nothing has come from it for {patience_s:g} s")
+            elif self._process is not None and time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_S
+                if self._process.has_ended():
+                    raise TransferError("its process has ended")
             else:
                 time.sleep(_POLL_S)
         return result
