@@ -3,13 +3,14 @@
     python -m bench.router [--apart] [--peer dynamo --peer-python PYTHON] [--repeat 3]
     python -m bench.router --soak
     python -m bench.router --decision
+    python -m bench.router --recording
 
 Runs mock workers that speak the fleet's protocol and compute nothing, a real `baton router`, and a
 client that only counts. Contestants take turns, and figures are medians of the repeats, so that
 drift of the machine's speed affects all alike: quote ratios. `--soak` sends 10,000 requests through
 two routers, 1,000 streams at a time; it exits with 1 if a request failed or memory grew.
 `--decision` measures only what one decision costs among 100 workers; the other figures come with it
-otherwise.
+otherwise. `--recording` measures what traces and metrics cost, in minutes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from tokenizers import Tokenizer
 from bench.router.decision import decision_costs
 from bench.router.dynamo_peer import HOW_TO_GET, DynamoPeer
 from bench.router.mock_fleet import RouterFleet, RouterFleetConfig, Usage
+from bench.router.recording import Load, SwitchedFleet, recording_cost
 from bench.tools.http_load import LoadResult, post, run_load
 from bench.tools.paths import DEMO_MODEL
 from protocol.messages import Role
@@ -179,6 +181,20 @@ def _p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100)[98]
 
 
+def recording_loads(fleet: SwitchedFleet) -> list[Load]:
+    """One-token requests, and streams."""
+    target = fleet.targets[0]
+    short = [_request(fleet, each, max_tokens=1) for each in _prompts(SHORT_WORDS, 500)]
+    streams = [
+        _request(fleet, each, max_tokens=STREAM_TOKENS, stream=True)
+        for each in _prompts(SHORT_WORDS, 100)
+    ]
+    return [
+        ("one token", 250, lambda: _run(target, short, 16, 250)),
+        (f"stream of {STREAM_TOKENS} tokens", 64, lambda: _run(target, streams, 32, 64)),
+    ]
+
+
 # -- soak ---------------------------------------------------------------------------------------
 
 
@@ -266,18 +282,20 @@ def main(argv: list[str]) -> int:
         return 0
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(_OUTPUT_TEXT).ids
 
-    def fleet(*roles: Role, num_routers: int = 1) -> RouterFleet:
-        return RouterFleet(
-            RouterFleetConfig(model, roles, ids, MAX_CONTEXT, num_routers, arguments.step_ms)
-        )
+    def config(*roles: Role, num_routers: int = 1) -> RouterFleetConfig:
+        return RouterFleetConfig(model, roles, ids, MAX_CONTEXT, num_routers, arguments.step_ms)
 
+    if arguments.recording:
+        with SwitchedFleet(config(Role.DECODE)) as switched:
+            console.print(recording_cost(switched, recording_loads(switched)))
+        return 0
     if arguments.soak:
-        with fleet(Role.DECODE, Role.DECODE, num_routers=2) as routers:
+        with RouterFleet(config(Role.DECODE, Role.DECODE, num_routers=2)) as routers:
             return 0 if soak(routers, console) else 1
     rounds: dict[str, list[Figures]] = defaultdict(list)
     with ExitStack() as stack:
         roles = (Role.PREFILL, Role.DECODE) if arguments.apart else (Role.DECODE,)
-        contestants: list[Contestant] = [stack.enter_context(fleet(*roles))]
+        contestants: list[Contestant] = [stack.enter_context(RouterFleet(config(*roles)))]
         if arguments.peer:
             peer = DynamoPeer(arguments.peer_python, model, arguments.apart)
             contestants.append(stack.enter_context(peer))
@@ -299,4 +317,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer-python", help="the peer's own python")
     parser.add_argument("--soak", action="store_true")
     parser.add_argument("--decision", action="store_true")
+    parser.add_argument("--recording", action="store_true")
     return parser

@@ -87,7 +87,8 @@ class RequestTrace(msgspec.Struct):
 
     def note_tokens(self, count: int, now_us: int) -> None:
         """Tokens went out to the client."""
-        self.first_token_us = self.first_token_us or now_us
+        if not self.first_token_us:
+            self.first_token_us = now_us
         self.last_token_us = now_us
         self.num_output_tokens += count
 

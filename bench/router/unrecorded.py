@@ -1,0 +1,66 @@
+"""A router whose recording can be switched off and on: each SIGUSR2 does one or the other.
+
+    python -m bench.router.unrecorded FLAGS
+
+Recording is what `router.telemetry` and the metrics learn of requests: traces, forecasts, receipts,
+counters, histograms, history and cache figures. `bench.router.recording` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from router import fast_metrics
+from router.http.metrics import EndpointMetrics, LatencyProbe
+from router.main import main
+from router.requests import launch
+from router.requests.trace import RequestTrace, TraceStore
+from router.telemetry.caches.cache_report import CacheReport
+from router.telemetry.caches.reuse import ReuseCurve
+from router.telemetry.report import FleetReport
+
+
+def _nothing(*_: Any) -> None:
+    """Record nothing."""
+
+
+def _forget(store: TraceStore, trace: RequestTrace, outcome: str) -> None:
+    """End a trace: only the requests that run are known."""
+    trace.outcome = outcome
+    store._running.pop(trace.request_id, None)
+
+
+SILENT: list[tuple[Any, str, Callable[..., None]]] = [
+    (TraceStore, "end", _forget),
+    (TraceStore, "attach_decode", _nothing),
+    (TraceStore, "attach_prefill", _nothing),
+    (RequestTrace, "note_tokens", _nothing),
+    (launch, "forecast", _nothing),
+    (ReuseCurve, "use", _nothing),
+    (fast_metrics.LabelledCounts, "add", _nothing),
+    (fast_metrics.TokenHistogram, "observe", _nothing),
+    (EndpointMetrics, "ended", _nothing),
+    (LatencyProbe, "observe", _nothing),
+    (FleetReport, "sample", _nothing),
+    (CacheReport, "sample", _nothing),
+]
+
+
+def switch_of_recording() -> Callable[..., None]:
+    """A function that switches recording off, and at its next call on again."""
+    other = {(owner, name): silent for owner, name, silent in SILENT}
+
+    def switch(*_: Any) -> None:
+        for (owner, name), new in list(other.items()):
+            other[owner, name] = getattr(owner, name)
+            setattr(owner, name, new)
+
+    return switch
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR2, switch_of_recording())
+    sys.exit(main(sys.argv[1:]))
