@@ -1,7 +1,7 @@
 """Accuracy lost with fewer bits: perplexity, and how far next-token probabilities move.
 
     python -m bench.accuracy --model FOLDER|FILE.gguf [--weights auto,int8,int4] [--text FILE]
-        [--tokens N]
+        [--tokens N] [--peers llama.cpp] [--peer-python llama.cpp=PYTHON]
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
 
@@ -9,6 +9,8 @@ Reads a text in windows, predicting each token from those before it in its windo
 every combination of weights and KV with the first. With fp8 weights all combinations run on a
 card, which has no int8 and int4. Without `--text` the text is the docstrings of Python's own
 modules, which the bundled model has not seen. The figures depend on model and text: measure yours.
+`--peers llama.cpp` adds the perplexity of llama.cpp, which gets the same tokens in the same windows
+and reads the same GGUF file.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import importlib
 import itertools
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,9 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
+from bench.engine.limits import bits_per_weight, step_needs
+from bench.engine.peer_process import PeerProcess, installed_peers, interpreters
+from bench.engine.workloads import EngineNeeds
 from bench.tools.paths import DEMO_MODEL
 from checkpoint.model_source import resolve_model
 from engine.attention.base import AttentionBackend, Segment
@@ -82,7 +88,7 @@ MODULES = (
 @dataclass
 class Sums:
     """Sums over all tokens: negative log-likelihood, divergence from the first kind, tokens with
-    the same best prediction; and the bits of a weight, where known."""
+    the same best prediction (not known of a peer); and the bits of a weight, where known."""
 
     bits_per_weight: float | None = None
     tokens: int = 0
@@ -177,20 +183,48 @@ def held_text() -> str:
 
 def compare(folder: Path, kinds: list[Kind], text: str, num_tokens: int) -> dict[Kind, Sums]:
     """The sums of each kind over the text's first `num_tokens` tokens."""
-    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:num_tokens]
-    windows = [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens), WINDOW)]
     device = pick_device(kinds)
     readers = {kind: Reader(folder, kind, device) for kind in kinds}
     sums = {kind: Sums(reader.bits_per_weight) for kind, reader in readers.items()}
-    for window in windows:
-        if len(window) < 2:
-            continue
+    for window in map(torch.tensor, windows_of(folder, text, num_tokens)):
         expected: torch.Tensor | None = None
         for kind, reader in readers.items():
             odds = reader.logits(window)[:-1].log_softmax(-1)
             expected = odds if expected is None else expected
             _add(sums[kind], odds, expected, window[1:])
     return sums
+
+
+def windows_of(folder: Path, text: str, num_tokens: int) -> list[list[int]]:
+    """The text's first `num_tokens` tokens, by the model's tokenizer, in windows of at least two
+    tokens."""
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:num_tokens]
+    windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)]
+    return [window for window in windows if len(window) > 1]
+
+
+def read_by_peers(
+    folder: Path, pythons: Mapping[str, str], windows: Sequence[list[int]]
+) -> dict[str, Sums]:
+    """The sums of each peer over the same windows, by its version; `pythons`: the interpreters.
+    Raises BatonError."""
+    needs = EngineNeeds(
+        folder=folder,
+        dtype="bfloat16",
+        threads=torch.get_num_threads(),
+        max_context=WINDOW,
+        max_sequences=1,
+        num_tokens=WINDOW,
+        kv_bytes_per_token=step_needs(load_model_config(folder)).kv_bytes_per_token,
+        step_tokens=WINDOW,
+    )
+    found = {}
+    for name, python in pythons.items():
+        with PeerProcess(name, python, needs) as peer:
+            loss = sum(peer.loss(window) for window in windows)
+            tokens = sum(len(window) - 1 for window in windows)
+            found[peer.version] = Sums(bits_per_weight(folder), tokens, loss)
+    return found
 
 
 def _add(sums: Sums, odds: torch.Tensor, expected: torch.Tensor, following: torch.Tensor) -> None:
@@ -200,8 +234,8 @@ def _add(sums: Sums, odds: torch.Tensor, expected: torch.Tensor, following: torc
     sums.agreeing += int((odds.argmax(-1) == expected.argmax(-1)).sum())
 
 
-def report(sums: dict[Kind, Sums]) -> Table:
-    """One row for each kind."""
+def report(sums: Mapping[Kind, Sums], peers: Mapping[str, Sums]) -> Table:
+    """One row for each kind and each peer."""
     table = Table(
         "weights",
         "bits per weight",
@@ -211,14 +245,15 @@ def report(sums: dict[Kind, Sums]) -> Table:
         "same best token",
     )
     first = next(iter(sums.values()))
-    for kind, each in sums.items():
+    rows = {kind.label: each for kind, each in sums.items()} | dict(peers)
+    for label, each in rows.items():
         table.add_row(
-            kind.label,
+            label,
             "" if (found := each.bits_per_weight) is None else f"{found:.2f}",
             f"{math.exp(each.loss / each.tokens):.3f}",
             f"{math.exp((each.loss - first.loss) / each.tokens):.4f}x",
-            f"{each.divergence / each.tokens:.5f}",
-            f"{each.agreeing / each.tokens:.2%}",
+            "" if label in peers else f"{each.divergence / each.tokens:.5f}",
+            "" if label in peers else f"{each.agreeing / each.tokens:.2%}",
         )
     return table
 
@@ -236,6 +271,8 @@ def main() -> int:
         "--text", type=Path, help="a file; none: Python's own documentation strings"
     )
     parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--peers", default="", help="llama.cpp")
+    parser.add_argument("--peer-python", action="append", default=[], help="NAME=PYTHON")
     options = parser.parse_args()
     chosen = []
     for flag, known in (("weights", BITS), ("kv_dtype", KV_DTYPES)):
@@ -247,16 +284,22 @@ def main() -> int:
     kinds = [Kind(weights, kv_dtype) for weights, kv_dtype in itertools.product(*chosen)]
     try:
         text = held_text() if options.text is None else options.text.read_text()
+        pythons = interpreters(options.peer_python)
+        names, missing = installed_peers(options.peers, pythons)
+        if missing:
+            raise BatonError("; ".join(missing))
         folder = resolve_model(options.model)
         sums = compare(folder, kinds, text, options.tokens)
+        windows = windows_of(folder, text, options.tokens)
+        peers = read_by_peers(folder, {name: pythons[name] for name in names}, windows)
     except (BatonError, OSError) as error:
         print(f"bench.accuracy: {error}", file=sys.stderr)
         return 2
-    console = Console()
+    console = Console(width=max(Console().width, 120))
     console.print(
         f"{options.model}: {next(iter(sums.values())).tokens:,} tokens, {WINDOW} a window"
     )
-    console.print(report(sums))
+    console.print(report(sums, peers))
     return 0
 
 

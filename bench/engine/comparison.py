@@ -37,7 +37,7 @@ from rich.table import Table
 
 from bench.engine.in_process import BatonRun, Bookkeeping, EngineKind, PeerRun, load_ours
 from bench.engine.limits import MachineLimits, StepNeeds, bits_per_weight, step_needs
-from bench.engine.peer_process import PEERS, PeerProcess, interpreters, is_installed
+from bench.engine.peer_process import PeerProcess, installed_peers, interpreters
 from bench.engine.plot import plot_side_by_side, plot_sweep
 from bench.engine.served import STREAM_TOKENS, ServedRun
 from bench.engine.server_process import VLLM_BLOCK_SIZE, Server, baton_command, vllm_command
@@ -127,19 +127,6 @@ def chosen(works: list[Work], only: list[str] | None) -> list[Work]:
         labels = ", ".join(f'"{work.label}"' for work in works)
         raise BatonError(f"--only leaves nothing to measure; there are {labels}")
     return found
-
-
-def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
-    """The installed ones of the comma-separated peers, and a message for each of the others."""
-    there, missing = [], []
-    for name in filter(None, names.split(",")):
-        if name not in PEERS:
-            raise BatonError(f"peer {name!r} is not known; known are {', '.join(PEERS)}")
-        if is_installed(PEERS[name], pythons[name]):
-            there.append(name)
-        else:
-            missing.append(f"{name} is not installed: {PEERS[name].how}")
-    return there, missing
 
 
 def _parse() -> argparse.Namespace:

@@ -71,6 +71,19 @@ def is_installed(kind: PeerKind, python: str) -> bool:
     return done.returncode == 0
 
 
+def installed_peers(names: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
+    """The installed ones of the comma-separated peers, and a message for each of the others."""
+    there, missing = [], []
+    for name in filter(None, names.split(",")):
+        if name not in PEERS:
+            raise BatonError(f"peer {name!r} is not known; known are {', '.join(PEERS)}")
+        if is_installed(PEERS[name], pythons[name]):
+            there.append(name)
+        else:
+            missing.append(f"{name} is not installed: {PEERS[name].how}")
+    return there, missing
+
+
 class PeerProcess:
     """A running peer; it gets its needs as JSON.
 
@@ -121,15 +134,24 @@ class PeerProcess:
 
     def seconds(self, batch: int, length: int, steps: int, seed: str) -> float:
         """The seconds of the prefill of one prompt (`steps` 0), or of a batch's decode steps."""
+        question = {"batch": batch, "length": length, "steps": steps, "seed": seed}
+        answer: float = self._ask(question)["seconds"]
+        return answer
+
+    def loss(self, window: list[int]) -> float:
+        """The negative log-likelihood in nats, summed over the window's tokens after the first."""
+        answer: float = self._ask({"window": window})["loss"]
+        return answer
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
-        question = {"batch": batch, "length": length, "steps": steps, "seed": seed}
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # the next line says why
-        answer: float = self._hear()["seconds"]
+        answer = self._hear()
         self._stop()
         return answer
 

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Peer(Protocol):
@@ -25,6 +25,15 @@ class Peer(Protocol):
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of `steps` greedy steps of all prompts together, without their prefill."""
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A peer that also predicts a given text."""
+
+    def loss(self, window: list[int]) -> float:
+        """The negative log-likelihood in nats, summed over the tokens after the first, each
+        predicted from those before it."""
 
 
 class Needs(NamedTuple):
@@ -50,14 +59,23 @@ def answer(kind: Callable[[Needs], Peer]) -> None:
     _say(out, {"version": peer.version})
     for line in sys.stdin:
         asked = json.loads(line)
-        rng = random.Random(asked["seed"])
-        prompts = [
-            [rng.randrange(3, peer.vocab_size) for _ in range(asked["length"])]
-            for _ in range(asked["batch"])
-        ]
-        steps = asked["steps"]
-        seconds = peer.decode(prompts, steps) if steps else peer.prefill(prompts[0])
-        _say(out, {"seconds": seconds})
+        _say(out, _read(peer, asked["window"]) if "window" in asked else _measure(peer, asked))
+
+
+def _read(peer: Peer, window: list[int]) -> dict[str, object]:
+    if not isinstance(peer, Reader):
+        raise SystemExit(f"{peer.version} reads no text here")
+    return {"loss": peer.loss(window)}
+
+
+def _measure(peer: Peer, asked: dict[str, Any]) -> dict[str, object]:
+    rng = random.Random(asked["seed"])
+    prompts = [
+        [rng.randrange(3, peer.vocab_size) for _ in range(asked["length"])]
+        for _ in range(asked["batch"])
+    ]
+    steps = asked["steps"]
+    return {"seconds": peer.decode(prompts, steps) if steps else peer.prefill(prompts[0])}
 
 
 def _say(out: object, document: dict[str, object]) -> None:

@@ -90,6 +90,12 @@ class LlamaCpp:
             tokens = [self._choose(row) for row in range(len(rows))]
         return time.perf_counter() - started
 
+    def loss(self, window: list[int]) -> float:
+        """See answer.Reader."""
+        self._clear(1)
+        self._run([(token, i, 0, True) for i, token in enumerate(window)])
+        return float(sum(_loss(self._logits(i), token) for i, token in enumerate(window[1:])))
+
     def _clear(self, num_sequences: int) -> None:
         """Choose the context for this many sequences and empty it."""
         self._context = self._contexts[num_sequences > 1]
@@ -115,11 +121,20 @@ class LlamaCpp:
         llama_cpp.llama_synchronize(self._context)
 
     def _choose(self, row: int) -> int:
+        return int(self._logits(row).argmax())
+
+    def _logits(self, row: int) -> np.ndarray:
         logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        array = np.ctypeslib.as_array(
+        return np.ctypeslib.as_array(
             ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self.vocab_size,)
         )
-        return int(array.argmax())
+
+
+def _loss(logits: np.ndarray, token: int) -> float:
+    """The negative log-likelihood of a token, in nats."""
+    highest = logits.max()
+    total = np.exp(logits - highest).sum(dtype=np.float64)
+    return float(highest + np.log(total) - logits[token])
 
 
 def gguf_file(folder: Path) -> Path:

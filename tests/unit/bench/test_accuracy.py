@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 
 import pytest
 import torch
+from rich.console import Console
 
-from bench.accuracy import Kind, compare, held_text, pick_device, report
+from bench.accuracy import (
+    Kind,
+    Sums,
+    compare,
+    held_text,
+    pick_device,
+    read_by_peers,
+    report,
+    windows_of,
+)
+from bench.engine import peer_process
+from bench.engine.limits import bits_per_weight
+from bench.engine.peer_process import PeerKind
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.errors import BatonError
-from tests.paths import DEMO_MODEL
+from tests.paths import DEMO_MODEL, ROOT
 
 FOLDER = DEMO_MODEL
 
@@ -31,7 +46,7 @@ def test_fewer_bits_move_the_odds_further():
     assert 0 < kv_eight.divergence < four.divergence
     assert plain.agreeing > eight.agreeing > four.agreeing
     assert math.isfinite(four.loss)
-    assert report(sums).row_count == 4
+    assert report(sums, {}).row_count == 4
     assert [kind.label for kind in kinds] == ["auto", "int8", "int4", "auto, KV fp8"]
 
 
@@ -46,3 +61,48 @@ def test_fp8_is_measured_on_a_card_with_what_a_card_has(monkeypatch):
         pick_device([Kind("auto"), Kind("fp8"), Kind("int8")])
     with pytest.raises(BatonError, match="KV in fp8 is measured on a CPU"):
         pick_device([Kind("fp8"), Kind("auto", "fp8")])
+
+
+UNIFORM = """
+import math, sys
+sys.path.insert(0, {peers!r})
+from answer import answer
+class Uniform:
+    version, vocab_size = "uniform 1", 8
+    def __init__(self, needs):
+        self.needs = needs
+    def prefill(self, prompt): ...
+    def decode(self, prompts, steps): ...
+    def loss(self, window):
+        assert len(window) <= self.needs.max_context
+        return (len(window) - 1) * math.log(self.vocab_size)
+answer(Uniform)
+"""
+
+
+def test_a_peer_reads_the_same_windows(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    folder.symlink_to(FOLDER)
+    script = tmp_path / "run_uniform.py"
+    script.write_text(UNIFORM.format(peers=str(ROOT / "bench" / "peers")))
+    monkeypatch.setitem(peer_process.PEERS, "uniform", PeerKind(str(script), "json", "is there"))
+    windows = windows_of(folder, held_text(), num_tokens=1025)
+    assert [len(window) for window in windows] == [512, 512]  # one token predicts nothing
+    ((name, sums),) = read_by_peers(folder, {"uniform": sys.executable}, windows).items()
+    assert (name, sums.tokens) == ("uniform 1", 1022)
+    assert math.exp(sums.loss / sums.tokens) == pytest.approx(8.0)
+    assert sums.bits_per_weight == bits_per_weight(folder) == 16.0
+
+
+def test_a_peers_row_has_its_perplexity_over_the_first_kinds():
+    ours = Sums(5.0, tokens=10, loss=10 * math.log(4), divergence=1.0, agreeing=9)
+    theirs = Sums(4.5, tokens=10, loss=10 * math.log(6))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(report({Kind("auto"): ours}, {"peer 1": theirs}))
+    auto, peer = (
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in console.file.getvalue().splitlines()
+        if line.startswith("│")
+    )
+    assert auto == ["auto", "5.00", "4.000", "1.0000x", "0.10000", "90.00%"]
+    assert peer == ["peer 1", "4.50", "6.000", "1.5000x", "", ""]

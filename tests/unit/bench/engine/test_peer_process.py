@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from bench.engine import peer_process
-from bench.engine.comparison import installed_peers
-from bench.engine.peer_process import PeerKind, PeerProcess, interpreters
+from bench.engine.peer_process import PeerKind, PeerProcess, installed_peers, interpreters
 from bench.engine.workloads import EngineNeeds
 from protocol.errors import BatonError
 from tests.paths import ROOT
@@ -29,14 +28,18 @@ class Fake:
         return float(len(prompt))
     def decode(self, prompts, steps):
         return float(len(prompts) * 1000 + len(prompts[0]) + steps)
+    {loss}
 answer(Fake)
 """
 
 
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
+LOSS = "loss = lambda self, window: window[-1] / 4"
+
+
+@pytest.fixture(params=[LOSS], ids=["reader"])
+def fake(request, tmp_path, monkeypatch):
     script = tmp_path / "run_fake.py"
-    script.write_text(SCRIPT.format(peers=str(ROOT / "bench" / "peers")))
+    script.write_text(SCRIPT.format(peers=str(ROOT / "bench" / "peers"), loss=request.param))
     monkeypatch.setitem(peer_process.PEERS, "fake", PeerKind(str(script), "json", "it is there"))
     needs = EngineNeeds(tmp_path / "model", "bfloat16", 1, 64, 1, 64, 2**20, 64)
     with PeerProcess("fake", sys.executable, needs) as process:
@@ -47,6 +50,7 @@ def test_it_answers_and_stands_still_between_questions(fake):
     assert fake.version == "fake 1"
     assert fake.seconds(1, 30, 0, "seed") == 30.0
     assert fake.seconds(8, 30, 5, "seed") == 8035.0
+    assert fake.loss([3, 4, 5]) == 1.25
     process = psutil.Process(fake._process.pid)
     assert process.status() == psutil.STATUS_STOPPED
 
@@ -65,6 +69,13 @@ def test_one_that_says_nothing_is_given_up(tmp_path, monkeypatch):
 def test_its_end_is_explained(fake):
     with pytest.raises(BatonError, match=r"(?s)fake ended: .*thirteen"):
         fake.seconds(1, 13, 0, "seed")
+
+
+@pytest.mark.parametrize("fake", [""], ids=["no reader"], indirect=True)
+def test_one_that_reads_no_text_says_so(fake):
+    assert fake.seconds(1, 30, 0, "seed") == 30.0
+    with pytest.raises(BatonError, match="fake 1 reads no text here"):
+        fake.loss([3, 4, 5])
 
 
 def test_peers_are_looked_for_where_they_are_said_to_be():
