@@ -56,6 +56,7 @@ class UpSettings:
 
     api_key_file: str | None = setting_of(RouterSettings, "api_key_file")
     admin_key_file: str | None = setting_of(RouterSettings, "admin_key_file")
+    shared_prefixes_file: str | None = setting_of(RouterSettings, "shared_prefixes_file")
 
     allowed_hosts: tuple[str, ...] = setting_of(RouterSettings, "allowed_hosts")
     cors_origins: tuple[str, ...] = setting_of(RouterSettings, "cors_origins")

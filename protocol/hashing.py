@@ -2,18 +2,24 @@
 
 `h_i = H(h_{i-1}, tokens of block i)`, `h_{-1} = H(seed, model fingerprint, salt)`. 128-bit
 BLAKE2b, keyed by the fleet's seed through the root, so hashes mean the same on every worker. The
-seed comes from the cluster's secret: nobody outside can predict a block's hash.
+seed comes from the cluster's secret: nobody outside can predict a block's hash. A prompt may begin
+with blocks that everybody shares: their chain begins at a root of its own, and the salt's root is
+mixed in behind them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
 HASH_BYTES = 16
 _SEED_PURPOSE = b"baton blocks"
+_FORK_PURPOSE = b"baton fork"
+_COMMON_SALT = "shared prefixes"
+"""No tenant has this salt: theirs are empty or contain a colon or a slash."""
 
 
 def seed_of(cluster_secret: str) -> str:
@@ -38,12 +44,47 @@ def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class ChainStart:
+    """Where a prompt's chain begins. Its first `num_shared` blocks, all of them full, hang from
+    `common` and have the same hashes for every salt. `own` is the root of the salt, on which all
+    blocks behind them depend."""
+
+    own: bytes
+    common: bytes = b""
+    num_shared: int = 0
+
+    def parent(self, hashes: Sequence[bytes]) -> bytes:
+        """The parent of the block that follows those with these hashes."""
+        if len(hashes) != self.num_shared:
+            return hashes[-1] if hashes else self.common
+        if not hashes:
+            return self.own
+        return blake2b(hashes[-1] + self.own, digest_size=HASH_BYTES, person=_FORK_PURPOSE).digest()
+
+
+def chain_start(
+    model_fingerprint: str, salt: str, seed: str, shared_tokens: int, block_size: int
+) -> ChainStart:
+    """The start of a prompt whose first `shared_tokens` tokens are declared as shared; of these
+    only full blocks are."""
+    own = chain_root(model_fingerprint, salt, seed)
+    num_shared = shared_tokens // block_size
+    if not num_shared:
+        return ChainStart(own)
+    return ChainStart(own, chain_root(model_fingerprint, _COMMON_SALT, seed), num_shared)
+
+
 def more_hashes(
-    hashes: Sequence[bytes], root: bytes, tokens: Sequence[int], block_size: int
+    hashes: Sequence[bytes], start: ChainStart, tokens: Sequence[int], block_size: int
 ) -> list[bytes]:
     """The hashes of all full blocks of `tokens`, of which `hashes` has the first ones."""
-    parent = hashes[-1] if hashes else root
-    return [*hashes, *block_hashes(parent, tokens[len(hashes) * block_size :], block_size)]
+    made = list(hashes)
+    for end in (start.num_shared * block_size, len(tokens)):
+        begin = len(made) * block_size
+        if begin < end:
+            made += block_hashes(start.parent(made), tokens[begin:end], block_size)
+    return made
 
 
 def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:

@@ -17,7 +17,7 @@ from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Role(StrEnum):
@@ -117,7 +117,8 @@ class Generate(Message, frozen=True, kw_only=True):
     the first token come from that peer; otherwise the worker prefills locally. A resumable attempt
     outlives its router for a while, see Resume. Log lines about the attempt name `trace_id`, the
     trace that the request is part of; "" if there is none. Workers give the requests of each
-    `share`, one for each owner of a key, equal turns.
+    `share`, one for each owner of a key, equal turns. `cache_salt` separates its blocks in caches
+    from those of others, except for the blocks that the first `shared_tokens` tokens fill.
     """
 
     request_id: str
@@ -128,6 +129,7 @@ class Generate(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    shared_tokens: int = 0
     share: str = ""
     is_resumable: bool = False
     trace_id: str = ""
@@ -137,8 +139,8 @@ class Generate(Message, frozen=True, kw_only=True):
 class Prefill(Message, frozen=True, kw_only=True):
     """Router to prefill worker: compute this prompt, stream its blocks, sample one token.
 
-    `target` is the id of the decode worker that continues; "" if it does not matter. `trace_id` is
-    as in Generate.
+    `target` is the id of the decode worker that continues; "" if it does not matter. The other
+    fields are as in Generate.
     """
 
     request_id: str
@@ -149,6 +151,7 @@ class Prefill(Message, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int
     cache_salt: str = ""
+    shared_tokens: int = 0
     share: str = ""
     is_resumable: bool = False
     trace_id: str = ""

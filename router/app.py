@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from router.admission.gate import Gate
+from router.admission.shared_prefixes import SharedPrefixes
 from router.api.anthropic.messages import messages_router
 from router.api.context import ApiContext, ApiLimits, no_traces
 from router.api.documents import documents_router
@@ -41,8 +42,9 @@ from router.text.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class AppOptions:
     """Optional parts: extra routes, limits on requests, traces, names of parsers, whether text of
-    messages may become control tokens, the gate, the memory of responses, and the key of event ids.
-    Routers share that key so that a client can resume a stream at another one."""
+    messages may become control tokens, the gate, the memory of responses, prefixes that all clients
+    share, and the key of event ids. Routers share that key so that a client can resume a stream at
+    another one."""
 
     extra_routers: Iterable[APIRouter] = ()
     trace_of: TraceLookup = no_traces
@@ -54,6 +56,7 @@ class AppOptions:
     tracer: RequestTracer | None = None
     gate: Gate | None = None
     responses: BackgroundRuns | None = None
+    shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
 
 def create_app(
@@ -89,6 +92,7 @@ def create_app(
         GrammarChecker(model.path, tokenizer),
         options.ids_key,
         options.trace_of,
+        options.shared_prefixes,
     )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
     app.add_middleware(

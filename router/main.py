@@ -45,6 +45,7 @@ from protocol.messages import PROTOCOL_VERSION, Hello, Role
 from protocol.registration import WorkerInfo
 from router.admission.gate import Gate
 from router.admission.key_files import KeyFiles
+from router.admission.shared_prefixes import SharedPrefixes
 from router.api.admin import admin_router, doctor_router, flight_router
 from router.api.context import ApiLimits
 from router.api.openai_responses.background import BackgroundRuns
@@ -70,6 +71,7 @@ from router.requests.event_ids import ids_key
 from router.requests.interface import ReadinessCheck, ServedModel
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings
+from router.shared_prefixes_file import load_shared_prefixes
 from router.startup_app import LateApp, waiting_app
 from router.telemetry.caches.cache_report import CacheReport
 from router.telemetry.collectors import FleetCollector
@@ -132,11 +134,13 @@ async def _run(settings: RouterSettings) -> None:
         ready = _readiness(duck, parts.fleet)
         dashboard = _dashboard(settings, parts, tokenizer)
         operators = [*_operators(parts), *dashboard.routers()]
+        prefixes = load_shared_prefixes(settings, tokenizer)
         key_files = KeyFiles(parts.registry)
         rules = access_rules(settings, key_files)
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
         waiting = LateApp(waiting_app(parts.registry, ready, operators))
-        front = _Front(waiting, ready, operators, gate, _responses(settings, parts.registry))
+        responses = _responses(settings, parts.registry)
+        front = _Front(waiting, ready, operators, gate, responses, prefixes)
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
         watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
@@ -201,13 +205,15 @@ def _responses(settings: RouterSettings, registry: CollectorRegistry) -> Backgro
 @dataclass(frozen=True)
 class _Front:
     """What answers HTTP: an application that waits for the fleet, and what goes into the next.
-    `gate` counts the requests of clients, `responses` keeps those that are to be kept."""
+    `gate` counts the requests of clients, `responses` keeps those that are to be kept, `prefixes`
+    are those that all clients share."""
 
     app: LateApp
     ready: ReadinessCheck
     operators: list[APIRouter]
     gate: Gate
     responses: BackgroundRuns | None
+    prefixes: SharedPrefixes
 
 
 @dataclass(frozen=True)
@@ -425,6 +431,7 @@ async def _open_api(
         tracer=parts.exporter,
         gate=front.gate,
         responses=front.responses,
+        shared_prefixes=front.prefixes,
     )
     front.app.serve(
         create_app(parts.dispatcher, tokenizer, model, parts.registry, front.ready, options)

@@ -92,6 +92,12 @@ class RouterSettings:
     api_key_file: str | None = setting(
         None, help="file with hashes of clients' keys, a line each, as `baton keys` makes them"
     )
+    shared_prefixes_file: str | None = setting(
+        None,
+        help="file with beginnings of prompts whose cached blocks all clients share, whatever "
+        "their keys: a line each, as JSON, with prompt, or messages and tools, as /tokenize takes "
+        "them",
+    )
     admin_keys: tuple[str, ...] = setting(
         (),
         help="keys of operators, for /fleet, /requests and all that is not the API",

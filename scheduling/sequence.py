@@ -80,7 +80,9 @@ class Sequence:
     a mask. `last_token_at` is the time of the last token, or of the last step that left it out.
     `num_passed_blocks` are those of sequences that were admitted past it while it waits.
     `history` holds the token counts of the sampler, if it needs any.
-    Sequences of one `share` belong to one owner; the shares get equal turns.
+    Sequences of one `share` belong to one owner; the shares get equal turns. Of the `hashes` of
+    full blocks the first `num_shared`, which are given, are those that everybody shares;
+    `root_hash` is the parent of the next one.
     `prompt_record` collects the prompt's log-probabilities, if the request wants them. `trace_id`
     is the trace that the request is part of, "" if there is none.
     """
@@ -114,6 +116,7 @@ class Sequence:
     last_token_at: float = 0.0
     block_table: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
+    num_shared: int = 0
     num_published: int = 0
     order: int = 0
 
@@ -204,7 +207,8 @@ class Sequence:
         size = self.block_size
         while (len(self.hashes) + 1) * size <= len(self.tokens):
             start = len(self.hashes) * size
-            parent = self.hashes[-1] if self.hashes else self.root_hash
+            is_first = len(self.hashes) == self.num_shared
+            parent = self.root_hash if is_first else self.hashes[-1]
             self.hashes.append(next_hash(parent, self.tokens[start : start + size]))
 
     def append(self, token_id: int) -> FinishReason | None:

@@ -11,7 +11,7 @@ import re
 from engine.engine import EngineLimits
 from engine.sampling.grammar import Grammars
 from protocol.errors import InvalidRequest
-from protocol.hashing import chain_root
+from protocol.hashing import chain_start, more_hashes
 from protocol.layout import KvLayout
 from protocol.messages import Generate, Prefill
 from protocol.request_ids import request_of
@@ -54,15 +54,25 @@ class Intake:
             output = message.token_ids[num_prompt:]
             request = request_of(message.request_id)
             grammar = self._grammars.matcher(message.sampling.grammar, output, request)
-        root = chain_root(self._layout.model_fingerprint, message.cache_salt, self._hash_seed)
+        size = self._layout.block_size
+        start = chain_start(
+            self._layout.model_fingerprint,
+            message.cache_salt,
+            self._hash_seed,
+            message.shared_tokens,
+            size,
+        )
+        shared = more_hashes([], start, message.token_ids[: start.num_shared * size], size)
         return Sequence(
             request_id=message.request_id,
             attempt=message.attempt,
             tokens=list(message.token_ids),
             num_prompt=num_prompt,
             sampling=message.sampling,
-            root_hash=root,
-            block_size=self._layout.block_size,
+            root_hash=start.parent(shared),
+            hashes=shared,
+            num_shared=start.num_shared,
+            block_size=size,
             arrival=now,
             deadline=now + min(message.deadline_ms / 1e3, self._max_deadline_s),
             priority=message.priority,
@@ -97,6 +107,11 @@ class Intake:
             )
         if message.num_output >= message.sampling.max_tokens:
             raise InvalidRequest("nothing is left to generate", "max_tokens")
+        if not 0 <= message.shared_tokens <= num_prompt:
+            raise InvalidRequest(
+                f"{message.shared_tokens} of the prompt's {num_prompt} tokens cannot be shared",
+                "shared_tokens",
+            )
         if message.attempt < 0:
             raise InvalidRequest(f"attempt {message.attempt} is negative", "attempt")
         if message.trace_id and not _TRACE_ID.fullmatch(message.trace_id):

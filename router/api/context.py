@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
+from router.admission.shared_prefixes import SharedPrefixes
 from router.api.sampling_defaults import SamplingDefaults
 from router.api.timing import TraceLookup
 from router.chat.markup import ChatMarkup
@@ -60,6 +61,7 @@ class ApiContext:
     grammars: GrammarChecker
     ids_key: bytes
     trace_of: TraceLookup = no_traces
+    shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
     def ignore(self, scope: Scope, param: str, why: str) -> None:
         """Name a field that this model cannot honour among those that are ignored. Raises

@@ -151,7 +151,7 @@ async def encode_conversation(
 
     def render() -> list[str]:
         template = _template_of(tokenizer, conversation)
-        _check(context, template, conversation)
+        _check(context.markup, template, conversation)
         _check_tools_length(conversation)
         num_chars = sum(len(message.content) for message in conversation.messages)
         check_num_bytes(context, num_chars, limited_param or "messages")
@@ -176,6 +176,16 @@ async def encode_conversation(
         lambda: tokenizer.encode_parts(parts, add_special_tokens), len(text)
     )
     return text, ids
+
+
+def encode_whole(
+    tokenizer: Tokenizer, markup: ChatMarkup, conversation: Conversation, add_special_tokens: bool
+) -> list[int]:
+    """The same token ids, at once and of any length. Raises InvalidRequest."""
+    template = _template_of(tokenizer, conversation)
+    _check(markup, template, conversation)
+    parts = render_conversation(template, conversation, markup)
+    return tokenizer.encode_parts(parts, add_special_tokens)
 
 
 def _is_plain(conversation: Conversation) -> bool:
@@ -240,7 +250,7 @@ def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTempla
     return template
 
 
-def _check(context: ApiContext, template: ChatTemplate, conversation: Conversation) -> None:
+def _check(markup: ChatMarkup, template: ChatTemplate, conversation: Conversation) -> None:
     """Raises InvalidRequest for fields that would have no effect."""
     variables = conversation.template_variables
     for name in variables:
@@ -257,9 +267,9 @@ def _check(context: ApiContext, template: ChatTemplate, conversation: Conversati
         raise InvalidRequest("the model's chat template takes no 'documents'", "documents")
     if conversation.tools and "tools" not in template.variables:
         raise InvalidRequest("the model's chat template takes no 'tools'", "tools")
-    if conversation.may_call_tools and context.markup.tools is None:
+    if conversation.may_call_tools and markup.tools is None:
         raise InvalidRequest(
-            f"'tools': {context.markup.no_tools_reason}; the server's setting tool_parser can "
+            f"'tools': {markup.no_tools_reason}; the server's setting tool_parser can "
             "name the format",
             "tools",
         )

@@ -195,6 +195,7 @@ class _Shared:
     prompt_index: int
     has_text: bool
     hashes: PromptHashes
+    num_shared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,10 @@ class ChoicePlanner:
         choices: list[Choice] = []
         for prompt_index, prompt in enumerate(prompts):
             first = self._sampling(prompt, f"{self.identity.request_id}/{prompt_index}", most)
-            shared = _Shared(prompt, prompt_index, self._has_text(prompt), PromptHashes())
+            num_shared = self.context.shared_prefixes.num_shared(prompt.token_ids)
+            shared = _Shared(
+                prompt, prompt_index, self._has_text(prompt), PromptHashes(), num_shared
+            )
             for number in range(self.wish.num_choices):
                 seed = choice_seed(first.seed, number)
                 index = len(choices)
@@ -290,6 +294,7 @@ class ChoicePlanner:
                 deadline_ms=self._deadline_ms(),
                 cache_salt=self.identity.terms.tenant.salt_with(self.fields.cache_salt or ""),
                 share=self.identity.terms.tenant.share,
+                shared_tokens=shared.num_shared,
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,

@@ -265,7 +265,7 @@ async def read_fields(
 
     def check() -> Fields:
         record.body_digest = body_digest(body)
-        fields, record.ignored = _checked(schema, body, refuse_unknown)
+        fields, record.ignored = fields_of(schema, body, refuse_unknown)
         return fields
 
     if len(body) <= MAX_INLINE_BYTES:
@@ -302,7 +302,7 @@ def _check_media_type(record: RequestRecord) -> None:
         raise HTTPException(415, f"the content type must be application/json, not {media_type}")
 
 
-def _checked(
+def fields_of(
     schema: type[Fields], body: bytes, refuse_unknown: bool
 ) -> tuple[Fields, Sequence[str]]:
     """The validated body, and the names of ignored fields. Raises InvalidRequest."""

@@ -127,16 +127,18 @@ async def _tokens_of(context: ApiContext, fields: TokenizeRequest, scope: Scope)
         check_text_length(context, fields.prompt, "prompt")
         with_special = fields.add_special_tokens is not False
         return await context.tokenizer.encode_async(fields.prompt, with_special)
-    messages = fields.messages
-    conversation = await context.convert(
-        scope,
-        lambda: Conversation(
-            messages=messages_of(messages),
-            tools=functions_of(fields.tools),
-            template_variables=fields.chat_template_kwargs or {},
-            add_generation_prompt=fields.add_generation_prompt is not False,
-            continue_final_message=bool(fields.continue_final_message),
-        ),
-    )
+    conversation = await context.convert(scope, lambda: conversation_of(fields))
     with_special = fields.add_special_tokens is True
     return (await encode_conversation(context, conversation, with_special))[1]
+
+
+def conversation_of(fields: TokenizeRequest) -> Conversation:
+    """The conversation of a request that has one."""
+    assert fields.messages is not None, "it has no text"
+    return Conversation(
+        messages=messages_of(fields.messages),
+        tools=functions_of(fields.tools),
+        template_variables=fields.chat_template_kwargs or {},
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
+    )

@@ -63,7 +63,8 @@ class GenerationRequest:
     gave no limit of its output (`is_open_ended`), `max_tokens` is the most that some worker could
     give, and an attempt may end earlier, where its worker's context does. Requests with the same
     `token_ids` may share `hashes`. If `only_workers` names workers of a role, the request goes to
-    no other worker of that role. Workers give each `share` equal turns.
+    no other worker of that role. Workers give each `share` equal turns. The first `shared_tokens`
+    are declared as shared by everybody: the blocks that they fill have no salt.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class GenerationRequest:
     hashes: PromptHashes = field(default_factory=PromptHashes, compare=False)
     only_workers: frozenset[str] = frozenset()
     share: str = ""
+    shared_tokens: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

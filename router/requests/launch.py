@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol.errors import Overloaded, PromptTooLong
-from protocol.hashing import chain_root, more_hashes, seed_of
+from protocol.hashing import ChainStart, chain_start, more_hashes, seed_of
 from protocol.messages import Generate, Prefill, PrefillPeer, Role
 from protocol.sampling import SamplingParams
 from router.fleet.election import FleetIdentity
@@ -65,8 +65,8 @@ class Launcher:
         """Hash the blocks of a long prompt, so that `open` need not."""
         identity, request = self._fleet.identity, generation.request
         if identity is not None:
-            root = self._root(generation, identity)
-            await request.hashes.prepare(request.token_ids, root, identity.block_size)
+            start = self._start(generation, identity)
+            await request.hashes.prepare(request.token_ids, start, identity.block_size)
 
     def open(
         self,
@@ -117,16 +117,22 @@ class Launcher:
         self, generation: Generation, identity: FleetIdentity, first_index: int
     ) -> list[bytes]:
         """Hashes of the full blocks of the prompt and the output before `first_index`."""
-        request, root = generation.request, self._root(generation, identity)
-        hashes = request.hashes.of(request.token_ids, root, identity.block_size)
+        request, start = generation.request, self._start(generation, identity)
+        hashes = request.hashes.of(request.token_ids, start, identity.block_size)
         if not first_index:
             return hashes
         tokens = request.token_ids + generation.stream.token_ids[:first_index]
-        return more_hashes(hashes, root, tokens, identity.block_size)
+        return more_hashes(hashes, start, tokens, identity.block_size)
 
-    def _root(self, generation: Generation, identity: FleetIdentity) -> bytes:
-        salt = generation.request.cache_salt
-        return chain_root(identity.model_fingerprint, salt, self._seed)
+    def _start(self, generation: Generation, identity: FleetIdentity) -> ChainStart:
+        request = generation.request
+        return chain_start(
+            identity.model_fingerprint,
+            request.cache_salt,
+            self._seed,
+            request.shared_tokens,
+            identity.block_size,
+        )
 
     def _check_ready(self, query: PlacementQuery, loads: Sequence[WorkerLoad]) -> None:
         """Raises Overloaded if no worker is ready, or only others are large enough."""
@@ -217,6 +223,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "priority": request.priority,
         "deadline_ms": max(1, round((generation.deadline - time.monotonic()) * 1000)),
         "cache_salt": request.cache_salt,
+        "shared_tokens": request.shared_tokens,
         "share": request.share,
         "is_resumable": request.is_resumable,
         "trace_id": generation.trace.trace_id or "",

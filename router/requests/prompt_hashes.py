@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from protocol.hashing import block_hashes
+from protocol.hashing import ChainStart, block_hashes, more_hashes
 
 LONG_PROMPT_TOKENS = 4096
 """Longer prompts are hashed in a thread."""
@@ -17,35 +17,36 @@ class PromptHashes:
     """The hashes of a prompt's blocks, computed once for all sequences that continue it."""
 
     def __init__(self) -> None:
-        self._root = b""
+        self._start = ChainStart(b"")
         self._hashes: list[bytes] | None = None
-        self._computing: tuple[bytes, asyncio.Future[list[bytes]]] | None = None
+        self._computing: tuple[ChainStart, asyncio.Future[list[bytes]]] | None = None
 
-    def of(self, token_ids: list[int], root: bytes, block_size: int) -> list[bytes]:
+    def of(self, token_ids: list[int], start: ChainStart, block_size: int) -> list[bytes]:
         """The hashes of this prompt's full blocks; see `protocol.hashing`."""
-        if self._hashes is None or self._root != root:
-            self._root, self._hashes = root, block_hashes(root, token_ids, block_size)
+        if self._hashes is None or self._start != start:
+            self._start, self._hashes = start, more_hashes([], start, token_ids, block_size)
         return self._hashes
 
-    async def prepare(self, token_ids: list[int], root: bytes, block_size: int) -> None:
+    async def prepare(self, token_ids: list[int], start: ChainStart, block_size: int) -> None:
         """Compute the hashes in a thread, so that `of` need not. The sequences of one prompt wait
         for the same thread."""
-        if self._hashes is not None and self._root == root:
+        if self._hashes is not None and self._start == start:
             return
-        if self._computing is None or self._computing[0] != root:
+        if self._computing is None or self._computing[0] != start:
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(None, _hash_in_parts, root, token_ids, block_size)
-            self._computing = root, future
+            future = loop.run_in_executor(None, _hash_in_parts, start, token_ids, block_size)
+            self._computing = start, future
         hashes = await asyncio.shield(self._computing[1])
-        self._root, self._hashes = root, hashes
+        self._start, self._hashes = start, hashes
 
 
-def _hash_in_parts(root: bytes, token_ids: list[int], block_size: int) -> list[bytes]:
+def _hash_in_parts(start: ChainStart, token_ids: list[int], block_size: int) -> list[bytes]:
     """The hashes of all full blocks. Gives up the interpreter's lock between the parts."""
     hashes: list[bytes] = []
     step = max(1, HASHED_AT_ONCE // block_size) * block_size
-    for start in range(0, len(token_ids), step):
-        parent = hashes[-1] if hashes else root
-        hashes += block_hashes(parent, token_ids[start : start + step], block_size)
-        time.sleep(0)
+    for end in (start.num_shared * block_size, len(token_ids)):
+        for begin in range(len(hashes) * block_size, end, step):
+            part = token_ids[begin : min(begin + step, end)]
+            hashes += block_hashes(start.parent(hashes), part, block_size)
+            time.sleep(0)
     return hashes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import ssl
@@ -29,6 +30,7 @@ LINES = [
     f"{hash_key(OTHER_KEY)} name=other",
     *(f"{hash_key(key)} name=team-{place} cache=team" for place, key in enumerate(TEAM_KEYS)),
 ]
+PUBLIC = "def public(token):\n    return token == " + "2 + " * 60
 WAIT_S = 60.0
 
 
@@ -37,6 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("keys")
     (folder / "api").write_text("\n".join(LINES))
     (folder / "admin").write_text(hash_key(ADMIN_KEY))
+    (folder / "prefixes").write_text(json.dumps({"prompt": PUBLIC}))
     certificate = trustme.CA().issue_cert("fleet.example")
     certificate.private_key_and_cert_chain_pem.write_to_path(folder / "tls.pem")
     settings = UpSettings(
@@ -49,6 +52,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         restart=False,
         api_key_file=str(folder / "api"),
         admin_key_file=str(folder / "admin"),
+        shared_prefixes_file=str(folder / "prefixes"),
         tls_cert_file=str(folder / "tls.pem"),
     )
     with Fleet(settings) as fleet:
@@ -97,6 +101,24 @@ def test_no_key_learns_what_another_one_asked(fleet: Fleet) -> None:
     assert cached_tokens(fleet, OTHER_KEY, prompt) == 0
     assert cached_tokens(fleet, TEAM_KEYS[0], prompt) == 0
     assert cached_tokens(fleet, TEAM_KEYS[1], prompt) > 0, "they are one group"
+
+
+def test_all_keys_share_what_the_operator_declares_and_nothing_behind_it(fleet: Fleet) -> None:
+    prompt = PUBLIC + "3 + " * 60
+    assert cached_tokens(fleet, API_KEY, prompt) == 0
+    whole = cached_tokens(fleet, API_KEY, prompt)
+    public = cached_tokens(fleet, OTHER_KEY, prompt)
+    assert 0 < public < whole
+    assert public == cached_tokens(fleet, TEAM_KEYS[0], prompt)
+    assert cached_tokens(fleet, OTHER_KEY, prompt) == whole, "its own blocks by now"
+    answer = httpx.post(
+        f"{fleet.url}/tokenize",
+        json={"prompt": PUBLIC},
+        headers={"Authorization": f"Bearer {OTHER_KEY}"},
+        verify=trusting(fleet),
+    )
+    size = fleet.settings.block_size
+    assert public == answer.json()["count"] // size * size
 
 
 def test_requests_are_listed_with_the_names_of_their_keys(fleet: Fleet) -> None:

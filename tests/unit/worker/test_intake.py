@@ -110,6 +110,8 @@ def test_tenants_do_not_share_blocks(intake: Intake) -> None:
         ({"token_ids": [1, -1]}, "token_ids"),
         ({"token_ids": [1] * 10}, "max_tokens"),
         ({"attempt": -1}, "attempt"),
+        ({"shared_tokens": -1}, "shared_tokens"),
+        ({"shared_tokens": 4}, "shared_tokens"),
         ({"num_output": 3, "sampling": SamplingParams(max_tokens=3, seed=0)}, "max_tokens"),
     ],
 )

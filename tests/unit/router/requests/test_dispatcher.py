@@ -11,7 +11,14 @@ from dataclasses import replace
 import pytest
 
 from protocol.events import CacheEvents
-from protocol.hashing import block_hashes, chain_root, seed_of
+from protocol.hashing import (
+    ChainStart,
+    block_hashes,
+    chain_root,
+    chain_start,
+    more_hashes,
+    seed_of,
+)
 from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
 from protocol.sampling import TokenLogprobs
 from router.requests.prompt_hashes import PromptHashes
@@ -146,10 +153,10 @@ def harness_marker(leg) -> AttemptFailed:
 async def test_hashes_of_one_root_are_not_taken_for_those_of_another() -> None:
     """Two sequences of a prompt wait while the fleet's model, and so the root, changes."""
     shared, tokens = PromptHashes(), list(range(64))
-    await asyncio.gather(*(shared.prepare(tokens, chain_root(each), 4) for each in "ab"))
-    for each in "ba":  # the last one that was prepared first
-        root = chain_root(each)
-        assert shared.of(tokens, root, 4) == block_hashes(root, tokens, 4)
+    starts = [ChainStart(chain_root(each)) for each in "ab"]
+    await asyncio.gather(*(shared.prepare(tokens, each, 4) for each in starts))
+    for each in reversed(starts):  # the last one that was prepared first
+        assert shared.of(tokens, each, 4) == block_hashes(each.own, tokens, 4)
 
 
 async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
@@ -190,6 +197,20 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
         await consumer.cancel()
 
 
+async def test_both_legs_hear_how_much_of_a_prompt_everybody_shares(harness: Harness) -> None:
+    decode, prefill = await harness.join("d1", "p1")
+    asked = replace(request(), cache_salt="a", shared_tokens=10)
+    consumer = Consumer(harness.dispatcher, asked)
+    legs = await decode.received.next(Generate), await prefill.received.next(Prefill)
+    assert [(each.cache_salt, each.shared_tokens) for each in legs] == [("a", 10)] * 2
+    seed = seed_of(SECRET)
+    for salt, num_blocks in (("a", 25), ("b", 2)):
+        start = chain_start("weights", salt, seed, 10, 4)
+        hashes = more_hashes([], start, asked.token_ids, 4)
+        assert harness.index.match("d1", hashes, time.monotonic()).expected == num_blocks
+    await consumer.cancel()
+
+
 async def test_sequences_of_one_prompt_hash_its_blocks_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +221,7 @@ async def test_sequences_of_one_prompt_hash_its_blocks_once(
         hashed.append(len(tokens))
         return block_hashes(root, tokens, block_size)
 
-    monkeypatch.setattr("router.requests.prompt_hashes.block_hashes", counted)
+    monkeypatch.setattr("protocol.hashing.block_hashes", counted)
     shared = PromptHashes()
     asked = [replace(request(request_id=f"r{number}"), hashes=shared) for number in range(3)]
     consumers = [Consumer(harness.dispatcher, each) for each in asked]
