@@ -188,15 +188,29 @@ class HandOver(Message, frozen=True, kw_only=True):
 
 
 class CacheDumpRequest(Message, frozen=True, kw_only=True):
-    """Router to worker: send the hashes of all blocks you hold, with the latest event's `seq`."""
+    """Router to worker: send the hashes of all blocks you hold, in pieces.
+
+    The answer is one piece, with the same `nonce`. Once it has come, the router asks for the next
+    one: `first` is the number of hashes that it has of the list. At 0, a new list begins.
+    """
+
+    nonce: int = 0
+    first: int = 0
 
 
 class CacheDump(Message, frozen=True, kw_only=True):
-    """Answer to CacheDumpRequest; events with a number above `seq` are applied to it."""
+    """Answer to CacheDumpRequest: a piece of the list of all blocks, from place `first` on.
+
+    The list is as of the event number `seq`: events with a higher number are applied to it. A
+    worker that no longer has the list that was asked for sends the first piece of a new one.
+    """
 
     incarnation: str
     seq: int
     hashes: list[bytes]
+    nonce: int = 0
+    first: int = 0
+    is_last: bool = True
 
 
 class FlightRequest(Message, frozen=True, kw_only=True):

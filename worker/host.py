@@ -51,6 +51,7 @@ from protocol.registration import WorkerState
 from scheduling.batch import Batch
 from scheduling.sequence import Sequence
 from worker.admissions import Admissions
+from worker.cache_dumps import CacheDumps
 from worker.counters import Count
 from worker.intake import Intake
 from worker.reporter import Reporter
@@ -123,6 +124,7 @@ class WorkerHost:
         self.flight = FlightRecorder(lambda: self.now(), lambda: self.wall_us())
         self._pool = parts.pool
         self._reporter = parts.reporter
+        self._dumps = CacheDumps(parts.reporter.dump)
         self._wakeup = parts.wakeup
         self._stop = parts.stop
         self._announce = parts.announce
@@ -373,7 +375,7 @@ class WorkerHost:
         if isinstance(message, CacheDumpRequest):
             if peer.role is Role.ROUTER:
                 self.admissions.note(peer.name)
-            self.send(peer, self._reporter.dump())
+            self.send(peer, self._dumps.piece(peer, message, self.server.peers))
             return
         if isinstance(message, SetLimits) and peer.role is Role.ROUTER:
             self._set_limits(message)

@@ -1,4 +1,4 @@
-"""Publishes a worker's load and the changes of its prefix cache; dumps the whole cache on request.
+"""Publishes a worker's load and the changes of its prefix cache; lists the whole cache on request.
 
 Cache events are numbered without gaps and published before the load that they explain. A dump
 carries the number of the last event that it includes, so that a router can apply later events.
@@ -116,7 +116,7 @@ class Reporter:
         return self._last
 
     def dump(self) -> CacheDump:
-        """Every block hash that is usable now."""
+        """Every block hash that is usable now, in one piece."""
         self._publish_cache_events()
         return CacheDump(
             incarnation=self._incarnation,

@@ -124,7 +124,9 @@ class MockWorker:
 
     def _take(self, peer: Peer, message: ControlMessage) -> None:
         if isinstance(message, CacheDumpRequest):
-            self.server.send(peer, CacheDump(incarnation=self.incarnation, seq=0, hashes=[]))
+            nonce = message.nonce
+            dump = CacheDump(incarnation=self.incarnation, seq=0, hashes=[], nonce=nonce)
+            self.server.send(peer, dump)
         elif isinstance(message, Abort):
             self.runs.pop((message.request_id, message.attempt), None)
         elif isinstance(message, Prefill):

@@ -1,8 +1,9 @@
 """Which KV blocks each worker holds, according to its published events.
 
 Owns one set of block hashes per worker, updated by numbered `CacheEvents` on top of a
-`CacheDump`, and one index from hash to workers. Knows no sockets: it reports when a dump is needed,
-and the caller requests one. The index is a hint for placement; a worker's own cache decides.
+`CacheDump`, which comes in pieces, and one index from hash to workers. Knows no sockets: it reports
+when a dump is needed, and the caller sends its requests. The index is a hint for placement; a
+worker's own cache decides.
 Invariants: after a missing event, which the next event or the worker's load report reveals, a
 worker's blocks are kept as a hint until a dump has come; an event counts only if it comes from the
 same incarnation. The blocks of a newly routed prompt count as expected, not as held, so that a
@@ -19,12 +20,13 @@ from itertools import chain, islice
 import msgspec
 
 from protocol.events import CacheEvents
-from protocol.messages import CacheDump
+from protocol.messages import CacheDump, CacheDumpRequest
 from router.fleet.block_holders import BlockHolders, Run
 
 MAX_BUFFERED_EVENTS = 4096
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
-"""A dump that does not come is requested again after this time, which doubles each time."""
+"""A piece of a dump that does not come is requested again after this time, which doubles each time
+until the dump is whole."""
 MAX_PENDING = 32_768
 """Blocks that are expected on one worker; of more, the oldest prompts are forgotten."""
 SLICE = 50_000
@@ -44,7 +46,9 @@ NO_MATCH = PrefixMatch(0, 0)
 @dataclass(eq=False)
 class _WorkerBlocks:
     """One worker's blocks; `bit` stands for it in the index. While a dump is awaited, `seq` is None
-    and events wait in `buffer`; the dump is requested again at `retry_at`.
+    and events wait in `buffer`; the dump is requested again at `retry_at`. `gathered` are the
+    hashes that have come of the dump, `asked` is the number of its last request: a piece that
+    answers an earlier one is too late.
 
     `pending` maps an expected block to its expiry; `routed` has the same by prompt, oldest first.
     """
@@ -54,6 +58,8 @@ class _WorkerBlocks:
     hashes: set[bytes] = field(default_factory=set)
     seq: int | None = None
     buffer: list[CacheEvents] = field(default_factory=list)
+    gathered: list[bytes] = field(default_factory=list)
+    asked: int = 0
     pending: dict[bytes, float] = field(default_factory=dict)
     routed: deque[tuple[float, Sequence[bytes]]] = field(default_factory=deque)
     retry_at: float | None = None
@@ -106,8 +112,38 @@ class CacheIndex:
             return False
         return self._lose_track(worker, events)
 
+    def take_piece(self, worker_id: str, piece: CacheDump) -> CacheDumpRequest | None:
+        """Take a piece of a dump, and apply the dump once it is whole; returns what the caller must
+        request next. A piece that answers no request, or an earlier one, changes nothing."""
+        worker = self._workers.get(worker_id)
+        if worker is None or (worker.incarnation, worker.asked) != (piece.incarnation, piece.nonce):
+            return None
+        if piece.first not in (0, len(worker.gathered)):
+            return None
+        del worker.gathered[piece.first :]
+        worker.gathered += piece.hashes
+        worker.retry_at = None
+        if not piece.is_last:
+            return self.next_piece(worker_id)
+        worker.asked += 1
+        hashes, worker.gathered = worker.gathered, []
+        whole = CacheDump(incarnation=piece.incarnation, seq=piece.seq, hashes=hashes)
+        return self.new_dump(worker_id) if self.apply_dump(worker_id, whole) else None
+
+    def new_dump(self, worker_id: str) -> CacheDumpRequest:
+        """The request for the first piece of a new dump. A dump that is under way is given up."""
+        self._workers[worker_id].gathered = []
+        return self.next_piece(worker_id)
+
+    def next_piece(self, worker_id: str) -> CacheDumpRequest:
+        """The request for the piece that follows those that have come; an answer to an earlier
+        request no longer counts."""
+        worker = self._workers[worker_id]
+        worker.asked += 1
+        return CacheDumpRequest(nonce=worker.asked, first=len(worker.gathered))
+
     def apply_dump(self, worker_id: str, dump: CacheDump) -> bool:
-        """Apply a dump and the events that follow it; True if another dump is needed."""
+        """Apply a whole dump and the events that follow it; True if another one is needed."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != dump.incarnation:
             return False

@@ -20,7 +20,6 @@ from process.clock import wall_us
 from protocol.events import CacheEvents, EventMessage
 from protocol.messages import (
     CacheDump,
-    CacheDumpRequest,
     ControlMessage,
     FlightPage,
     Role,
@@ -129,7 +128,7 @@ class Fleet:
                 self._lose(worker_id, "its lease ended", Loss.SILENT)
         self._index.tidy(now)
         for worker_id in self._index.overdue(now):
-            self._workers[worker_id].link.send(CacheDumpRequest())
+            self._workers[worker_id].link.send(self._index.next_piece(worker_id))
         self._note_change()
 
     async def close(self) -> None:
@@ -268,7 +267,7 @@ class Fleet:
         if worker is not None:
             worker.broken_us = worker.requests_moved = 0
             log.info("connected to %s worker %s", worker.role.value, worker_id)
-            worker.link.send(CacheDumpRequest())
+            worker.link.send(self._index.new_dump(worker_id))
             self._note_change()
 
     def on_disconnected(self, worker_id: str) -> None:
@@ -292,8 +291,9 @@ class Fleet:
         if worker is None:
             return
         if isinstance(message, CacheDump):
-            if self._index.apply_dump(worker_id, message):
-                worker.link.send(CacheDumpRequest())
+            wanted = self._index.take_piece(worker_id, message)
+            if wanted is not None:
+                worker.link.send(wanted)
         elif isinstance(message, FlightPage):
             self.flights.answer(message)
         elif self._listener is not None:
@@ -311,12 +311,12 @@ class Fleet:
             worker.evicted_blocks += len(message.removed)
             if self._index.apply_events(message):
                 self._metrics.cache_gaps.inc()
-                worker.link.send(CacheDumpRequest())
+                worker.link.send(self._index.new_dump(worker_id))
         else:
             worker.take_stats(message)
             if self._index.check_seq(*named, message.cache_seq):
                 self._metrics.cache_gaps.inc()
-                worker.link.send(CacheDumpRequest())
+                worker.link.send(self._index.new_dump(worker_id))
 
     # -- membership -------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from protocol.events import WorkerStats
 from protocol.messages import (
     Abort,
     AttemptFailed,
+    CacheDump,
+    CacheDumpRequest,
     FinishReason,
     FlightPage,
     FlightRequest,
@@ -38,6 +40,7 @@ from tests.unit import fake_model
 from tests.unit.fake_model import BLOCK, continuation, ranks_told
 from tests.unit.held_grammar import HeldGrammar
 from tests.unit.worker_harness import LANDING_S, ROUTER, Clock, DecodeBench, Lapsed
+from worker.cache_dumps import PIECE_BLOCKS
 from worker.counters import Count
 
 PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
@@ -108,6 +111,28 @@ def test_a_local_prompt_gives_its_tokens_and_one_end(d: DecodeBench) -> None:
     assert finishes == [FinishReason.LENGTH]
     assert d.counter(Count.DECODE_TOKENS) == 4
     assert d.counter(Count.PREFILL_TOKENS) == len(PROMPT)
+
+
+def test_tokens_leave_between_the_pieces_of_a_dump() -> None:
+    """100,000 cached blocks, asked for piece by piece while a request runs."""
+    d = DecodeBench("d", Clock(), num_blocks=100_200)
+    manager = d.scheduler.blocks
+    cached = manager.allocate(100_000)
+    for block in cached:
+        manager.publish(block, block.to_bytes(16, "big"))
+    manager.release(cached)
+    say(d, msgspec.structs.replace(LOCAL, sampling=greedy(400)), turns=4)
+    expected = manager.hashes()
+    sent = say(d, CacheDumpRequest())
+    hashes = list(sent[0].hashes)
+    while not sent[-2].is_last:
+        sent += say(d, CacheDumpRequest(first=len(hashes)))
+        hashes += sent[-2].hashes
+    kinds = [type(each) for each in sent]
+    assert kinds == [CacheDump, StepTokens] * -(-len(expected) // PIECE_BLOCKS)
+    assert hashes == expected
+    say(d, Abort(request_id="r", attempt=1), turns=2)
+    d.close()
 
 
 def test_blocks_and_first_token_of_a_peer_are_gone_on_with(d: DecodeBench) -> None:

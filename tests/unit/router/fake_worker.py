@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -94,7 +95,18 @@ class FakeWorker:
             elif isinstance(message, Ping) and self.answers_pings:
                 self.send(Pong(nonce=message.nonce))
             elif isinstance(message, CacheDumpRequest) and self.answers_dumps:
-                self.send(self.dump)
+                self.send(self.dump_piece(message))
+
+    def dump_piece(self, asked: CacheDumpRequest, most: int | None = None) -> CacheDump:
+        """The piece of `dump` that a router asks for, of at most so many hashes."""
+        end = len(self.dump.hashes) if most is None else asked.first + most
+        return msgspec.structs.replace(
+            self.dump,
+            hashes=self.dump.hashes[asked.first : end],
+            nonce=asked.nonce,
+            first=asked.first,
+            is_last=end >= len(self.dump.hashes),
+        )
 
     def _accepted(self) -> HelloAccepted:
         return HelloAccepted(worker_id=self.info.worker_id, incarnation=self.info.incarnation)

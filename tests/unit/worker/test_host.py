@@ -51,7 +51,7 @@ def host(wakeup: Wakeup) -> Iterator[WorkerHost]:
         intake=None,
         admissions=None,
         pool=None,
-        reporter=SimpleNamespace(counters=Counter()),
+        reporter=SimpleNamespace(counters=Counter(), dump=None),
         wakeup=wakeup,
         stop=None,
         announce=None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.events import CacheEvents
-from protocol.messages import CacheDump
+from protocol.messages import CacheDump, CacheDumpRequest
 from router.fleet.block_holders import EXACT_BLOCKS, STRIDE
 from router.fleet.cache_index import CacheIndex, PrefixMatch
 
@@ -76,6 +77,60 @@ def test_events_before_the_dump_wait_for_it() -> None:
     assert not index.is_synced("w")
     assert not index.apply_dump("w", dump)
     assert (held(index, 0), held(index, 1)) == (0, 1)
+
+
+def piece_for(asked: CacheDumpRequest, worker: TruthfulWorker, size: int = 2) -> CacheDump:
+    """What the worker answers, if its cache has not changed since the dump began."""
+    whole, end = worker.dump(), asked.first + size
+    return msgspec.structs.replace(
+        whole,
+        hashes=sorted(whole.hashes)[asked.first : end],
+        nonce=asked.nonce,
+        first=asked.first,
+        is_last=end >= len(whole.hashes),
+    )
+
+
+def test_a_dump_in_pieces_counts_once_it_is_whole() -> None:
+    worker = TruthfulWorker()
+    worker.change([0, 1, 2, 3, 4], [])
+    index = CacheIndex(5.0)
+    index.join("w", "i1")
+    asked = index.new_dump("w")
+    for first in (0, 2, 4):
+        assert (asked.first, index.is_synced("w"), index.num_blocks("w")) == (first, False, 0)
+        piece = piece_for(asked, worker)
+        asked = index.take_piece("w", piece)
+    assert (asked, index.is_synced("w"), held(index, 0, 1, 2, 3, 4)) == (None, True, 5)
+    assert index.take_piece("w", piece) is None, "it came before"
+
+
+def test_a_piece_that_answers_an_earlier_request_counts_for_nothing() -> None:
+    worker = TruthfulWorker()
+    worker.change([0, 1, 2], [])
+    index = CacheIndex(5.0)
+    index.join("w", "i1")
+    early, late = index.new_dump("w"), index.new_dump("w")
+    assert index.take_piece("w", piece_for(early, worker)) is None
+    begun = index.take_piece("w", piece_for(late, worker))
+    assert begun.first == 2
+    again = index.next_piece("w")
+    assert (again.first, index.take_piece("w", piece_for(begun, worker))) == (2, None)
+    anew = index.new_dump("w")
+    assert (anew.first, index.take_piece("w", piece_for(again, worker))) == (0, None)
+    assert not index.is_synced("w")
+
+
+def test_a_worker_that_lost_the_list_begins_a_new_one() -> None:
+    worker = TruthfulWorker()
+    worker.change([0, 1, 2], [])
+    index = CacheIndex(5.0)
+    index.join("w", "i1")
+    asked = index.take_piece("w", piece_for(index.new_dump("w"), worker))
+    worker.change([3], [0, 1])
+    new = piece_for(msgspec.structs.replace(asked, first=0), worker)
+    assert index.take_piece("w", new) is None
+    assert index._workers["w"].hashes == worker.hashes
 
 
 def test_a_missing_number_asks_for_a_dump_and_keeps_a_hint_until_then() -> None:

@@ -11,12 +11,21 @@ import msgspec
 import pytest
 
 from protocol.events import CacheEvents
-from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Hello, Role
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    CacheDump,
+    CacheDumpRequest,
+    Generate,
+    Hello,
+    Role,
+)
 from protocol.registration import WorkerState
+from protocol.wire import MAX_FRAME_BYTES, encode
 from router.fleet.cache_index import RETRY_S
 from router.fleet.election import WantedModel
 from router.fleet.fleet import LONG_STEP_S
-from tests.unit.router.router_harness import Harness, stats_of, until
+from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
+from worker.cache_dumps import PIECE_BLOCKS
 
 
 @pytest.fixture
@@ -243,6 +252,38 @@ async def test_a_gap_in_the_events_asks_for_a_dump(harness: Harness) -> None:
     await until(lambda: harness.index.num_blocks("d1") == 2)
     assert harness.index.match("d1", [b"b", b"c"], 0.0).held == 2
     assert harness.metric("cache_gaps_total") == 1
+
+
+async def test_a_token_waits_for_one_piece_of_a_dump_at_most(harness: Harness) -> None:
+    """On the connection, which keeps its order, no second piece is ever on its way."""
+    worker = harness.make("d1")
+    worker.answers_dumps = False
+    worker.dump = CacheDump(
+        incarnation="d1-1", seq=0, hashes=[each.to_bytes(16, "big") for each in range(100_000)]
+    )
+    harness.workers["d1"] = worker
+    harness.refresh()
+    asked = await worker.received.next(CacheDumpRequest)
+    await until(lambda: harness.is_usable("d1"))
+    consumer = Consumer(harness.dispatcher, request(max_tokens=1000))
+    leg = await worker.received.next(Generate)
+    num_pieces = 0
+    while True:
+        piece = worker.dump_piece(asked, PIECE_BLOCKS)
+        assert len(encode(piece)) <= MAX_FRAME_BYTES
+        worker.send(piece)
+        worker.tokens(leg, num_pieces, [num_pieces])
+        num_pieces += 1
+        await consumer.received(num_pieces)
+        if piece.is_last:
+            break
+        asked = await worker.received.next(CacheDumpRequest)
+        assert asked.first == num_pieces * PIECE_BLOCKS
+        assert worker.received.count(CacheDumpRequest) == 0
+    assert num_pieces == -(-100_000 // PIECE_BLOCKS)
+    assert harness.index.num_blocks("d1") == 100_000
+    assert harness.index.is_synced("d1")
+    await consumer.cancel()
 
 
 async def test_a_lost_event_shows_in_the_load_report_and_a_lost_dump_is_asked_for_again(
