@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from protocol.errors import GenerationFailed, Overloaded, UnusableConstraint
+from protocol.errors import DeadlineUnreachable, GenerationFailed, Overloaded, UnusableConstraint
 from protocol.messages import FinishReason
 from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, events_of
@@ -100,6 +100,7 @@ def test_echo_comes_before_the_first_token(api):
     ("error", "status", "code"),
     [
         (Overloaded("busy", retry_after_s=7), 503, "overloaded"),
+        (DeadlineUnreachable("a queue", retry_after_s=7), 503, "deadline_unreachable"),
         (GenerationFailed("three attempts failed"), 500, "generation_failed"),
         (UnusableConstraint("its masks take long", "grammar_too_slow"), 400, "grammar_too_slow"),
         (RuntimeError("secret detail"), 500, "internal_error"),
