@@ -34,8 +34,7 @@ from protocol.registration import WorkerInfo, WorkerState
 from tests.integration.lease_holder import LONG_S, renewed
 from tests.registration import registration
 
-STORE_LEASE_S = 6.0
-"""Where the store stands still: half of it is how long a lease waits for an answer."""
+STORE_LEASE_S = 6.0  # where the store stands still: half of it a lease waits for an answer
 WAIT_S = 60.0
 POLL_S = 0.005
 NUM_RESETS = 30
