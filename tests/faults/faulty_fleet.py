@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,8 @@ from tests.faults.faulty_worker import FAULTS_DIR
 from tests.forked import ROOT, ForkedChildren
 from tests.http_client import HTTP
 from tests.integration.fleets import (
+    PAUSE,
+    POLL_S,
     PROMPT_REPORTS,
     SETTINGS,
     assert_idle,
@@ -36,6 +38,8 @@ from tests.integration.fleets import (
     workers,
 )
 from tests.integration.reference import DEMO_MODEL
+
+PAUSE_S = 0.05
 
 
 class FaultyFleet:
@@ -97,26 +101,44 @@ class FaultyFleet:
         armed, where it is held again."""
         self.arm([name], point, passes)
         reached = self._folder / f"{name}.{point}.reached"
+        wait_for(
+            f"{name} to reach {point} for the {passes}th time",
+            lambda: _text(reached) == str(passes),
+        )
 
-        def is_there() -> bool:
-            try:
-                return reached.read_text() == str(passes)
-            except FileNotFoundError:
-                return False
+    def heard(self, name: str) -> Counter[str]:
+        """How many messages of each kind came to a worker since its loop is held."""
+        return Counter(_text(self._folder / f"{name}.heard").split())
 
-        wait_for(f"{name} to reach {point} for the {passes}th time", is_there)
+    def wait_heard(self, name: str, *kinds: str) -> set[str]:
+        """Wait until a message of one of these kinds has come to a worker whose loop is held."""
+        return wait_for(f"{name} to hear {kinds}", lambda: self.heard(name).keys() & set(kinds))
 
-    def compute_until(self, name: str, what: str, condition: Callable[[], object]) -> None:
+    def compute_until_granted(self, name: str) -> None:
         """Let a worker that is held after a prompt's first chunk compute one chunk after the other
-        until the condition holds; between two of them it reads its messages."""
-        for chunk in range(2, 6):
+        until it has been granted blocks, which it reads when it goes on."""
+        chunk = 1
+        while "KvGrant" not in self.wait_heard(name, "KvAsk", "KvGrant"):
+            chunk += 1
             self.move_on(name, "chunk", chunk)
-            until = time.monotonic() + 2.0
+
+    def step_until(self, name: str, first: int, last: int, condition: Callable[[], object]) -> int:
+        """Let a worker that is held after a decode step run step after step until the condition
+        holds, and then go on: the last step that may have run. The others get time between two."""
+        for step in range(first, last + 1):
+            self.arm([name], "decode", step)
+            reached = self._folder / f"{name}.decode.reached"
+            wait_for(
+                f"{name} to run step {step}",
+                lambda step=step, reached=reached: condition() or _text(reached) == str(step),
+            )
+            until = time.monotonic() + PAUSE_S
             while time.monotonic() < until:
                 if condition():
-                    return
-                time.sleep(0.01)
-        raise AssertionError(f"four more chunks did not bring {what}")
+                    self.release(name, "decode")
+                    return step
+                PAUSE.wait(POLL_S)
+        raise AssertionError(f"{name} still ran after step {last}")
 
     def release(self, name: str, point: str) -> None:
         """Let a held worker, which is not stopped, continue; it may be armed again after that."""
@@ -215,11 +237,13 @@ class Stream:
         prompt: list[int] | list[list[int]],
         max_tokens: int,
         last_id: str = "",
+        headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> None:
         """With the `last_id` of a stream that broke off, its rest. Of several prompts `choices`
         has the tokens of each."""
         self.last_id = last_id
+        self._headers = {**(headers or {}), **({"Last-Event-ID": last_id} if last_id else {})}
         self.tokens: list[int] = []
         self.choices: defaultdict[int, list[int]] = defaultdict(list)
         self.text = ""
@@ -255,7 +279,7 @@ class Stream:
     def _read(self, url: str, body: dict[str, Any]) -> None:
         try:
             with HTTP.stream(
-                "POST", f"{url}/v1/completions", json=body, timeout=60, headers=self._headers()
+                "POST", f"{url}/v1/completions", json=body, timeout=60, headers=self._headers
             ) as answer:
                 if answer.status_code != 200:
                     answer.read()
@@ -269,9 +293,6 @@ class Stream:
         except httpx.HTTPError as error:
             self.error = repr(error)
 
-    def _headers(self) -> dict[str, str]:
-        return {"Last-Event-ID": self.last_id} if self.last_id else {}
-
     def _take(self, event: dict[str, Any]) -> None:
         if "error" in event:
             self.error = event["error"]["message"]
@@ -284,6 +305,13 @@ class Stream:
             self.choices[choice["index"]] += choice["token_ids"]
             self.text += choice["text"]
             self.finish = choice["finish_reason"] or self.finish
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def is_stopped(pid: int) -> bool:

@@ -4,7 +4,9 @@ Runs the real worker with its classes wrapped. The folder `FAULTS_DIR` arms poin
 `WORKER_ID.POINT` with a number holds the loop when it passes the point for that time, until the
 file is removed; `WORKER_ID.POINT.reached` says that it stands there. Only the thread that passes
 is held (at `post`, `landing` and `posted` that of the transfers, else the loop's), so that messages
-already sent leave; the lease lives on. At `post` a write may still be refused, at `landing` not.
+already sent leave; the lease lives on. A loop that is held notes in `WORKER_ID.heard` the kinds of
+messages that have come meanwhile, and reads them when it goes on. At `post` a write may still be
+refused, at `landing` not.
 A file `ROLE.SPOIL` with a number spoils that write of whichever worker of the role comes to it
 first: it fails, hangs, or moves wrong bytes. Prompts that begin with POISON make a step raise,
 those that begin with DEADLY end the process, with DEADLY_LATER in a decode step.
@@ -12,6 +14,7 @@ those that begin with DEADLY end the process, with DEADLY_LATER in a decode step
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -20,6 +23,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from cli.commands import COMMANDS
 from engine.engine import Engine
@@ -32,7 +37,10 @@ from kv_transfer.transfer_loop import TransferLoop, WriteCommand
 from kv_transfer.transports.interface import Notification, WriteDone
 from kv_transfer.transports.nixl import NixlTransport
 from kv_transfer.transports.shm import ShmTransport
+from process.sockets.control import ControlServer, Peer
+from protocol import wire
 from protocol.errors import TransferError
+from protocol.messages import ControlMessage
 from scheduling.batch import Batch
 from worker.outbound import OutboundHandoffs
 
@@ -40,12 +48,13 @@ POISON = [13, 14, 13, 14, 15]
 DEADLY = [15, 14, 13, 14, 13]
 DEADLY_LATER = [14, 13, 15, 13, 14]
 FAULTS_DIR = "FAULTS_DIR"
-WRITE_TIMEOUT_S = 2.0
-"""Instead of the product's own 10 s, so that a write that hangs need not be waited for so long."""
+WRITE_TIMEOUT = "FAULTS_WRITE_TIMEOUT_S"
+"""Replaces the product's own, so that a write that hangs need not be waited for so long."""
 MAX_WRITE_BLOCKS = 4
 """Those of a chunk of 64 tokens: a long prompt takes many writes, also where all of it was computed
 before its grant came."""
 _NO_HANDLE = -1
+_OF_THE_LOOP = ("chunk", "decode")
 
 
 class FaultPoints:
@@ -55,6 +64,9 @@ class FaultPoints:
         self._folder = folder
         self._worker_id = worker_id
         self._passes: dict[str, int] = {}
+        self._heard = folder / f"{worker_id}.heard"
+        self._server: ControlServer | None = None
+        self._unread: list[list[bytes]] = []
 
     def reach(self, point: str) -> None:
         """Pass a point, or stand there until the test lets go."""
@@ -65,8 +77,27 @@ class FaultPoints:
         reached = self._folder / f"{self._worker_id}.{point}.reached"
         reached.write_text(str(wanted))
         while self._wanted(armed, point) == wanted:
+            if point in _OF_THE_LOOP:
+                self._listen()
             time.sleep(0.001)
+        self._heard.unlink(missing_ok=True)
         reached.unlink(missing_ok=True)
+
+    def unread(self, server: ControlServer) -> list[list[bytes]]:
+        """The frames that came to the loop's socket while the loop was held."""
+        self._server = server
+        frames, self._unread = self._unread, []
+        return frames
+
+    def _listen(self) -> None:
+        """Take what has come to the socket, and note it."""
+        if self._server is None:
+            return
+        with contextlib.suppress(zmq.Again):
+            self._unread.append(self._server.socket.recv_multipart(zmq.NOBLOCK))
+            _, *parts = self._unread[-1]
+            with self._heard.open("a") as heard:
+                heard.write(f"{type(wire.decode_control(wire.joined(parts))).__name__}\n")
 
     def is_any_armed(self, *points: str) -> bool:
         """Whether a pass of one of the points may be held."""
@@ -107,9 +138,11 @@ def install(points: FaultPoints) -> None:
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
     _reach_around_posts(points)
+    _read_what_came_meanwhile(points)
     for transport in (NixlTransport, ShmTransport):
         _spoil_writes(transport, points)
-    TransferService.__init__.__defaults__ = (WRITE_TIMEOUT_S,)
+    if WRITE_TIMEOUT in os.environ:
+        TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
     HandoffSender.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"))
     run = Engine.run
 
@@ -150,6 +183,17 @@ def _reach_around_posts(points: FaultPoints) -> None:
         points.reach("posted")
 
     TransferLoop.write = write_and_reach  # type: ignore[method-assign]
+
+
+def _read_what_came_meanwhile(points: FaultPoints) -> None:
+    receive = ControlServer.receive
+
+    @wraps(receive)
+    def receive_all(self: ControlServer) -> list[tuple[Peer, ControlMessage]]:
+        taken = [self._take(frames) for frames in points.unread(self)]
+        return [each for each in taken if each is not None] + receive(self)
+
+    ControlServer.receive = receive_all  # type: ignore[method-assign]
 
 
 def _spoil_writes(transport: type, points: FaultPoints) -> None:

@@ -19,9 +19,9 @@ CHUNK = 64
 LONGEST = 513
 NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK)
 NUM_STEPS = 5
-TIMEOUT_S = 4
-SETTINGS = {"BATON_REQUEST_TIMEOUT_S": str(TIMEOUT_S), "BATON_SILENCE_S": "60"}
-"""The second one, so that a worker that is held for longer is still given requests."""
+TIMEOUT_S = 6
+SETTINGS = {"BATON_SILENCE_S": "60", "BATON_PEER_SILENCE_S": "60"}
+"""So that a worker that is held for longer is still given requests."""
 
 
 @pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
@@ -46,9 +46,10 @@ def prompts(long_prompts: list[Reference]) -> list[Reference]:
 def test_while_it_decodes(fleet: FaultyFleet, prompts: list[Reference]) -> None:
     before = counters(fleet.fleet, "decode-1")["decode_tokens"]
     fleet.arm(["decode-1"], "decode", NUM_STEPS)
-    late = start(fleet, prompts[0])
+    late = start(fleet, prompts[0], TIMEOUT_S)
     fleet.held("decode")
     assert_late(late)
+    fleet.wait_heard("decode-1", "Abort")
     other = start(fleet, prompts[1])
     fleet.release("decode-1", "decode")
     assert_whole(other, prompts[1])
@@ -63,9 +64,9 @@ def test_while_it_receives_blocks_and_while_it_waits_for_them(
     waits in vain, too, and the third until then."""
     before = counters(fleet.fleet, "prefill-1")["prefill_tokens"]
     fleet.arm(["prefill-1"], "chunk", 2)
-    receiving = start(fleet, prompts[2])
+    receiving = start(fleet, prompts[2], TIMEOUT_S)
     fleet.held("chunk")
-    waiting = start(fleet, prompts[3])
+    waiting = start(fleet, prompts[3], TIMEOUT_S)
     wait_for("it to wait for blocks", lambda: shown(fleet)["num_waiting"] == 1)
     assert_late(receiving)
     assert_late(waiting)
@@ -74,6 +75,7 @@ def test_while_it_receives_blocks_and_while_it_waits_for_them(
     assert shown(fleet)["blocks_used"] == -(-len(prompts[2].prompt) // BLOCK), "they are fenced"
     other = start(fleet, prompts[4])
     wait_for("it to wait for blocks", lambda: shown(fleet)["num_waiting"] == 1)
+    fleet.wait_heard("prefill-1", "Abort")
     fleet.release("prefill-1", "chunk")
     assert_whole(other, prompts[4])
     computed = counters(fleet.fleet, "prefill-1")["prefill_tokens"] - before
@@ -86,7 +88,7 @@ def test_while_a_write_to_its_blocks_is_about_to_land(
 ) -> None:
     """Nothing can call that write back, so it lands late: behind the fence."""
     fleet.arm(["prefill-1"], "landing", 2)
-    late = start(fleet, prompts[5])
+    late = start(fleet, prompts[5], TIMEOUT_S)
     fleet.held("landing")
     assert_late(late)
     other = start(fleet, prompts[0])
@@ -100,8 +102,9 @@ def test_while_a_write_to_its_blocks_is_about_to_land(
     assert landed > -(-len(prompts[0].prompt) // BLOCK), "those of the other, and late ones"
 
 
-def start(fleet: FaultyFleet, reference: Reference) -> Stream:
-    return Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
+def start(fleet: FaultyFleet, reference: Reference, timeout_s: int = 60) -> Stream:
+    headers = {"x-request-timeout-ms": str(1000 * timeout_s)}
+    return Stream(fleet.url, list(reference.prompt), NUM_TOKENS, headers=headers)
 
 
 def shown(fleet: FaultyFleet) -> dict[str, int]:

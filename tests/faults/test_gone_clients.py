@@ -48,13 +48,14 @@ def test_the_decode_worker_runs_at_most_one_more_step(
 def leave_at(
     fleet: FaultyFleet, reference: Reference, worker: str, point: str, passes: int
 ) -> None:
-    """Go while a worker is held, and let it go on once the router knows."""
+    """Go while a worker is held, and let it go on once the router has told it."""
     fleet.arm([worker], point, passes)
     client = connect(fleet.url, list(reference.prompt))
     fleet.held(point)
     assert num_inflight(fleet.url) == 1
     client.close()
     wait_for("the router to notice", lambda: num_inflight(fleet.url) == 0)
+    fleet.wait_heard(worker, "Abort")
     fleet.release(worker, point)
 
 

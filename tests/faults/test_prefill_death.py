@@ -63,7 +63,7 @@ def test_another_prefill_worker_sends_only_what_is_missing(
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     _, retry = trace_of(fleet.fleet, stream.request_id)["attempts"]
     assert retry["prefill"]["worker_id"] != killed
-    assert retry["decode"]["granted_blocks"] == num_blocks - arrived
+    assert retry["decode"]["granted_blocks"] <= num_blocks - arrived, "or more have landed since"
     assert counters(fleet.fleet, "decode-1")["blocks_received"] - before == num_blocks
 
 
@@ -97,17 +97,16 @@ def test_without_another_prefill_worker_the_decode_worker_prefills(
     fleet.arm(["prefill-1"], "chunk", 1)
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     assert fleet.held("chunk") == "prefill-1"
-    fleet.compute_until(
-        "prefill-1", "the grant", lambda: workers(fleet.fleet)["decode-1"]["num_handoffs"]
-    )
+    fleet.compute_until_granted("prefill-1")
     fleet.move_on("prefill-1", "chunk", 6)
-    arrived = received_when_settled(fleet) - before["blocks_received"]
-    assert arrived > 0
+    wait_for("blocks", lambda: received_when_settled(fleet) > before["blocks_received"])
     fleet.kill("prefill-1")
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     assert trace_of(fleet.fleet, stream.request_id)["attempts"][-1]["mode"] == "local"
-    computed = counters(fleet.fleet, "decode-1")["prefill_tokens"] - before["prefill_tokens"]
+    after = counters(fleet.fleet, "decode-1")
+    arrived = after["blocks_received"] - before["blocks_received"]
+    computed = after["prefill_tokens"] - before["prefill_tokens"]
     assert computed == len(reference.prompt) - arrived * BLOCK
 
 

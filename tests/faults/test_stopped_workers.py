@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -134,17 +136,21 @@ def test_a_prefill_worker_that_was_taken_for_dead_writes_nothing_any_more(
     stream = Stream(fleet.url, list(reference.prompt), NUM_TOKENS)
     stopped = fleet.held(point)
     if point == "chunk":
-        fleet.compute_until(stopped, "the grant", lambda: receivers(fleet))
+        fleet.compute_until_granted(stopped)
     former = stop_until_dead(fleet, stopped)
     stream.wait()
     assert (stream.error, stream.tokens) == (None, list(reference.output))
     attempts = trace_of(fleet.fleet, stream.request_id)["attempts"]
     decoder = attempts[-1]["decode"]["worker_id"]
-    wait_for(
-        "its blocks to be all that is fenced",
-        lambda: workers(fleet.fleet)[decoder]["num_handoffs"] == 1,
-    )
-    sent = workers(fleet.fleet)[decoder]["counters"]["blocks_received"]
+    ended_us = time.time_ns() // 1000
+
+    def fenced() -> dict[str, Any] | None:
+        shown = workers(fleet.fleet)[decoder]
+        is_new = shown["reported_us"] > ended_us
+        return shown if is_new and shown["num_handoffs"] == 1 else None
+
+    shown = wait_for("its blocks to be all that is fenced", fenced)
+    sent = shown["counters"]["blocks_received"]
     go_on(fleet, stopped, former)
     wait_for("the fence to fall", lambda: not workers(fleet.fleet)[decoder]["num_handoffs"])
     assert counters(fleet.fleet, decoder)["blocks_received"] == sent, "nothing was written late"
