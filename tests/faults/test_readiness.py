@@ -23,7 +23,7 @@ PROBES = re.compile(r"metrics and probes on (http://\S+)")
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FaultyFleet]:
     environment = {
-        "BATON_METRICS_PORT": "0", "BATON_REQUIRE_PREFILL": "true", "BATON_PEER_SILENCE_S": "2",
+        "BATON_METRICS_PORT": "0", "BATON_REQUIRE_PREFILL": "true", "BATON_PEER_SILENCE_S": "6",
     }  # fmt: skip
     with faulty_fleet(environment=environment, prefill=1, decode=1) as fleet:
         yield fleet

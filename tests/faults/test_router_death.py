@@ -20,13 +20,13 @@ from tests.http_client import HTTP
 from tests.integration.fleets import all_counters, wait_for
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
-GRACE_S = 15.0
+PATIENCE = {"BATON_RESUME_GRACE_S": "60", "BATON_RESUME_WAIT_S": "60"}
+"""Workers are held, and a busy machine keeps clients waiting."""
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FaultyFleet]:
-    grace = {"BATON_RESUME_GRACE_S": str(GRACE_S)}
-    with faulty_fleet(environment=grace, prefill=1, decode=2) as fleet:
+    with faulty_fleet(environment=PATIENCE, prefill=1, decode=2) as fleet:
         yield fleet
 
 
@@ -46,8 +46,8 @@ def connected(url: str, fleet: FaultyFleet) -> str:
         listed = answer.json()["workers"] if answer.status_code == 200 else []
         return len(listed) == 3 and all(each["connected"] for each in listed)
 
-    wait_for("the second router to know all workers", is_connected, 30)
-    wait_for("its API", lambda: HTTP.get(f"{url}/health").status_code == 200, 30)
+    wait_for("the second router to know all workers", is_connected)
+    wait_for("its API", lambda: HTTP.get(f"{url}/health").status_code == 200)
     return url
 
 
