@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from cli.fleet import Fleet
-from tests.integration.fleets import all_counters, complete, counters, running_fleet, trace_of
+from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
+from tests.integration.fleets import (
+    PATIENCE,
+    all_counters,
+    complete,
+    counters,
+    trace_of,
+    wait_for,
+    workers,
+)
 from tests.integration.reference import BLOCK, Reference
 
 CHUNK = 64
@@ -16,11 +24,15 @@ NUM_CHUNKS = 8
 
 
 @pytest.fixture(scope="module", params=["nixl", "shm"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    with running_fleet(
-        transport=request.param, chunk_max_tokens=CHUNK, local_prefill_threshold_tokens=0
-    ) as fleet:
+def held(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
+    """A fleet whose prefill worker may be held at the end of a chunk."""
+    with faulty_fleet(PATIENCE, transport=request.param, chunk_max_tokens=CHUNK) as fleet:
         yield fleet
+
+
+@pytest.fixture
+def fleet(held: FaultyFleet) -> Fleet:
+    return held.fleet
 
 
 @pytest.fixture
@@ -30,39 +42,33 @@ def prompts(references: list[Reference]) -> list[list[int]]:
     return [[i, *tokens][: CHUNK * NUM_CHUNKS] for i in range(1, 13)]
 
 
-def prefill_trace(fleet: Fleet, answer: dict[str, Any]) -> dict[str, Any]:
-    trace = trace_of(fleet, answer["id"])
-    assert trace["placement"]["mode"] == "remote"
-    return trace["attempts"][-1]["prefill"]
-
-
 def test_blocks_of_a_chunk_leave_before_the_next_chunk_ends(
-    fleet: Fleet, prompts: list[list[int]]
+    held: FaultyFleet, fleet: Fleet, prompts: list[list[int]]
 ) -> None:
-    """Chunks of this model take 4 ms, so a machine that is busy with something else may hold up
-    a thread for longer: of five prompts, one at least must go undisturbed."""
-    complete(fleet, [5] * 40, max_tokens=2)  # the first handoff of a pair connects it
-    traces = [prefill_trace(fleet, complete(fleet, prompt, max_tokens=4)) for prompt in prompts[:5]]
-    late = [late_blocks(prefill) for prefill in traces]
-    assert [0] * NUM_CHUNKS in late, f"blocks that left late, by chunk: {late}"
+    """The prefill worker is held at the end of each chunk, until all blocks of the chunks before
+    it have arrived."""
+    before = counters(fleet, "decode-1")["blocks_received"]
 
+    def num_arrived() -> int:
+        return workers(fleet)["decode-1"]["counters"].get("blocks_received", 0) - before
 
-def late_blocks(prefill: dict[str, Any]) -> list[int]:
-    """For each chunk, how many of its blocks were posted after the next one had ended.
-
-    Everything is sent, once; so after the last chunk only that chunk's blocks can be to move.
-    """
-    chunk_ends = [end for _, end, _ in prefill["chunks"]]
-    assert len(chunk_ends) == NUM_CHUNKS
+    held.arm(["prefill-1"], "chunk", 1)
+    stream = Stream(fleet.url, prompts[0], 4)
+    assert held.held("chunk") == "prefill-1"
+    held.compute_until_granted("prefill-1")
+    for chunk in range(4, NUM_CHUNKS + 1):  # it was granted blocks in chunk 2 or before
+        held.move_on("prefill-1", "chunk", chunk)
+        num_blocks = (chunk - 1) * CHUNK // BLOCK
+        wait_for(f"{num_blocks} blocks", lambda n=num_blocks: num_arrived() == n)
+    held.release("prefill-1", "chunk")
+    assert stream.wait().error is None
+    trace = trace_of(fleet, stream.request_id)
+    assert trace["placement"]["mode"] == "remote"
+    prefill = trace["attempts"][-1]["prefill"]
+    assert len(prefill["chunks"]) == NUM_CHUNKS
     assert sum(num_blocks for _, _, num_blocks, _ in prefill["writes"]) == NUM_CHUNKS * (
         CHUNK // BLOCK
-    )
-    late = [0] * NUM_CHUNKS
-    for posted, _done, num_blocks, chunk in prefill["writes"]:
-        if chunk + 1 < NUM_CHUNKS and posted >= chunk_ends[chunk + 1]:
-            late[chunk] += num_blocks
-        assert chunk == NUM_CHUNKS - 1 or posted < prefill["writes"][-1][0]
-    return late
+    ), "everything is sent, once"
 
 
 def test_what_both_workers_hold_is_not_sent_again(fleet: Fleet, prompts: list[list[int]]) -> None:
