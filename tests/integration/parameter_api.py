@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.faults.faulty_fleet import FaultyFleet
 from tests.http_client import HTTP
 from tests.integration.openai_types import post, post_stream
 from tests.integration.reference import DEMO_MODEL
@@ -16,8 +17,9 @@ PROMPT = "The with statement is used to wrap the execution of a block with metho
 class Api:
     """Asks greedily and shortly unless told otherwise."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, fleet: FaultyFleet) -> None:
+        self.fleet = fleet
+        self.url = fleet.url
 
     def body(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
         asked = {"messages": QUESTION} if path == CHAT else {"prompt": PROMPT}

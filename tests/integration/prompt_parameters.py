@@ -56,24 +56,27 @@ def bookkeeping(api: Api) -> None:
 
 @SHOWN.by("priority")
 def priority(api: Api) -> None:
-    """Of two prompts that come when others wait, one overtakes these, and one lets all pass."""
-    done: list[int] = []
+    """Of two prompts that come when others wait, one overtakes these, and one lets all pass. The
+    prefill worker is held until all have come."""
 
-    def ask(number: int, **fields: Any) -> None:
+    def ask(number: int, **fields: Any) -> int:
+        """When the first token was sent."""
         ids = [300 + (97 * number + 7 * place) % 700 for place in range(2000)]
-        api.complete(prompt=ids, max_tokens=1, **fields)
-        done.append(number)
-
-    def has_queue() -> bool:
-        listed = HTTP.get(f"{api.url}/fleet").json()["workers"]
-        return any(each["role"] == "prefill" and each["num_waiting"] >= 6 for each in listed)
+        answer = api.complete(prompt=ids, max_tokens=1, **fields)
+        trace = HTTP.get(f"{api.url}/requests/{answer['id']}/trace").raise_for_status().json()
+        return int(trace["first_token_us"])
 
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(ask, number) for number in range(10)]
-        wait_for("a queue", has_queue)
+        api.fleet.arm(["prefill-1"], "chunk", 1)
+        asked = [pool.submit(ask, 0)]
+        api.fleet.held("chunk")
+        asked += [pool.submit(ask, number) for number in range(1, 10)]
+        wait_for("a queue", lambda: api.fleet.heard("prefill-1")["Prefill"] == 9)
         asked += [pool.submit(ask, 10, priority=5), pool.submit(ask, 11, priority=-5)]
-        for each in asked:
-            each.result()
+        wait_for("both", lambda: api.fleet.heard("prefill-1")["Prefill"] == 11)
+        api.fleet.release("prefill-1", "chunk")
+        sent_us = [each.result() for each in asked]
+    done = sorted(range(12), key=sent_us.__getitem__)
     assert done[-1] == 10
     assert done.index(11) < len(done) - 3
 

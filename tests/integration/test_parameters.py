@@ -10,22 +10,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.fleet import Fleet
+from cli.up_settings import UpSettings
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
+from tests.faults.faulty_fleet import faulty_fleet
 from tests.integration import generation_parameters, prompt_parameters, tool_parameters
-from tests.integration.fleets import running_fleet
+from tests.integration.fleets import PATIENCE
 from tests.integration.parameter_api import CHAT, COMPLETIONS, Api
 from tests.integration.shown_effects import Check
 
+THRESHOLD = UpSettings.local_prefill_threshold_tokens
 SHOWN = generation_parameters.SHOWN | prompt_parameters.SHOWN | tool_parameters.SHOWN
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    fleet: Fleet
-    with running_fleet() as fleet:
-        yield Api(fleet.url)
+    defaults = {"chunk_max_tokens": None, "local_prefill_threshold_tokens": THRESHOLD}
+    with faulty_fleet(PATIENCE, **defaults) as fleet:
+        yield Api(fleet)
 
 
 REFUSED = {
