@@ -13,26 +13,35 @@ import httpx
 import pytest
 
 from cli.fleet import Fleet
+from cli.up_settings import UpSettings
 from tests.effort import times
+from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.integration.fleets import (
+    PATIENCE,
     assert_idle,
     complete,
     counters,
-    running_fleet,
-    wait_for,
     workers,
 )
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
 NUM_REQUESTS = times(80, 200)
 SEED = 41
+NUM_STEPS = 10
+THRESHOLD = UpSettings.local_prefill_threshold_tokens
 
 
 @pytest.fixture(scope="module", params=["nixl", "shm"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def faulty(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     # Few blocks and small chunks: prompts queue, handoffs wait, sequences are preempted.
-    with running_fleet(transport=request.param, num_blocks=320, chunk_max_tokens=32) as fleet:
+    settings = {"transport": request.param, "num_blocks": 320, "chunk_max_tokens": 32}
+    with faulty_fleet(PATIENCE, local_prefill_threshold_tokens=THRESHOLD, **settings) as fleet:
         yield fleet
+
+
+@pytest.fixture
+def fleet(faulty: FaultyFleet) -> Fleet:
+    return faulty.fleet
 
 
 def test_aborts_leave_every_counter_at_zero(fleet: Fleet, references: list[Reference]) -> None:
@@ -86,22 +95,26 @@ ENDPOINTS = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_client_that_leaves_any_endpoint_frees_the_workers(
-    fleet: Fleet, path: str, stream: bool
+    faulty: FaultyFleet, fleet: Fleet, path: str, stream: bool
 ) -> None:
+    """It leaves while the decode worker is held after some steps."""
     before = decode_tokens(fleet)  # it was idle when the test before this one ended
     url = httpx.URL(fleet.url)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
     body = {"model": DEMO_MODEL.name, "stream": stream, **ENDPOINTS[path]}
     headers = {"content-type": "application/json"}
+    faulty.arm(["decode-1"], "decode", NUM_STEPS)
     connection.request("POST", path, json.dumps(body), headers)
-    wait_for("a running sequence", lambda: workers(fleet)["decode-1"]["num_running"])
+    faulty.held("decode")
     if stream:
         answer = connection.getresponse()
         assert answer.status == 200
         answer.close()
     connection.close()
+    faulty.wait_heard("decode-1", "Abort")
+    faulty.release("decode-1", "decode")
     assert_idle(fleet)
-    assert decode_tokens(fleet) - before < 3000, "it did not go on"
+    assert decode_tokens(fleet) - before <= NUM_STEPS + 2, "it did not go on"
 
 
 def decode_tokens(fleet: Fleet) -> int:
