@@ -294,6 +294,7 @@ def test_answers_are_parsed_into_types_with_tools_and_without(
 def test_anthropics_client_streams_a_call(fleet: Fleet) -> None:
     tool = {"name": "weather", "input_schema": Weather.model_json_schema()}
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": QUESTION}
+    asked |= {"extra_body": {"temperature": 0}}
     one = {"type": "any", "disable_parallel_tool_use": True}
     with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as client:
         with client.messages.stream(tools=[tool], tool_choice=one, **asked) as stream:
