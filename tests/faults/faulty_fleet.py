@@ -39,6 +39,8 @@ from tests.integration.fleets import (
 )
 from tests.integration.reference import DEMO_MODEL
 
+LEASE_S = "4"
+"""Longer than a busy machine keeps a process waiting, but tests wait for leases of the dead."""
 PAUSE_S = 0.05
 
 
@@ -209,7 +211,7 @@ def faulty_fleet(
     with tempfile.TemporaryDirectory() as folder:
         known = UpSettings(**(defaults | settings))
         env = {**os.environ, **PROMPT_REPORTS, FAULTS_DIR: folder, "PYTHONPATH": str(ROOT)}
-        env |= environment or {}
+        env |= {"BATON_LEASE_S": LEASE_S} | dict(environment or {})
         module = "tests.faults.faulty_worker"
         children = ForkedChildren(known, frozenset(defaults | settings), env, module=module)
         with Fleet(known, children) as fleet, logs_on_failure(fleet):

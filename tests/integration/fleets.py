@@ -35,11 +35,17 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "restart": False,
     "startup_timeout_s": 120.0,
+    "stop_grace_s": 60.0,
 }
 """Of every fleet of tests, unless a test says otherwise."""
 PROMPT_REPORTS = {"BATON_STATS_INTERVAL_MS": "20", "BATON_STATS_IDLE_MS": "100"}
 """For fleets that tests wait for: what is at rest says so soon."""
-PATIENCE = {"BATON_LEASE_S": "20", "BATON_SILENCE_S": "20", "BATON_PEER_SILENCE_S": "60"}
+PATIENCE = {
+    "BATON_LEASE_S": "20",
+    "BATON_SILENCE_S": "20",
+    "BATON_PEER_SILENCE_S": "60",
+    "BATON_FIRST_TOKEN_WAIT_S": "60",
+}
 """For fleets in which nobody dies: a busy machine may keep a process waiting for seconds."""
 
 
@@ -167,8 +173,9 @@ def trace_of(fleet: Fleet, request_id: str) -> dict[str, Any]:
     return wait_for(f"the trace of {request_id}", complete)
 
 
-def complete(fleet: Fleet, prompt: list[int], **fields: Any) -> dict[str, Any]:
-    """A completion of token ids, greedy unless `fields` say otherwise; the JSON answer."""
+def complete(fleet: Fleet, prompt: list[int] | list[list[int]], **fields: Any) -> dict[str, Any]:
+    """A completion of token ids, or of several prompts, greedy unless `fields` say otherwise; the
+    JSON answer."""
     body = {
         "model": DEMO_MODEL.name,
         "prompt": prompt,
