@@ -210,9 +210,9 @@ class RequestScope:
             await self._answer(record, scope, receive, send)
         finally:
             self._budget.give_back(record.held_bytes)
-            shown.in_flight -= 1
             seconds = self._metrics.clock() - record.arrived
             shown.ended(record.status or CLIENT_GONE_STATUS, seconds)
+            shown.in_flight -= 1
             if self._tracer is not None and record.path in GENERATION:
                 record.ended_us = wall_us()
                 self._tracer.end(record)

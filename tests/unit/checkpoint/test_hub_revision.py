@@ -40,7 +40,7 @@ def fetch(url: str, cache: Path, revision: str, **more: str) -> tuple[str, str]:
     }  # fmt: skip
     command = [sys.executable, "-c", FETCH, REPOSITORY, revision]
     done = subprocess.run(
-        command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
     )
     return done.stdout.strip(), done.stderr
 

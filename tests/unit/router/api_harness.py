@@ -35,7 +35,7 @@ from router.text.tokenizer import Tokenizer
 MODEL = "tiny"
 MAX_CONTEXT = 200
 MAX_BODY_BYTES = 100_000
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
 {%- if message.role == 'tool' and not message.tool_call_id %}

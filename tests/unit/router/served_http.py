@@ -22,7 +22,7 @@ from router.requests.interface import ServedModel, TokenDelta
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api_harness import MODEL, ScriptedGenerator
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 SOON_S = 0.3
 KERNEL_BYTES = 16 * 1024
 MAX_BODY_BYTES = 20_000

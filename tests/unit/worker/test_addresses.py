@@ -12,6 +12,7 @@ import pytest
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.first_contact import check_store
 from protocol.errors import ConfigError
+from tests.ports import held_port
 from worker.addresses import advertised, advertised_address, check_ports, checked
 from worker.settings import WorkerSettings
 
@@ -35,12 +36,12 @@ def test_a_port_that_is_taken_is_found(name: str, taken_port: int) -> None:
 
 
 def test_one_port_for_both_sockets_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    check_ports(settings(control_port=port))
-    check_ports(settings(control_port=port))  # the check leaves nothing behind
-    with pytest.raises(ConfigError, match="Address already in use"):
-        check_ports(settings(control_port=port, events_port=port))
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        check_ports(settings(control_port=port))
+        check_ports(settings(control_port=port))  # the check leaves nothing behind
+        with pytest.raises(ConfigError, match="Address already in use"):
+            check_ports(settings(control_port=port, events_port=port))
 
 
 def test_a_host_that_is_not_ours_is_found() -> None:

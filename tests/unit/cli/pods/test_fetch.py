@@ -36,4 +36,4 @@ def test_it_stays_until_sigterm(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith(str(tmp_path))
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -145,7 +145,7 @@ def test_an_error_in_mid_stream_is_the_last_event(api, n):
     assert "worker lost" in events[-1]["error"]["message"]
     assert response.headers["x-request-id"] in events[-1]["error"]["message"]
     api.generator.wait_idle()
-    assert api.metric("baton_http_stream_errors_total") == failures + 1
+    api.settle(lambda: api.metric("baton_http_stream_errors_total") == failures + 1)
 
 
 def test_a_generation_that_breaks_off_is_an_error(api):

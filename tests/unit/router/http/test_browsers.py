@@ -16,7 +16,7 @@ from router.http.browsers import BrowserCheck, browser_rules
 from router.http.server import url_of
 from router.settings import RouterSettings
 from tests.unit.router.api_harness import MODEL
-from tests.unit.router.served_http import Serve
+from tests.unit.router.served_http import WAIT_S, Serve
 
 KEY = "baton-" + "a" * 43
 PAGE = "https://chat.example"
@@ -150,7 +150,7 @@ async def test_an_allowed_page_reads_whole_answers_and_streams(serve: Serve) -> 
     inner = served.server.config.loaded_app
     rules = browser_rules(settings(cors_origins=(PAGE,)))
     served.server.config.loaded_app = BrowserCheck(inner, rules, CollectorRegistry())
-    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+    async with httpx.AsyncClient(base_url=url_of(served.listener), timeout=WAIT_S) as client:
         for headers, shared in ((CROSS, PAGE), ({}, None)):
             for stream in (False, True):
                 body = {"model": MODEL, "prompt": "Hi", "max_tokens": 3, "stream": stream}

@@ -63,7 +63,7 @@ def test_a_body_beyond_the_budget_is_503_until_another_request_ends(
 
     body = b'{"model": "%s", "prompt": "%s"}' % (MODEL.encode(), LARGE.encode())
     content = iter([body[:3000], body[3000:]]) if is_chunked else body
-    with httpx.Client(base_url=api.url) as client:
+    with httpx.Client(base_url=api.url, timeout=TIMEOUT_S) as client:
         refused = client.post(
             "/v1/completions", content=content, headers={"content-type": "application/json"}
         )

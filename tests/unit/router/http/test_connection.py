@@ -14,7 +14,7 @@ import pytest
 
 from router.http.connection import MAX_PIPELINED, PARSED_AT_ONCE, BoundedProtocol
 from router.http.server import url_of
-from tests.unit.router.served_http import Serve, completion
+from tests.unit.router.served_http import WAIT_S, Serve, completion
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ async def test_a_head_that_is_too_large_is_refused(serve: Serve, head: bytes, si
 
 async def test_a_refusal_of_a_head_is_json(serve: Serve) -> None:
     served = await serve()
-    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+    async with httpx.AsyncClient(base_url=url_of(served.listener), timeout=WAIT_S) as client:
         answer = await client.get("/v1/models", headers={"x-long": "x" * 2100})
         assert answer.status_code == 431
         assert "2000 bytes" in answer.json()["error"]["message"]
@@ -163,5 +163,5 @@ async def test_mutated_requests_never_break_the_server(serve: Serve) -> None:
         client.close()
     await served.until_nothing_is_left()
     assert served.statuses(500) == 0
-    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+    async with httpx.AsyncClient(base_url=url_of(served.listener), timeout=WAIT_S) as client:
         assert (await client.get("/v1/models")).status_code == 200

@@ -23,7 +23,14 @@ from router.http.variants.content_encoding import (
     decoder_of,
 )
 from tests.unit.router.api_harness import MODEL
-from tests.unit.router.served_http import COMPLETIONS, MAX_BODY_BYTES, Serve, Served, completion
+from tests.unit.router.served_http import (
+    COMPLETIONS,
+    MAX_BODY_BYTES,
+    WAIT_S,
+    Serve,
+    Served,
+    completion,
+)
 
 
 async def answer_to(served: Served, sent: bytes) -> tuple[bytes, bytes]:
@@ -104,7 +111,7 @@ PACKERS = {
 
 async def post(served: Served, body: bytes, encoding: str) -> httpx.Response:
     headers = {"content-type": "application/json", "content-encoding": encoding}
-    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+    async with httpx.AsyncClient(base_url=url_of(served.listener), timeout=WAIT_S) as client:
         return await client.post(COMPLETIONS, content=body, headers=headers)
 
 
@@ -189,7 +196,7 @@ def test_a_body_that_needs_a_large_window_is_refused() -> None:
 
 async def test_head_is_answered_as_get_is(serve: Serve) -> None:
     served = await serve()
-    async with httpx.AsyncClient(base_url=url_of(served.listener)) as client:
+    async with httpx.AsyncClient(base_url=url_of(served.listener), timeout=WAIT_S) as client:
         for path in ("/v1/models", f"/v1/models/{MODEL}", "/health", "/version", "/openapi.json",
                      "/docs", "/metrics", "/v1/completions", "/nowhere"):  # fmt: skip
             head, get = await client.head(path), await client.get(path)

@@ -45,7 +45,7 @@ def write_certificate(authority: trustme.CA, folder: Path, key: bool = True) -> 
 def trusting(authority: trustme.CA) -> httpx.AsyncClient:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    return httpx.AsyncClient(verify=context)
+    return httpx.AsyncClient(verify=context, timeout=60.0)
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def test_a_certificate_that_rotates_is_read_again(tmp_path: Path) -> None:
             assert (await client.get(server.url)).status_code == 200
         server.rotate(new)
         watching = asyncio.create_task(server.reloader.run(interval_s=0.01))
-        async with asyncio.timeout(30), trusting(new) as client:
+        async with asyncio.timeout(60), trusting(new) as client:
             while True:
                 with contextlib.suppress(httpx.ConnectError):
                     assert (await client.get(server.url)).status_code == 200

@@ -46,12 +46,17 @@ async def test_after_two_deaths_without_a_token_a_request_is_not_tried_on_a_thir
     assert workers[0].received.count(Generate) == 0
 
 
-async def test_legs_of_an_attempt_that_died_together_count_as_one_death(harness: Harness) -> None:
+async def test_legs_of_an_attempt_that_died_together_count_as_one_death(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     *decoders, _prefill = await harness.join("d1", "d2", "d3", "p1")
     consumer = Consumer(harness.dispatcher, request())
     first, leg = await taken_by(decoders)
     assert leg.prefill is not None
     first.answers_pings = False  # it is dead, too, but nobody has seen that yet
+    known = harness.fleet.worker(first.info.worker_id)
+    assert known is not None
+    monkeypatch.setattr(known.link, "is_responsive", lambda now: True)  # however long that takes
     await harness.kill("p1")
     again, leg = await taken_by(decoders)
     assert again is first, "it keeps what has arrived"
