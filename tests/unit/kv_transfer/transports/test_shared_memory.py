@@ -68,11 +68,15 @@ def test_memory_has_no_name_and_cannot_be_resized() -> None:
 
 @pytest.mark.skipif(not collapses(), reason="the kernel makes no huge pages of shared memory")
 def test_memory_is_in_huge_pages() -> None:
-    memory = SharedMemory(8 * HUGE + 12_345)
-    assert memory.offset == address_of(memory.view) % HUGE
-    assert huge_bytes(address_of(memory.view)) >= 7 * HUGE
-    memory.close()
-    memory.view.close()
+    """Others may hold up the kernel for a moment, which then makes none."""
+    found = []
+    while max(found, default=0) < 7 * HUGE:
+        assert len(found) < 20, found
+        memory = SharedMemory(8 * HUGE + 12_345)
+        assert memory.offset == address_of(memory.view) % HUGE
+        found.append(huge_bytes(address_of(memory.view)))
+        memory.close()
+        memory.view.close()
 
 
 def test_too_much_memory_is_refused_with_advice() -> None:

@@ -127,7 +127,9 @@ def test_every_event_is_one_of_anthropics_and_no_more(api):
             event = EVENT.validate_json(data.removeprefix("data: "), strict=True)
             assert event.type == names[-1]
             assert set(event.model_dump(exclude_unset=True)) == set(type(event).model_fields)
-    assert names[1] == "ping"
+    begin = names.index("message_start")
+    assert set(names[:begin]) <= {"ping"}  # on a slow machine the beginning is silent
+    assert names[begin + 1] == "ping"
     assert text.count('"content_block":{"type":"tool_use"') == 2
 
 
