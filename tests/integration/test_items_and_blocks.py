@@ -76,6 +76,12 @@ class Api:
         assert answer.status_code == 200, answer.text
         return answer.headers.get("x-baton-ignored", "")
 
+    def keeps(self, response_id: str) -> bool:
+        """Whether a response can be had again."""
+        answer = HTTP.get(f"{self.url}{RESPONSES}/{response_id}")
+        assert answer.status_code in (200, 404), answer.text
+        return answer.status_code == 200
+
     def refuses(self, path: str, **fields: Any) -> None:
         """Each field by its name."""
         for name, value in fields.items():
@@ -198,14 +204,18 @@ def labels(api: Api) -> None:
         for _ in range(2)
     )
     assert first.cached_tokens == 0 < second.cached_tokens
-    assert api.ignores(RESPONSES, store=True) == "store"
-    api.refuses(RESPONSES, background=True)
+    assert not api.keeps(answer.id)
+    assert api.keeps(api.respond(store=True).id)
+    assert api.respond(background=True).status == "queued"
 
 
 @OF_RESPONSES.by("previous_response_id", "conversation", "prompt")
 def what_needs_a_store(api: Api) -> None:
-    api.refuses(RESPONSES, previous_response_id="resp_1", conversation="c")
-    api.refuses(RESPONSES, prompt={"id": "p"})
+    first = api.respond()
+    second = api.respond(input="And a closure?", previous_response_id=first.id)
+    assert second.usage.input_tokens > first.usage.total_tokens
+    assert api.post(RESPONSES, previous_response_id="resp_1").status_code == 400
+    api.refuses(RESPONSES, conversation="c", prompt={"id": "p"})
 
 
 @OF_MESSAGES.by("model", "messages", "system", "cache_control")
