@@ -33,6 +33,8 @@ _MAX_MESSAGE_CHARS = 300
 _LEAST_CHARS = 2
 _FLOAT_CHARS = 10
 """Encoding a float takes ten times as long as an integer."""
+_EXACT_INTEGERS = 2**53
+"""Up to here a float is the integer that was written, and has more characters than it."""
 _REMEMBERED = 256
 _WALKED_TOKENS = 4
 _SEARCHED_TOKENS = 64
@@ -54,6 +56,23 @@ MAX_PATTERNS_TOGETHER = 12
 llguidance 0.1 s, and each one more doubles that."""
 MAX_OPTIONAL_PROPERTIES = 480
 """In a row, in one object of a schema: llguidance fails beyond 498."""
+
+
+def with_integers(schema: Any) -> Any:
+    """A copy of a JSON schema in which numbers such as `2.0` are integers, which they are by the
+    standard, in counts, bounds and values alike: llguidance takes no other counts. Floats beyond
+    2**53 stay."""
+    whole = [schema]
+    waiting: list[Any] = [whole]
+    while waiting:
+        part = waiting.pop()
+        for place, value in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_INTEGERS:
+                part[place] = int(value)
+            elif isinstance(value, dict | list):
+                part[place] = value.copy()
+                waiting.append(part[place])
+    return whole[0]
 
 
 def json_schema_part(schema: dict[str, Any] | bool) -> str:

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 
 from protocol.errors import InvalidRequest
 from router.text.finite_schemas import can_end
-from router.text.grammar import json_schema_grammar, too_hard
+from router.text.grammar import json_schema_grammar, too_hard, with_integers
 from router.text.patterns import enforceable_pattern
 
 Schema = dict[str, Any] | bool
@@ -38,9 +38,6 @@ _IN_SCHEMA = frozenset(
 )  # fmt: skip
 _IN_OBJECT = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _IN_LIST = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-_COUNTS = (
-    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-)  # fmt: skip
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _APPLICATORS = frozenset(
     ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not")
@@ -62,13 +59,12 @@ class SchemaReader:
         self._strict = strict
         self._dropped: dict[str, None] = {}
         self._without: set[str] = set()
-        self._source = schema
-        self._root = schema  # with its definitions
         self._num_compared = 0
         trouble = too_hard(schema)
         if trouble:
             raise InvalidRequest(f"'{param}' {trouble}", param)
-        self.schema = self._read(schema)
+        self._source: Schema = with_integers(schema)  # with its definitions
+        self.schema = self._read(self._source)
         self.grammar = json_schema_grammar(self.schema)
 
     def _read(self, schema: Schema) -> Schema:
@@ -163,13 +159,6 @@ class SchemaReader:
             self._dropped[f"{path}/{key}"] = None
 
     # -- keywords, in the order in which they are adapted -----------------------------------------
-
-    def _numbers(self, schema: dict[str, Any], path: str) -> None:
-        """2.0 is an integer by the standard."""
-        for key in _COUNTS:
-            value = schema.get(key)
-            if isinstance(value, float) and value.is_integer():
-                schema[key] = int(value)
 
     def _format(self, schema: dict[str, Any], path: str) -> None:
         if schema.get("format") not in _FORMATS:
@@ -284,7 +273,7 @@ class SchemaReader:
         if not isinstance(branches, list):
             return
         self._num_compared += 1
-        if self._num_compared <= MAX_COMPARED and _are_apart(branches, self._root):
+        if self._num_compared <= MAX_COMPARED and _are_apart(branches, self._source):
             return
         del schema["oneOf"]
         _and_any_of(schema, branches)
@@ -292,7 +281,6 @@ class SchemaReader:
 
 
 _STEPS: tuple[Callable[[SchemaReader, dict[str, Any], str], None], ...] = (
-    SchemaReader._numbers,
     SchemaReader._format,
     SchemaReader._pattern,
     SchemaReader._unique_items,

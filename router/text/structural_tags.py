@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.errors import InvalidRequest
-from router.text.grammar import check_schema_length, json_schema_part, text_part
+from router.text.grammar import check_schema_length, json_schema_part, text_part, with_integers
 
 MAX_TAGS = 128
 _TEXT = "TAG_TEXT: /(.|\\n)*/"
@@ -35,7 +35,7 @@ def structural_tag_grammar(
         check_schema_length(schema, param)
         rest = begin[len(trigger) :]
         parts = [text_part(rest)] if rest else []
-        parts += [json_schema_part(schema), *([text_part(end)] if end else [])]
+        parts += [json_schema_part(with_integers(schema)), *([text_part(end)] if end else [])]
         body = " ".join(parts)
         token_id = special_id(trigger)
         if token_id is not None:
