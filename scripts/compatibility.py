@@ -53,7 +53,7 @@ CLIENTS = (
         "a local task of chats and one of loglikelihoods",
         ("lm-eval[api]", "transformers"),
     ),
-    Client("aiperf", "a profile of streamed chats", ("aiperf",)),
+    Client("aiperf", "a profile of streamed chats, all counted, none failed", ("aiperf",)),
     Client("java", "`HttpClient`, which asks for h2c; HTTP/2 and HTTP/1.1 wishes"),
     Client("coding_agents", "bodies as Claude Code and Codex send them"),
 )
