@@ -117,6 +117,9 @@ PROMPT_FIELDS: dict[str, Field] = {
         for name, make in grammars.SCHEMAS.items()
     },
 }
+KEPT_FIELDS: dict[str, Field] = {
+    "an earlier response": lambda sizes: {"previous_response_id": "resp_" + "r" * 251},
+}
 RESPONSE_FIELDS: dict[str, Field] = {
     "numbers": lambda sizes: {"temperature": 2, "top_p": 0.000001, **_labels(sizes)},
     "stream options": lambda sizes: {
@@ -137,6 +140,8 @@ RESPONSE_FIELDS: dict[str, Field] = {
         "stream": True,
         "stream_options": {"include_obfuscation": False},
     },
+    "in the background": lambda sizes: {"background": True, "store": True},
+    **KEPT_FIELDS,
     "hints": lambda sizes: {
         "cache_salt": "s" * 256,
         "store": True,
@@ -300,7 +305,7 @@ BODY_ATTACKS: list[BodyAttack] = [
     *attacks_on("/v1/chat/completions", SHARED | CHAT_FIELDS),
     *attacks_on("/v1/completions", SHARED | COMPLETION_FIELDS),
     *attacks_on("/v1/responses", PROMPT_FIELDS | RESPONSE_FIELDS),
-    *attacks_on("/v1/responses/input_tokens", PROMPT_FIELDS),
+    *attacks_on("/v1/responses/input_tokens", PROMPT_FIELDS | KEPT_FIELDS),
     *attacks_on("/v1/messages", MESSAGE_FIELDS),
     *attacks_on("/v1/messages/count_tokens", _counted_fields()),
     *attacks_on("/tokenize", TOKENIZE_FIELDS),

@@ -118,9 +118,10 @@ class FaultyFleet:
 
     def compute_until_granted(self, name: str) -> None:
         """Let a worker that is held after a prompt's first chunk compute one chunk after the other
-        until it has been granted blocks, which it reads when it goes on."""
+        until it has been granted blocks, which it reads when it goes on. Peers that do not know
+        each other yet begin with a Hello."""
         chunk = 1
-        while "KvGrant" not in self.wait_heard(name, "KvAsk", "KvGrant"):
+        while "KvGrant" not in self.wait_heard(name, "Hello", "KvAsk", "KvGrant"):
             chunk += 1
             self.move_on(name, "chunk", chunk)
 

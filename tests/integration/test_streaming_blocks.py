@@ -47,6 +47,7 @@ def test_blocks_of_a_chunk_leave_before_the_next_chunk_ends(
 ) -> None:
     """The prefill worker is held at the end of each chunk, until all blocks of the chunks before
     it have arrived."""
+    complete(fleet, prompts[1][:CHUNK], max_tokens=2)  # the pair gets to know each other
     before = counters(fleet, "decode-1")["blocks_received"]
 
     def num_arrived() -> int:
