@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Role
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import (
     all_counters,
@@ -22,7 +23,7 @@ from tests.integration.fleets import (
 from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     with faulty_fleet(prefill=2, decode=2, transport=request.param) as fleet:
         yield fleet

@@ -25,7 +25,7 @@ from tests.integration.fleets import (
 )
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
-NUM_REQUESTS = times(80, 200)
+NUM_REQUESTS = times(50, 200)
 SEED = 41
 NUM_STEPS = 10
 THRESHOLD = UpSettings.local_prefill_threshold_tokens

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scheduling.block_manager import BlockManager, CacheDelta
+from tests.effort import times
 
 
 def chain(name: str, length: int) -> list[bytes]:
@@ -130,7 +131,9 @@ class BlockHistory(RuleBasedStateMachine):
         assert self.blocks.num_pinned == len({b for _, table in self.owners for b in table})
 
 
-BlockHistory.TestCase.settings = settings(max_examples=200, deadline=None, derandomize=True)
+BlockHistory.TestCase.settings = settings(
+    max_examples=times(120, 400), deadline=None, derandomize=True
+)
 TestBlockHistory = BlockHistory.TestCase
 
 

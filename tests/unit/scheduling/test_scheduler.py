@@ -16,6 +16,7 @@ from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepCost, StepModel
+from tests.effort import times
 
 BLOCK = 4
 ROOT = chain_root("model")
@@ -338,7 +339,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 
 SchedulerHistory.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=times(90, 300),
     stateful_step_count=60,
     deadline=None,
     derandomize=True,

@@ -113,7 +113,7 @@ def run_texts(
     )
 
 
-@settings(max_examples=times(40, 120), deadline=None, derandomize=True)
+@settings(max_examples=times(25, 120), deadline=None, derandomize=True)
 @given(
     shape=shapes,
     texts=st.lists(
@@ -136,7 +136,7 @@ few_rows = st.builds(
 )
 
 
-@settings(max_examples=times(40, 120), deadline=None, derandomize=True)
+@settings(max_examples=times(25, 120), deadline=None, derandomize=True)
 @given(
     shape=few_rows,
     texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 16)), min_size=1, max_size=4),

@@ -14,6 +14,7 @@ from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.handoff.sender import HandoffSender
 from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
+from tests.effort import times
 
 TTL_S = 3.0
 LANDING_S = 2.0
@@ -473,5 +474,5 @@ def digest(key: HandoffKey, index: int) -> bytes:
 
 TestHandoffPair = HandoffPair.TestCase
 TestHandoffPair.settings = settings(
-    max_examples=300, stateful_step_count=80, deadline=None, derandomize=True
+    max_examples=times(150, 300), stateful_step_count=80, deadline=None, derandomize=True
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.json_pieces import (
@@ -19,6 +19,7 @@ from router.api.json_pieces import (
     take_some,
     with_last_changed,
 )
+from tests.effort import times
 
 JSON = st.recursive(
     st.none() | st.integers(-100, 100) | st.text(), lambda inner: st.lists(inner), max_leaves=8
@@ -31,6 +32,7 @@ class Document(msgspec.Struct):
     second: Any = msgspec.UNSET
 
 
+@settings(max_examples=times(40, 200))
 @given(st.lists(st.lists(JSON)))
 def test_a_list_from_parts_is_the_list_of_all_items(parts: list[list[Any]]) -> None:
     written = b"".join(list_pieces(parts))
