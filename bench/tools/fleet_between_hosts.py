@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.request
 from dataclasses import astuple
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.listeners import listeners_of
 from bench.tools.two_hosts import ADDRESSES
+from protocol.errors import BatonError
 
 PROMPT = list(range(10, 410))
+REPORT_S = 60.0
 SMALL = ("--dtype=float32", "--device=cpu", "--torch-threads=1", "--num-blocks=512")
 
 
@@ -36,15 +39,23 @@ def config_of(model: str, other_host: str, flags: list[str]) -> FleetConfig:
 
 
 def complete(url: str, model: str) -> dict[str, Any]:
-    """The trace of one completion; the answer has come when this returns."""
+    """The trace of one completion, once its prefill worker has said what it moved. Raises
+    BatonError if it does not."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), head)
     with urllib.request.urlopen(request, timeout=60) as answer:
         request_id = answer.headers["x-request-id"]
-    with urllib.request.urlopen(f"{url}/requests/{request_id}/trace", timeout=10) as answer:
-        trace: dict[str, Any] = json.load(answer)
-        return trace
+    deadline = time.monotonic() + REPORT_S
+    while True:
+        with urllib.request.urlopen(f"{url}/requests/{request_id}/trace", timeout=60) as answer:
+            trace: dict[str, Any] = json.load(answer)
+        prefill = trace["attempts"][-1]["prefill"]
+        if prefill and prefill["bytes_moved"]:
+            return trace
+        if time.monotonic() >= deadline:
+            raise BatonError(f"no worker has said in {REPORT_S:g} s what moved for {request_id}")
+        time.sleep(0.05)
 
 
 def main(argv: list[str]) -> int:

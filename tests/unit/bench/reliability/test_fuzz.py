@@ -25,7 +25,7 @@ def known() -> Iterator[list[Parser]]:
 
 def test_only_declared_errors_come_out(known: list[Parser]) -> None:
     fuzzing = fuzz.Fuzzing(SEED)
-    outcomes = [fuzzing.run(parser, times(50, 300)) for parser in known]
+    outcomes = [fuzzing.run(parser, times(100, 300)) for parser in known]
     assert fuzzing.findings == []
     assert all(each.accepted and each.refused for each in outcomes), outcomes
 
