@@ -26,7 +26,7 @@ from protocol.errors import BatonError
 
 _WARM_UP = 2
 _TIMEOUT_S = 120.0
-_TRACE_WAIT_S = 10.0
+_TRACE_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,15 @@ def test_a_chunk_budget_reaches_the_workers_of_its_role(pages: Watched, fleet: F
 
     wait_for("new leases", lambda: budgets() == {"prefill": 128, "decode": 64})
     long = {"model": "demo_model", "prompt": list(range(7, 207)), "max_tokens": 1}
-    HTTP.post(f"{fleet.url}/v1/completions", json=long).raise_for_status()
-    rows = HTTP.get(f"{fleet.url}/requests?order=recent&limit=1", headers=ADMINS).json()["rows"]
-    trace = f"{fleet.url}/requests/{rows[0]['request_id']}/trace"
-    chunks = HTTP.get(trace, headers=ADMINS).json()["attempts"][-1]["prefill"]["chunks"]
-    assert max(tokens for _, _, tokens in chunks) == 128
+    answer = HTTP.post(f"{fleet.url}/v1/completions", json=long).raise_for_status()
+    trace = f"{fleet.url}/requests/{answer.headers['x-baton-request-id']}/trace"
+
+    def chunks() -> list[list[int]] | None:
+        shown = HTTP.get(trace, headers=ADMINS).raise_for_status().json()
+        prefill = shown["attempts"][-1]["prefill"]
+        return prefill["chunks"] if prefill else None
+
+    assert max(tokens for _, _, tokens in wait_for("its chunks", chunks)) == 128
 
 
 def test_a_cancelled_question_changes_nothing(pages: Watched, fleet: Fleet) -> None:
