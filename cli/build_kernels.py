@@ -1,6 +1,6 @@
 """`baton build-kernels DIR`: compiles the C++ kernels ahead, for images that have no compiler.
 
-Workers that are told of the folder (`kernels_dir`) load what lies there for their CPU.
+Workers whose `kernels_dir` names the folder load the kernels for their CPU from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Beginnings of prompts whose cached blocks all requests share, whoever sends them.
+"""Beginnings of prompts whose cached blocks the requests of all keys share.
 
 An operator declares them; they hold no secret. Knows token ids only.
 """

@@ -361,7 +361,7 @@ class Fleet:
         self.history.note_lost(worker.info, reason, moved)
 
     def _find_max_context(self) -> None:
-        """Find `max_context` anew; every request reads it, and only the members change it."""
+        """Compute `max_context` again after a change of members; every request reads it."""
         known = self.known(Role.DECODE)
         staying = [each for each in known if each.info.state is not WorkerState.DRAINING]
         self._max_context = max((each.info.max_context for each in staying or known), default=None)

@@ -46,7 +46,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 async def wait_renewed(client: redis.Redis, key: str) -> None:
-    """Wait until a lease that exists has been set anew."""
+    """Wait until an existing lease has been renewed."""
     before = client.pexpiretime(key)
     assert before > 0
     await until(lambda: client.pexpiretime(key) > before)

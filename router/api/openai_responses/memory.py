@@ -69,8 +69,8 @@ def is_response_id(text: str) -> bool:
 
 
 class ResponseMemory:
-    """Keeps and finds responses. `adopt` is told of every task that has to end before the router
-    does."""
+    """Keeps and finds responses. `adopt` is called with every task that has to end before the
+    router does."""
 
     def __init__(self, records: ResponseRecords, registry: CollectorRegistry) -> None:
         self.adopt: Adopt = lambda task: None

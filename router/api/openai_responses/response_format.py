@@ -63,7 +63,7 @@ class ResponseFormat:
     """See AnswerFormat. A chunk holds all the framed events that one delta produces.
 
     `blank` is the response before it has output; with `has_logprobs` the output text includes
-    log-probabilities. `on_end` is told of the response with its whole output, maybe in a thread.
+    log-probabilities. `on_end` is called with the whole response, possibly in a thread.
     """
 
     def __init__(

@@ -116,8 +116,8 @@ def test_a_piece_that_answers_an_earlier_request_counts_for_nothing() -> None:
     assert begun.first == 2
     again = index.next_piece("w")
     assert (again.first, index.take_piece("w", piece_for(begun, worker))) == (2, None)
-    anew = index.new_dump("w")
-    assert (anew.first, index.take_piece("w", piece_for(again, worker))) == (0, None)
+    second = index.new_dump("w")
+    assert (second.first, index.take_piece("w", piece_for(again, worker))) == (0, None)
     assert not index.is_synced("w")
 
 
