@@ -17,7 +17,7 @@ from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.stored_tensors import FileTensors
 from engine.checkpoint.weights import load_weights
-from kv_transfer.transports.interface import Transport
+from kv_transfer.transports.interface import Transport, WriteDone
 from kv_transfer.transports.registry import create_transport
 from kv_transfer.transports.shm import ShmTransport
 from protocol.errors import TransferError
@@ -93,6 +93,44 @@ def test_no_more_is_written_than_is_granted(folder: Path) -> None:
     assert [piece for piece, _ in written] == list(range(len(written)))
     assert len(written) > (folder / "model.safetensors").stat().st_size // BLOCK_BYTES - 1
     assert all(granted - 3 <= piece < granted for piece, granted in written)
+
+
+def test_a_block_is_filled_again_only_once_its_write_is_over(folder: Path) -> None:
+    """The asker has a piece before the sender learns that its write is over."""
+    refilled: list[int] = []
+
+    class LateTransport(ShmTransport):
+        num_polls = 0
+
+        def __init__(self) -> None:
+            super().__init__("late", "cpu")
+            self.busy: dict[int, int] = {}  # the block that is written from, by handle
+            self.late: list[tuple[int, WriteDone]] = []
+
+        def post_write(self, agent: str, source: Any, target: Any, notification: bytes) -> int:
+            refilled.extend(block for block in source if block in self.busy.values())
+            handle = super().post_write(agent, source, target, notification)
+            self.busy[handle] = source[0]
+            return handle
+
+        def poll(self) -> list[Any]:
+            self.num_polls += 1
+            events: list[Any] = []
+            for event in super().poll():
+                if isinstance(event, WriteDone):
+                    self.late.append((self.num_polls + 20, event))
+                else:
+                    events.append(event)
+            due = [event for at, event in self.late if at <= self.num_polls]
+            self.late = [each for each in self.late if each[0] > self.num_polls]
+            for event in due:
+                del self.busy[event.handle]
+            return events + due
+
+    late = replace(means(), open=LateTransport)
+    with sending(folder, late) as sender, asking(sender.info, means(), blocks=3) as got:
+        load_weights(got.open(), load_model_config(folder))
+    assert refilled == []
 
 
 class SpoilingTransport(ShmTransport):
