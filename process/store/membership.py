@@ -12,15 +12,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import msgspec
 import redis
 import redis.asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
-from redis.exceptions import ConnectionError as RedisConnectionError
 
+from process.store.answers import answer_of, check_cancelled
 from process.store.id_claim import GRACE_S, IdClaim, holder_name, refusal
 from process.store.registry import (
     BACKOFF_MAX_S,
@@ -38,7 +38,6 @@ from protocol.registration import WorkerInfo, WorkerState
 log = logging.getLogger(__name__)
 
 Members = Mapping[str, WorkerInfo]
-T = TypeVar("T")
 _DRAIN_REQUEST_S = 60
 _RESUME = b"resume:"
 _CLAIM_POLL_S = 0.05
@@ -325,11 +324,11 @@ class FleetWatcher:
     async def _follow(self) -> None:
         """Read the fleet after every announcement, and at least every `poll_s`."""
         async with self._client.pubsub(ignore_subscribe_messages=True) as announcements:
-            await _answer(announcements.subscribe(self._registry.channel))
+            await answer_of(announcements.subscribe(self._registry.channel))
             while True:
-                self._take(await _answer(self._client.eval(*self._registry.read())))
-                _check_cancelled()
-                await _answer(announcements.get_message(timeout=self._poll_s))
+                self._take(await answer_of(self._client.eval(*self._registry.read())))
+                check_cancelled()
+                await answer_of(announcements.get_message(timeout=self._poll_s))
 
     def _take(self, reply: list[bytes]) -> None:
         if self._was_reported_away:
@@ -357,27 +356,6 @@ def _trouble(where: str, error: Exception) -> str:
     if isinstance(error, (AuthenticationError, NoPermissionError)):
         return f"{where} refuses our password: {error}"
     return f"{where} cannot be reached: {error}"
-
-
-async def _answer(asked: Awaitable[T]) -> T:
-    """The store's answer. Raises RedisError and OSError, also for a connection that was reset.
-
-    For a write to a reset connection uvloop raises RuntimeError, which redis-py (8.1) passes on.
-    """
-    try:
-        return await asked
-    except RuntimeError as error:
-        raise RedisConnectionError(f"the connection is gone: {error}") from error
-
-
-def _check_cancelled() -> None:
-    """Raises CancelledError if the task is being cancelled.
-
-    Before Python 3.12 `asyncio.wait_for`, which the client uses, may swallow a cancellation.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def request_drain(

@@ -21,6 +21,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from process.store.answers import answer_of, check_cancelled
 from process.store.registry import BACKOFF_MAX_S, client_from_url
 from protocol.errors import StoreAway
 
@@ -206,7 +207,9 @@ class ResponseRecords:
 
     async def read(self, name: ResponseName) -> ResponseRecord | None:
         """A record, if there is one."""
-        return _record_of(await self._call(_READ, name))
+        found = await self._call(_READ, name)
+        check_cancelled()
+        return _record_of(found)
 
     async def finish(self, name: ResponseName, status: str, answer: bytes) -> bool:
         """Keep the answer of a response that ran; False if it was cancelled, given up or deleted
@@ -238,8 +241,9 @@ class ResponseRecords:
             raise StoreAway
         try:
             async with self._turns:
-                return await self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
-        except (RedisError, OSError, RuntimeError) as error:
+                asked = self._client.eval(_COMMON + script, 1, self._prefix, name.key, *args)
+                return await answer_of(asked)
+        except (RedisError, OSError) as error:
             if not self.is_away:
                 log.warning("the store of responses cannot be used: %s", error)
             self._away_until = self._clock() + BACKOFF_MAX_S

@@ -19,6 +19,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from process.store.answers import answer_of, check_cancelled
 from process.store.registry import BACKOFF_MAX_S, client_from_url
 
 log = logging.getLogger(__name__)
@@ -106,8 +107,9 @@ class RouterBoard:
     async def _repeat(self, work: Callable[[], Any]) -> None:
         while True:
             try:
-                await work()
-            except (RedisError, OSError, RuntimeError) as error:
+                await answer_of(work())
+            except (RedisError, OSError) as error:
+                check_cancelled()
                 log.debug("the store is away: %s", error)
                 self._num_peers = 0
                 self._on_peers({})
@@ -131,6 +133,7 @@ class RouterBoard:
             peers = {name: b for name, b in zip(others, bodies, strict=True) if b is not None}
             self._num_peers = len(peers)
             self._on_peers(peers)
+            check_cancelled()
             await asyncio.sleep(PERIOD_S)
 
     async def _listen(self) -> None:
@@ -140,6 +143,7 @@ class RouterBoard:
             await channel.subscribe(asked, answered)
             while True:
                 message = await channel.get_message(timeout=PERIOD_S)
+                check_cancelled()
                 if message is None:
                     continue
                 if message["channel"].decode() == asked:

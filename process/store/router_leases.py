@@ -14,6 +14,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from process.store.answers import answer_of, check_cancelled
 from process.store.registry import BACKOFF_MAX_S, client_from_url
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class RouterLease:
         """Renew the lease until cancelled, then leave. Closes the connection."""
         try:
             while True:
-                await asyncio.sleep(await self._renew())
+                pause_s = await self._renew()
+                check_cancelled()
+                await asyncio.sleep(pause_s)
         finally:
             await self._leave()
             await self._client.aclose()
@@ -78,16 +81,17 @@ class RouterLease:
     async def _renew(self) -> float:
         """Returns the pause before the next renewal, in seconds."""
         try:
-            await self._client.eval(_RENEW, 2, *self._keys, self._name, round(self._lease_s * 1e3))
-        except (RedisError, OSError, RuntimeError) as error:
+            lease_ms = round(self._lease_s * 1e3)
+            await answer_of(self._client.eval(_RENEW, 2, *self._keys, self._name, lease_ms))
+        except (RedisError, OSError) as error:
             log.debug("the router's lease was not renewed: %s", error)
             return min(BACKOFF_MAX_S, self._lease_s / _RENEWALS)
         return self._lease_s / _RENEWALS
 
     async def _leave(self) -> None:
         try:
-            await self._client.eval(_LEAVE, 2, *self._keys, self._name)
-        except (RedisError, OSError, RuntimeError) as error:
+            await answer_of(self._client.eval(_LEAVE, 2, *self._keys, self._name))
+        except (RedisError, OSError) as error:
             log.debug("the router's lease ends by itself: %s", error)
 
 

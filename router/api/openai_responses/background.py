@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
+from process.store.answers import check_cancelled
 from process.store.response_records import ResponseName
 from protocol.errors import GenerationFailed, StoreAway
 from router.api.openai_responses import answer as api
@@ -83,6 +84,7 @@ class BackgroundRuns:
     async def _run(self, name: ResponseName, work: Work, failed: Failed) -> None:
         try:
             await self._renew(name)
+            check_cancelled()
             response = await work()
         except asyncio.CancelledError:
             if name in self._unwanted:

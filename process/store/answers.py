@@ -1,0 +1,31 @@
+"""Waiting for the store's asyncio client (redis-py 8.1), which hides two things from its callers.
+
+For a write to a connection that was reset, uvloop raises RuntimeError, and the client passes it on.
+And before Python 3.12 `asyncio.wait_for`, which the client uses, may swallow a cancellation: a task
+that goes on after an answer first asks whether it was cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+T = TypeVar("T")
+
+
+async def answer_of(asked: Awaitable[T]) -> T:
+    """The store's answer. Raises RedisError and OSError, also for a connection that was reset."""
+    try:
+        return await asked
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the connection is gone: {error}") from error
+
+
+def check_cancelled() -> None:
+    """Raises CancelledError if the task is being cancelled."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -1,0 +1,116 @@
+"""Tasks that keep something in the store end when they are cancelled, even if the client swallows
+the cancellation, as `asyncio.wait_for` may before Python 3.12."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from redis.exceptions import RedisError
+
+from process.store.answers import answer_of
+from process.store.router_board import RouterBoard
+from process.store.router_leases import RouterLease
+
+URL = "redis://127.0.0.1:1"
+
+
+class SwallowingClient:
+    """Its answers wait until their task is cancelled, and come nevertheless."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.is_asked = asyncio.Event()
+        self.is_closed = False
+
+    async def answer(self, *args: Any, **named: Any) -> Any:
+        """To any question; those of a task that is being cancelled come at once."""
+        self.num_asked += 1
+        self.is_asked.set()
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                break
+        return None
+
+    eval = answer
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+    def pubsub(self, **named: Any) -> Channel:
+        return Channel(self)
+
+    def pipeline(self, **named: Any) -> Pipeline:
+        return Pipeline(self)
+
+
+class Channel:
+    def __init__(self, client: SwallowingClient) -> None:
+        self.client = client
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        pass
+
+    async def subscribe(self, *names: str) -> None:
+        """Answered at once."""
+
+    async def get_message(self, **named: Any) -> None:
+        await self.client.answer()
+
+
+class Pipeline(Channel):
+    async def __aenter__(self) -> Pipeline:
+        return self
+
+    def set(self, *args: Any, **named: Any) -> None:
+        pass
+
+    zadd = zremrangebyscore = zrange = set
+
+    async def execute(self) -> list[Any]:
+        await self.client.answer()
+        return [[]]
+
+
+def lease() -> RouterLease:
+    return RouterLease(URL, "cluster", "one")
+
+
+def board() -> RouterBoard:
+    return RouterBoard(URL, "cluster", lambda: b"", lambda peers: None, lambda question: None)
+
+
+@pytest.mark.parametrize(("make", "num_asked"), [(lease, 1), (board, 2)])
+async def test_a_cancellation_that_the_client_swallows_ends_the_task(
+    make: Callable[[], Any], num_asked: int
+) -> None:
+    kept, client = make(), SwallowingClient()
+    kept._client = client
+    task = asyncio.create_task(kept.run())
+    while client.num_asked < num_asked:
+        client.is_asked.clear()
+        await client.is_asked.wait()
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=60)
+    assert done == {task}
+    assert task.cancelled()
+    assert client.is_closed
+
+
+async def test_a_write_to_a_reset_connection_is_an_error_of_the_store() -> None:
+    async def write() -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    asked: Awaitable[None] = write()
+    with pytest.raises(RedisError, match="the connection is gone"):
+        await answer_of(asked)
