@@ -4,25 +4,47 @@ assertion that fails in a helper shows its values, and tests of `./scripts/night
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import ssl
 import tomllib
 from collections.abc import Callable
+from typing import Any
 
+import certifi
 import pytest
 import uvloop
 from hypothesis import settings
 
 from engine.native.library import best_instruction_set
 from process.openmp import let_threads_sleep
-from tests.effort import NIGHTLY
+from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
 
 let_threads_sleep()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.faults", "tests.integration", "tests.unit")
-settings.register_profile("baton", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "baton", max_examples=times(40, 100), deadline=None, derandomize=True, print_blob=True
+)
 settings.load_profile("baton")
 
 DEPRECATIONS = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
+
+
+def share_the_known_authorities() -> None:
+    """Between HTTP clients: each would read all of their certificates, which takes 20 ms."""
+    make = ssl.create_default_context
+    known = functools.cache(lambda: make(cafile=certifi.where()))
+
+    def create_default_context(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        if not arguments and named == {"cafile": certifi.where()}:
+            return known()
+        return make(*arguments, **named)
+
+    ssl.create_default_context = create_default_context
+
+
+share_the_known_authorities()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

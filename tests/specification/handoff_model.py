@@ -513,7 +513,6 @@ def _small_rows() -> list[Row]:
     return [
         ("1P1D, 2 and 3 prompts", DESIGN, ENDS, mixes(TWO, "23", "12")),
         ("2P1D, 1P2D, 2 prompts", DESIGN, ENDS, mixes(f"{P2},{D2}", "2", "12")),
-        ("shares, 1P2D, 3 prompts", DESIGN, ENDS, mixes(D2, "3", "12", share=1)),
         ("shares, beside a full D0", DESIGN, ENDS, [_beside()]),
         ("an abort, 1P1D, 2 prompts", DESIGN, ENDS, mixes(TWO, "2", "12", aborts=1)),
         ("a crash, 1P1D, 2 prompts", DESIGN, ENDS, mixes(TWO, "2", "12", crashes=1)),
@@ -545,6 +544,7 @@ def _large_rows() -> list[Row]:
         ("1P2D", DESIGN, ENDS, mixes(D2, "23", "12") + mixes("P=3 D0=3 D1=3", "3", "123")),
         ("2P2D", DESIGN, ENDS, mixes(ALL2, "23", "12")),
         ("2P2D, four prompts, one for each pair", DESIGN, ENDS, square),
+        ("shares, 1P2D, 3 prompts", DESIGN, ENDS, mixes(D2, "3", "12", share=1)),
         ("shares, 1P2D", DESIGN, ENDS, mixes("P=3 D0=3 D1=3,P=4 D0=2 D1=2", "3", "12", share=2)),
         ("shares, beside a full D0", DESIGN, ENDS, beside),
         ("beside a prompt that D computes alone", DESIGN, ENDS, _beside_local(locals_)),

@@ -29,6 +29,7 @@ from protocol.errors import ModelLoadError
 from router.api.sampling_defaults import load_sampling_defaults
 from router.text.checkpoint_texts import load_chat_templates, load_tokenizer_config
 from router.text.tokenizer import Tokenizer
+from tests.effort import times
 from tests.paths import DEMO_MODEL
 
 SMALL = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
@@ -327,7 +328,7 @@ def test_a_header_that_lies(folder: Path, content: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=times(30, 60))
 def test_any_change_of_the_header_is_an_error_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

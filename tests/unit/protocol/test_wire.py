@@ -15,6 +15,7 @@ from protocol.events import EventMessage, WorkerStats
 from protocol.messages import ControlMessage, Generate, KvGrant, KvWritten, Ping
 from protocol.registration import WorkerInfo
 from protocol.sampling import SamplingParams
+from tests.effort import times
 from tests.registration import registration
 
 GENERATE = Generate(
@@ -93,7 +94,7 @@ KINDS = {
 }
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(derandomize=True, max_examples=times(200, 500), deadline=None)
 @given(st.binary(max_size=400), st.sampled_from([GENERATE, Ping(nonce=1)]), st.integers(0, 400))
 def test_mutated_frames_never_raise_anything_else(
     noise: bytes, message: ControlMessage, position: int

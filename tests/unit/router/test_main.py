@@ -20,11 +20,13 @@ import pytest
 import zmq.asyncio
 
 from checkpoint.texts_fingerprint import texts_fingerprint
+from cli.child import Child
 from process.sockets.network import Network
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import WorkerLease
 from protocol.messages import Abort, FinishReason, Generate, Role
 from router.main import main
+from tests.forked import ForkedChild
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 END = b"\n\n"
@@ -43,7 +45,7 @@ def cluster() -> str:
 
 @dataclass
 class RouterProcess:
-    process: asyncio.subprocess.Process
+    process: Child
     client: httpx.AsyncClient
     log: Path
 
@@ -51,14 +53,25 @@ class RouterProcess:
 
     def tell_to_stop(self) -> None:
         """Once: a second signal would end it at once."""
-        if not self.was_told and self.process.returncode is None:
+        if not self.was_told and self.process.is_running():
             self.was_told = True
-            self.process.send_signal(signal.SIGTERM)
+            self.process.signal(signal.SIGTERM)
 
-    async def stop(self) -> int:
+    async def stop(self) -> int | None:
         self.tell_to_stop()
-        async with asyncio.timeout(WAIT_S):
-            return await self.process.wait()
+        return await self.ended()
+
+    async def ended(self) -> int | None:
+        """Its exit status, once it has ended."""
+        assert await asyncio.to_thread(self.process.wait, WAIT_S), self.log.read_text()
+        return self.process.exit_status()
+
+
+def fork(log: Path, *flags: str, **environment: str) -> Child:
+    command = [sys.executable, "-m", "router.main", *flags]
+    child = ForkedChild("router", Role.ROUTER, command, {**os.environ, **environment}, log)
+    child.start()
+    return child
 
 
 async def spawn(log: Path, *flags: str, **environment: str) -> asyncio.subprocess.Process:
@@ -79,7 +92,7 @@ async def router(
 ) -> AsyncIterator[RouterProcess]:
     """A router on a free port, in a cluster of its test's own; parametrised by its flags."""
     log, port_file = tmp_path / "log", tmp_path / "port"
-    process = await spawn(
+    process = fork(
         log,
         f"--model={checkpoint}",
         "--port=0",
@@ -91,7 +104,7 @@ async def router(
     )
     async with asyncio.timeout(WAIT_S):
         while not port_file.exists():
-            assert process.returncode is None, log.read_text()
+            assert process.is_running(), log.read_text()
             await asyncio.sleep(0.02)
     url = f"http://127.0.0.1:{int(port_file.read_text())}"
     async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
@@ -265,7 +278,7 @@ async def test_a_lame_duck_serves_new_connections_and_is_not_ready(
 ) -> None:
     client = router.client
     await healthy(client)
-    router.process.send_signal(signal.SIGHUP)  # means nothing
+    router.process.signal(signal.SIGHUP)  # means nothing
     router.tell_to_stop()
     async with asyncio.timeout(WAIT_S):
         while (answer := await client.get("/ready")).status_code == 200:
@@ -279,10 +292,9 @@ async def test_a_lame_duck_serves_new_connections_and_is_not_ready(
             answer = await newcomer.post("/v1/completions", json=body)
         await serving
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
-    assert router.process.returncode is None
-    router.process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(WAIT_S):
-        assert await router.process.wait() == -signal.SIGTERM
+    assert router.process.is_running()
+    router.process.signal(signal.SIGTERM)
+    assert await router.ended() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("router", [["--lame-duck-s=0.2"]], indirect=True)
@@ -386,21 +398,13 @@ async def test_what_is_wrong_with_its_port_ends_the_process_with_one_line(
     assert not any("Traceback" in line for line in lines)
 
 
-async def test_help_names_every_setting_with_its_unit(tmp_path: Path) -> None:
+async def test_help_names_every_setting_with_its_unit_and_needs_no_torch() -> None:
+    code = "import sys, router.main as r; assert 'torch' not in sys.modules; r.main(['--help'])"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router.main", "--help", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
     )
     shown, _ = await process.communicate()
     text = " ".join(shown.decode().split())
     assert process.returncode == 0
     assert "--local-prefill-threshold-tokens TOKENS" in text
     assert "env: BATON_RETRY_BACKOFF_MS" in text
-
-
-async def test_the_router_imports_no_torch(tmp_path: Path) -> None:
-    code = "import json, sys, router.main; print(json.dumps('torch' in sys.modules))"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
-    )
-    shown, _ = await process.communicate()
-    assert json.loads(shown) is False

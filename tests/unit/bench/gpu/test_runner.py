@@ -357,6 +357,7 @@ def test_a_handoff_is_read_from_a_trace():
     assert handoff.bytes_per_s == pytest.approx(9000 / 4.5e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_two_workers_on_one_device_give_one_workers_tokens():
     card = Card(CPU, copy_bytes_per_s=1e10, flops_per_s=1.0)

@@ -77,7 +77,7 @@ def test_attacks_get_answers_and_leave_nothing(live: LiveApi) -> None:
     live.generator.requests.clear()
     attacks = [each for each in all_attacks(1) if "attack" not in each.name]
     chosen = [each.run for each in attacks if ": " not in each.name]
-    chosen += [each.run for each in some([each for each in attacks if ": " in each.name], 60)]
+    chosen += [each.run for each in some([each for each in attacks if ": " in each.name], 30)]
     client = attack(live, chosen)
     assert client.answers.faults == []
     statuses = client.answers.statuses

@@ -136,7 +136,7 @@ few_rows = st.builds(
 )
 
 
-@settings(max_examples=times(25, 120), deadline=None, derandomize=True)
+@settings(max_examples=times(12, 120), deadline=None, derandomize=True)
 @given(
     shape=few_rows,
     texts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 16)), min_size=1, max_size=4),
@@ -178,7 +178,7 @@ def test_garbage_beyond_the_context_never_shows(garbage, instruction_set, dtype,
         assert run_texts(shape, texts, instruction_set, 64, garbage) == num_tokens(texts)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=times(2, 6), deadline=None, derandomize=True)
 @given(
     length=st.integers(2_000, 16_384),
     last=st.sampled_from([1, 3, 30]),

@@ -11,6 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.effort import in_turn
+
 ARCHITECTURES = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -40,8 +42,7 @@ def rope(name: str) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 500.0, **ROPES[name]}}
 
 
-@pytest.mark.parametrize("rope_name", ROPES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "rope_name"), in_turn(ARCHITECTURES, ROPES))
 def test_logits_equal_transformers_whole_and_in_chunks(
     make_tiny, paged_model, text, architecture, rope_name
 ):
@@ -322,8 +323,7 @@ def assert_as_close(logits: torch.Tensor, theirs: torch.Tensor, exact: torch.Ten
     assert (logits - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
 
 
-@pytest.mark.parametrize("hidden_act", ["silu", "gelu"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "hidden_act"), in_turn(ARCHITECTURES, ["silu", "gelu"]))
 def test_the_kernels_are_as_close_in_bf16_and_in_fp32(
     make_tiny, paged_model, text, kernels, architecture, hidden_act
 ):

@@ -86,6 +86,7 @@ def lines_asked_for(library: ctypes.CDLL, layer: NativeLinear) -> list[int]:
     return [line + into_block for line in found[:count]]
 
 
+@pytest.mark.nightly  # it compiles the kernels once more
 @pytest.mark.parametrize("bits", [16, 12])
 @pytest.mark.parametrize(
     ("instruction_set", "rows"),

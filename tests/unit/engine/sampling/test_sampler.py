@@ -262,13 +262,13 @@ def test_top_p_keeps_the_smallest_sufficient_set(p):
 
 def test_top_p_over_more_tokens_than_it_looks_at_first():
     logits = random_logits(1, 3_000, spread=0.01)[0]
-    kept = choices(logits, 6_000, top_p=0.5)
+    kept = choices(logits, 3_000, top_p=0.5)
     order = logits.argsort(descending=True).tolist()
     cumulative = logits.softmax(-1)[order].double().cumsum(0)
     allowed = set(order[: int((cumulative < 0.5).sum()) + 1])
     assert 1_400 < len(allowed) < 1_500
     assert set(kept) <= allowed
-    assert len(kept) > 1_300
+    assert len(kept) > 1_200
 
 
 def test_min_tokens_keeps_stop_ids_away_until_reached():

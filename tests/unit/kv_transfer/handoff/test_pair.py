@@ -474,5 +474,5 @@ def digest(key: HandoffKey, index: int) -> bytes:
 
 TestHandoffPair = HandoffPair.TestCase
 TestHandoffPair.settings = settings(
-    max_examples=times(150, 300), stateful_step_count=80, deadline=None, derandomize=True
+    max_examples=times(75, 300), stateful_step_count=80, deadline=None, derandomize=True
 )

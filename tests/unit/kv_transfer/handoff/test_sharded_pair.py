@@ -18,6 +18,7 @@ from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
 from protocol.messages import Abort, KvAsk, KvBegun, KvClosed, KvGrant, KvRenew
+from tests.effort import times
 
 TTL_S = 3.0
 LANDING_S = 2.0
@@ -414,5 +415,5 @@ def may_grant(wanted: Wanted) -> bool:
 
 TestShardedPair = ShardedPair.TestCase
 TestShardedPair.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, derandomize=True
+    max_examples=times(60, 150), stateful_step_count=60, deadline=None, derandomize=True
 )

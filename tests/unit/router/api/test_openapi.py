@@ -25,9 +25,10 @@ from router.api.request_fields import RequestBody
 from router.fleet.metrics import FleetMetrics
 from router.requests.trace import TraceStore
 from router.telemetry.requests import RequestLog
+from tests.effort import times
 from tests.unit.router.api_harness import MODEL, LiveApi
 
-EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", times(8, 15)))
 DOCUMENT = openapi_document()
 OPERATORS = {each.path for each in OPERATIONS if each.tag == "operators"} - {"/metrics"}
 PLAIN = {

@@ -11,6 +11,7 @@ from protocol.events import CacheEvents
 from protocol.messages import CacheDump, CacheDumpRequest
 from router.fleet.block_holders import EXACT_BLOCKS, STRIDE
 from router.fleet.cache_index import CacheIndex, PrefixMatch
+from tests.effort import times
 
 
 def digest(number: int) -> bytes:
@@ -307,7 +308,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=times(80, 200), deadline=None)
 @given(changes)
 def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
     """Dumps travel on another connection: an asked one comes at any later time."""

@@ -10,6 +10,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import FinishReason
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from router.requests.token_stream import Piece, TokenPiece, TokenStream
+from tests.effort import times
 
 
 def piece(index: int, *token_ids: int, finish: FinishReason | None = None) -> Piece:
@@ -90,7 +91,7 @@ def test_logprobs_must_fit_their_tokens() -> None:
         started().take(TokenPiece(0, [1, 2], [TokenLogprobs(logprob=-1.0)], None))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=times(80, 200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=40), st.booleans())
 def test_the_output_is_always_a_prefix_of_the_truth(script, is_remote: bool) -> None:
     """Whatever pieces of one true output arrive, in whatever order and however often."""

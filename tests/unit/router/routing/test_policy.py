@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protocol.errors import Overloaded, PromptTooLong
 from router.routing.policy import RETRY_STUCK_S, place
 from router.routing.view import Mode, PlacementQuery, Rule, WorkerLoad
+from tests.effort import times
 
 BLOCK = 16
 
@@ -240,7 +241,7 @@ def decide_local(num_tokens: int, each: WorkerLoad, threshold: int) -> int | Non
     return alone.decode.cost if alone.decode.missing_tokens <= threshold else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=times(100, 300), deadline=None)
 @given(
     decode=fleets,
     prefill=fleets,

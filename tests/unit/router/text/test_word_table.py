@@ -88,8 +88,10 @@ def test_with_spaces_in_added_tokens_no_seam_is_certain() -> None:
 def test_every_character_that_is_taken_is_classed_as_the_tokenizer_does(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     table = table_of(tokenizer)
-    taken = [c for c in map(chr, range(0x20000)) if table.takes(c)]
-    assert len(taken) > 45_000
+    step = times(8, 1)
+    tried = map(chr, [*range(0x400), *range(0x400, 0x20000, step)])
+    taken = [c for c in tried if table.takes(c)]
+    assert len(taken) > 45_000 / step
     for start in range(0, len(taken), 500):
         text = "".join(f"e{c}e{c}1{c} {c}. '{c}\n{c}" for c in taken[start : start + 500])
         words = table._words(text)
