@@ -49,7 +49,7 @@ _MOST_READS = 8
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp-[0-9a-f]{32}")
-_REASONS = ("store_away", "too_large", "backlog")
+_REASONS = ("store_away", "too_large", "backlog", "error")
 
 Made = tuple[str, bytes, bytes]
 """Status, answer and input of a response."""
@@ -84,8 +84,8 @@ class ResponseMemory:
         self._not_kept = Counter(
             "baton_responses_not_kept",
             "Responses that were to be kept and were not: the store could not be reached "
-            "(store_away), they were too large (too_large), or too much waited for the store "
-            "(backlog)",
+            "(store_away), they were too large (too_large), too much waited for the store "
+            "(backlog), or an unexpected error, which the log has (error)",
             ["reason"],
             registry=registry,
         )
@@ -188,6 +188,7 @@ class ResponseMemory:
             self.give_up(name)
         except Exception:
             log.exception("response %s could not be kept", name.id)
+            self._skip("error")
 
     def _forget(self, name: ResponseName, task: asyncio.Task[None], num_bytes: int) -> None:
         self._pending_bytes -= num_bytes

@@ -333,6 +333,19 @@ def test_no_more_waits_for_the_store_than_fits(client, api, monkeypatch):
     api.settle(lambda: not_kept(api, "backlog") == before + 1)
 
 
+def test_an_unexpected_error_while_a_response_is_kept_is_counted_and_logged(
+    client, api, monkeypatch, caplog
+):
+    async def fail(record: memory.ResponseRecord) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(memory, "_packed", fail)
+    before = not_kept(api, "error")
+    answer = ask(client)
+    api.settle(lambda: not_kept(api, "error") == before + 1)
+    assert f"response {answer.id} could not be kept" in caplog.text
+
+
 def test_a_record_that_nobody_can_read_is_not_found(client, api, valkey):
     answer = ask(client)
     assert client.responses.retrieve(answer.id) == answer
