@@ -63,7 +63,8 @@ class KeyFiles:
         """Look for changes until cancelled; read all files whenever `asked` is set."""
         while True:
             try:
-                await asyncio.wait_for(asked.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await asked.wait()
             except TimeoutError:
                 self.look()
             else:

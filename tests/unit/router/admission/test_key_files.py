@@ -94,3 +94,19 @@ async def test_a_hangup_reads_the_files_at_once(path: Path) -> None:
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_hangup_at_the_same_time_holds_up_no_stop(path: Path, turns: int) -> None:
+    files = KeyFiles(CollectorRegistry())
+    files.ring([], str(path))
+    asked = asyncio.Event()
+    task = asyncio.create_task(files.run(asked, interval_s=3600.0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    asked.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=60)
+    assert done == {task}
