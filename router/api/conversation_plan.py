@@ -27,6 +27,7 @@ from router.chat.control_text import TemplateInput
 from router.chat.conversation import Conversation, Message, ToolMode
 from router.chat.markup import ChatMarkup
 from router.chat.message_parser import MessageParser
+from router.chat.prefill import open_end
 from router.requests.choices import Choice
 from router.requests.event_ids import StreamIdentity
 from router.text.chat_template import RESERVED_NAMES, ChatTemplate
@@ -225,18 +226,19 @@ def render_conversation(
         _variables(template, conversation),
     )
     mark = markup.mark_control_tokens(given)
-    goes_on = conversation.continue_final_message
+    end = None
+    if conversation.continue_final_message:
+        end = open_end(given.messages, mark)
     text = template.render(
         given.messages,
-        conversation.add_generation_prompt and not goes_on,
+        conversation.add_generation_prompt and end is None,
         given.variables,
         given.tools or None,
         given.documents or None,
         conversation.names.messages,
     )
-    if goes_on:
-        content = given.messages[-1]["content"]
-        text = _cut_behind(text, content, conversation.names.prefill)
+    if end is not None:
+        text = end.cut(text, conversation.names.prefill)
     return [text] if mark is None else split_at_marks(text, mark)
 
 
@@ -311,16 +313,3 @@ def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, 
         if "reasoning_effort" not in template.variables:
             variables = {_THINKING: effort != "none"}
     return {**variables, **conversation.template_variables}
-
-
-def _cut_behind(text: str, content: str | list[dict[str, str]], param: str) -> str:
-    """The prompt up to the end of its last message, without the template's text after it."""
-    if not isinstance(content, str):
-        content = content[-1]["text"]
-    for wanted in (content.lstrip(), content.strip()):
-        start = text.rfind(wanted) if wanted else -1
-        if start >= 0:
-            return text[: start + len(wanted)]
-    raise InvalidRequest(
-        f"'{param}': the last message is empty, or the chat template changes it", param
-    )
