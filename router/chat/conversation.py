@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from protocol.errors import InvalidRequest
 from router.chat.past_calls import arguments_object, arguments_text
-from router.text.template_shape import TemplateShape
+from router.text.template_shape import TemplateShape, reasoning_part, text_part
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -55,7 +55,7 @@ class Message:
         message: dict[str, Any] = {"role": role, "content": self._content_for(role, shape)}
         if self.name is not None:
             message["name"] = self.name
-        if self.reasoning is not None:
+        if self.reasoning is not None and not shape.reasoning_in_parts:
             message |= dict.fromkeys(shape.reasoning_names, self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = [
@@ -66,9 +66,20 @@ class Message:
         return message
 
     def _content_for(self, role: str, shape: TemplateShape) -> str | list[dict[str, str]]:
-        if role in shape.only_part_roles or (self.parts and role in shape.part_roles):
-            return [{"type": "text", "text": text} for text in self.parts or (self.content,)]
-        return self.content
+        thoughts = []
+        if self.reasoning is not None and self.role == "assistant" and shape.reasoning_in_parts:
+            thoughts = [reasoning_part(self.reasoning)]
+        is_empty = role == "assistant" and not self.content and not self.tool_calls
+        is_in_parts = bool(self.parts) and role in shape.part_roles
+        if not (
+            is_in_parts
+            or thoughts
+            or role in shape.only_part_roles
+            or (is_empty and shape.needs_parts_if_empty)
+        ):
+            return self.content
+        texts = self.parts if is_in_parts else (self.content,)
+        return [*thoughts, *map(text_part, texts)]
 
 
 @dataclass(frozen=True, slots=True)

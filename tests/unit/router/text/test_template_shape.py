@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.errors import InvalidRequest
 from router.chat.conversation import Message, ToolCall
 from router.text.chat_template import ChatTemplate
 
@@ -46,6 +47,61 @@ def test_parts_of_a_content_are_laid_out_by_the_templates_that_do(
 
 def test_a_template_that_takes_parts_alone_gets_them() -> None:
     assert shown(EACH + PARTS + END, Message("user", "a\nb"), Message("tool", "c")) == "a\nb;c;"
+
+
+def test_every_role_is_found_out_in_the_form_that_the_roles_before_it_need() -> None:
+    asks_for_a_kind = "{% if m.content[0].type == 'image' %}!{% endif %}"
+    history = (
+        Message("user", "a"),
+        Message("assistant", "", tool_calls=(CALL,)),
+        Message("tool", "b", parts=("b", "c")),
+    )
+    assert shown(EACH + asks_for_a_kind + PARTS + END, *history) == "a;;bc;"
+
+
+FIRST_PART = "{{ m.role }}:{{ m.content[0].text + '' }};"
+
+
+def test_a_template_that_reads_a_single_part_gets_the_whole_content_in_it() -> None:
+    history = (Message("system", "a"), Message("user", "b\nc", parts=("b", "c")))
+    assert shown(EACH + FIRST_PART + END, *history) == "system:a;user:b\nc;"
+    only_system = "{% if m.role == 'system' %}" + FIRST_PART + "{% else %}" + BOTH + "{% endif %}"
+    assert shown(EACH + only_system + END, *history) == "system:a;bc;"
+
+
+CHUNKS = (
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'thinking' %}[{{ part.thinking }}]"
+    "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %};"
+)
+
+
+def test_reasoning_comes_in_a_part_where_the_template_reads_such() -> None:
+    answers = (
+        Message("assistant", "a", reasoning="Hm"),
+        Message("assistant", "a\nb", reasoning="Hm", parts=("a", "b")),
+        Message("assistant", "", reasoning="Hm", tool_calls=(CALL,)),
+        Message("assistant", "a"),
+        Message("user", "a", reasoning="Hm"),
+    )
+    assert shown(EACH + CHUNKS + END, *answers) == "[Hm]a;[Hm]ab;[Hm];a;a;"
+    assert ChatTemplate(EACH + CHUNKS + END, {}).shape.reasoning_in_parts
+    assert not ChatTemplate(EACH + BOTH + END, {}).shape.reasoning_in_parts
+    as_python = ChatTemplate(EACH + "{{ m.content }}" + END, {})
+    assert not as_python.shape.reasoning_in_parts
+
+
+def test_an_empty_answer_comes_in_parts_where_the_template_refuses_it_as_text() -> None:
+    strict = (
+        "{% if m.role == 'assistant' and not m.content and not m.tool_calls %}"
+        "{{ raise_exception('empty') }}{% endif %}"
+    )
+    history = (Message("user", "a"), Message("assistant", ""), Message("user", ""))
+    assert shown(EACH + strict + BOTH + END, *history) == "a;;;"
+    call = Message("assistant", "", tool_calls=(CALL,))
+    assert shown(EACH + strict + "{{ m.content is string }}" + BOTH + END, call) == "True;"
+    with pytest.raises(InvalidRequest, match="empty"):
+        shown(EACH + strict + TEXT + END, *history)
 
 
 CALL = ToolCall("c", "f", '{"city":  "K"}')
