@@ -7,12 +7,13 @@ same call back from what the template wrote, and nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
 from protocol.errors import InvalidRequest
 from protocol.messages import FinishReason
-from router.chat.conversation import Tool
+from router.chat.conversation import Message, Tool, ToolCall
 from router.chat.events import joined_calls
 from router.chat.message_parser import MessageParser
 from router.chat.past_calls import arguments_object
@@ -37,9 +38,15 @@ TOOL = Tool(
         "required": ["city"],
     },
 )
-_USER = {"role": "user", "content": "probe"}
 _CALL_ID = "call12345"
-_RESULT = {"role": "tool", "content": "probe", "tool_call_id": _CALL_ID, "name": NAME}
+_USER = Message("user", "probe")
+_ANSWER = Message(
+    "assistant",
+    "",
+    tool_calls=(ToolCall(_CALL_ID, NAME, json.dumps(ARGUMENTS, ensure_ascii=False)),),
+)
+_RESULT = Message("tool", "probe", NAME, tool_call_id=_CALL_ID)
+_SEAM = re.compile(r"[\s>\]]")
 
 
 class WrittenCall:
@@ -76,32 +83,38 @@ def written_call(
 ) -> WrittenCall | None:
     """The call as the template writes it, without the tokens that end a message; None if it
     writes none."""
-    arguments: Any = ARGUMENTS
-    if template.shape.arguments_as_text:
-        arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
-    function = {"name": NAME, "arguments": arguments}
-    calls = [{"id": _CALL_ID, "type": "function", "function": function}]
-    message = {"role": "assistant", "content": "", "tool_calls": calls}
     prompt = _render(template, [_USER], add_generation_prompt=True)
-    whole = _render(template, [_USER, message])
+    whole = _render(template, [_USER, _ANSWER])
     if CITY not in whole:  # it wants the result, too
-        whole = _render(template, [_USER, message, _RESULT])
+        whole = _render(template, [_USER, _ANSWER, _RESULT])
     if not prompt or CITY not in whole:
         return None
-    if reasoning is not None and not whole.startswith(prompt):
-        prompt = prompt.rstrip().removesuffix(reasoning.begin)
-    shared = _num_shared(prompt, whole)
-    return WrittenCall(whole[:shared], _up_to_end(whole[shared:], control_texts))
+    start = len(prompt)
+    if not whole.startswith(prompt):
+        start = _start_of_answer(prompt, whole, reasoning)
+    return WrittenCall(whole[:start], _up_to_end(whole[start:], control_texts))
 
 
 def _render(
-    template: ChatTemplate, messages: list[dict[str, Any]], add_generation_prompt: bool = False
+    template: ChatTemplate, messages: list[Message], add_generation_prompt: bool = False
 ) -> str:
     """The rendered text; empty if the template refuses the messages."""
+    given = [message.for_template(template.shape, "tools") for message in messages]
     try:
-        return template.render(messages, add_generation_prompt, tools=[TOOL.for_template()])
+        return template.render(given, add_generation_prompt, tools=[TOOL.for_template()])
     except InvalidRequest:
         return ""
+
+
+def _start_of_answer(prompt: str, whole: str, reasoning: ReasoningMarkers | None) -> int:
+    """Where the answer begins in the whole conversation, if the prompt begins it in another way:
+    with reasoning, which it may also close again, or with a marker that begins alike."""
+    if reasoning is not None:
+        prompt = prompt.rstrip().removesuffix(reasoning.end).rstrip().removesuffix(reasoning.begin)
+    shared = _num_shared(prompt, whole)
+    if shared == len(prompt):
+        return shared
+    return max((found.end() for found in _SEAM.finditer(whole, 0, shared)), default=shared)
 
 
 def _num_shared(first: str, second: str) -> int:

@@ -56,10 +56,12 @@ HERMES = TEMPLATES["hermes"]
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
 @pytest.mark.parametrize("special", [(), ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")])
-@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("thinks", [False, True, "closed"])
 def test_a_template_speaks_the_format_whose_parser_reads_it_back(load, family, special, thinks):
     template = TEMPLATES[family]
-    if thinks:  # in the prompt, and in the history in another way
+    if thinks == "closed":  # in the prompt alone
+        template = template.replace("assistant\\n", "assistant\\n<think>\\n</think>")
+    elif thinks:  # in the prompt, and in the history in another way
         template = template.replace("assistant\\n", "assistant\\n<think>\\n").replace(
             PLAIN, "{% if m.role == 'assistant' %}{{ '<think></think>\\n' }}{% endif %}" + PLAIN
         )
