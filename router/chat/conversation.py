@@ -6,12 +6,13 @@ alone. This module also builds the input of chat templates, in the form that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 from protocol.errors import InvalidRequest
-from router.chat.past_calls import arguments_object, arguments_text
+from router.chat.past_calls import arguments_object, arguments_text, short_call_id
 from router.text.template_shape import TemplateShape, reasoning_part, text_part
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -26,12 +27,13 @@ class ToolCall:
     name: str
     arguments: str
 
-    def for_template(self, as_text: bool, param: str) -> dict[str, Any]:
-        """The template's form, with the arguments `as_text` or decoded. Raises InvalidRequest
-        naming `param`."""
-        decoded = arguments_text if as_text else arguments_object
+    def for_template(self, shape: TemplateShape, param: str) -> dict[str, Any]:
+        """The form in which a template of this shape takes it. Raises InvalidRequest naming
+        `param`."""
+        decoded = arguments_text if shape.arguments_as_text else arguments_object
         function = {"name": self.name, "arguments": decoded(self.arguments, param)}
-        return {"id": self.id, "type": "function", "function": function}
+        call_id = short_call_id(self.id) if shape.short_call_ids else self.id
+        return {"id": call_id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,11 @@ class Message:
             message |= dict.fromkeys(shape.reasoning_names, self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = [
-                call.for_template(shape.arguments_as_text, calls_param) for call in self.tool_calls
+                call.for_template(shape, calls_param) for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+            call_id = self.tool_call_id
+            message["tool_call_id"] = short_call_id(call_id) if shape.short_call_ids else call_id
         return message
 
     def _content_for(self, role: str, shape: TemplateShape) -> str | list[dict[str, str]]:
@@ -186,7 +189,33 @@ class Conversation:
 
     def messages_for_template(self, shape: TemplateShape) -> list[dict[str, Any]]:
         """The messages in the form that a template of this shape takes. Raises InvalidRequest."""
+        places = enumerate(self.messages)
         return [
             message.for_template(shape, self.names.calls(place))
-            for place, message in enumerate(self.messages)
+            for place, message in (_single_calls(self.messages) if shape.single_calls else places)
         ]
+
+
+def _single_calls(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
+    """The messages and their places. One with several calls becomes one for each call, with the
+    results of that call behind it."""
+    place = 0
+    while place < len(messages):
+        message, calls = messages[place], messages[place].tool_calls
+        if len(calls) < 2:
+            yield place, message
+            place += 1
+            continue
+        end = place + 1
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        results: dict[str | None, list[tuple[int, Message]]] = {}
+        for at in range(place + 1, end):
+            results.setdefault(messages[at].tool_call_id, []).append((at, messages[at]))
+        for call in calls:
+            yield place, replace(message, tool_calls=(call,))
+            yield from results.pop(call.id, ())
+            message = Message("assistant", "")
+        for unknown in results.values():
+            yield from unknown
+        place = end

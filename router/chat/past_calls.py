@@ -1,4 +1,4 @@
-"""Arguments of calls in a conversation's history, as templates take them.
+"""Arguments and ids of calls in a conversation's history, as templates take them.
 
 What an answer gave as a call is accepted in the next request, also if the call was cut off or is
 no JSON: the rules by which answers are read mend it, and what is missing at its end is completed.
@@ -6,12 +6,15 @@ no JSON: the rules by which answers are read mend it, and what is missing at its
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from typing import Any
 
 from router.chat.json_value import JsonValue
 from router.text.json_text import decode_json
 
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 UNREADABLE = "arguments"
 """The argument under which the model sees a text that is no object at all."""
 
@@ -36,6 +39,13 @@ def arguments_text(text: str, param: str) -> str:
     except ValueError:
         is_same = False
     return text if is_same else json.dumps(arguments, ensure_ascii=False)
+
+
+def short_call_id(call_id: str) -> str:
+    """An id of nine letters and digits: the same one if it is such an id."""
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
 
 
 def _mended(text: str, param: str) -> Any:

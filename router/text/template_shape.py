@@ -6,6 +6,7 @@ encode the arguments of a call themselves, and under which name they read reason
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ Render = Callable[[Messages], str]
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 _FIRST, _SECOND = "probeone", "probetwo"
 _KEY, _VALUE = "probekey", "probevalue"
-_CALL_ID = "call12345"
+_SHORT_IDS, _LONG_IDS = ("call12345", "call12346"), ("call_0123456789abcdef",)
 _PARTS_AS_PYTHON = re.compile(r"""['"](text|thinking)['"]""")
 
 
@@ -29,7 +30,8 @@ class TemplateShape:
     `only_part_roles` must, in a single one if their role is not among `part_roles`.
     `reasoning_names` are the names under which it reads reasoning, unless it reads
     `reasoning_in_parts`. An empty answer `needs_parts_if_empty` if the template refuses it as
-    text."""
+    text. With `single_calls` it takes messages of one call each, with `short_call_ids` only ids of
+    nine letters and digits."""
 
     knows_developer_role: bool = False
     arguments_as_text: bool = False
@@ -38,6 +40,8 @@ class TemplateShape:
     reasoning_names: tuple[str, ...] = _REASONING_NAMES[:1]
     reasoning_in_parts: bool = False
     needs_parts_if_empty: bool = False
+    single_calls: bool = False
+    short_call_ids: bool = False
 
 
 def shape_of(source: str, render: Render) -> TemplateShape:
@@ -47,14 +51,19 @@ def shape_of(source: str, render: Render) -> TemplateShape:
     for role in ("user", "assistant", "system", "tool"):  # the later ones stand behind the earlier
         probe.find_form_of(role)
     read = [name for name in _REASONING_NAMES if re.search(rf"\b{name}\b", source)]
+    if _wants_text_arguments(probe):
+        probe.arguments_as_text = True
+        probe.find_form_of("tool")  # which stands behind a call
     return TemplateShape(
         knows_developer_role="developer" in source,
-        arguments_as_text=_wants_text_arguments(probe),
+        arguments_as_text=probe.arguments_as_text,
         part_roles=frozenset(probe.part_roles),
         only_part_roles=frozenset(probe.only_part_roles),
         reasoning_names=tuple(read) or _REASONING_NAMES[:1],
         reasoning_in_parts=_reads_reasoning_parts(probe),
         needs_parts_if_empty=_refuses_empty_text(probe),
+        single_calls=_takes_single_calls_only(probe),
+        short_call_ids=_takes_short_ids_only(probe),
     )
 
 
@@ -63,6 +72,7 @@ class _Probe:
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self.arguments_as_text = False
         self.part_roles: set[str] = set()
         self.only_part_roles: set[str] = set()
 
@@ -86,15 +96,28 @@ class _Probe:
                 self._message("user"), {"role": role, "content": content}, self._message("user")
             ],
             "tool": [
-                self._message("user"), self._call({_KEY: _VALUE}),
-                self._message("tool") | {"content": content},
+                self._message("user"), self._calls(_SHORT_IDS[:1]),
+                self._result(_SHORT_IDS[0]) | {"content": content},
             ],
         }  # fmt: skip
         return self._try(conversations[role])
 
     def with_arguments(self, arguments: dict[str, Any] | str) -> str:
         """The text of a conversation with a call; empty if the template refuses it."""
-        return self._try([self._message("user"), self._call(arguments), self._message("tool")])
+        calls, result = self._calls(_SHORT_IDS[:1]), self._result(_SHORT_IDS[0])
+        calls["tool_calls"][0]["function"]["arguments"] = arguments
+        return self._try([self._message("user"), calls, result])
+
+    def with_calls(self, ids: Sequence[str], each_alone: bool = False) -> str:
+        """The text of a conversation with calls of these ids, which are also their arguments, in
+        one message or in one for each; empty if the template refuses it."""
+        messages = [self._message("user")]
+        if each_alone:
+            for each in ids:
+                messages += [self._calls([each]), self._result(each)]
+        else:
+            messages += [self._calls(ids), *map(self._result, ids)]
+        return self._try(messages)
 
     def _is_written(self, role: str, content: Any) -> bool:
         """Whether the template writes this content, and not as Python does."""
@@ -103,13 +126,20 @@ class _Probe:
 
     def _message(self, role: str, text: str = "probe") -> dict[str, Any]:
         content = [text_part(text)] if role in self.only_part_roles else text
-        message = {"role": role, "content": content}
-        return message | ({"tool_call_id": _CALL_ID, "name": "probe"} if role == "tool" else {})
+        return {"role": role, "content": content}
 
-    def _call(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        function = {"name": "probe", "arguments": arguments}
-        call = {"id": _CALL_ID, "type": "function", "function": function}
-        return self._message("assistant", "") | {"tool_calls": [call]}
+    def _result(self, call_id: str) -> dict[str, Any]:
+        return self._message("tool") | {"tool_call_id": call_id, "name": "probe"}
+
+    def _calls(self, ids: Sequence[str]) -> dict[str, Any]:
+        calls = []
+        for each in ids:
+            arguments: Any = {_KEY: f"of {each}"}
+            if self.arguments_as_text:
+                arguments = json.dumps(arguments)
+            function = {"name": "probe", "arguments": arguments}
+            calls.append({"id": each, "type": "function", "function": function})
+        return self._message("assistant", "") | {"tool_calls": calls}
 
     def _try(self, messages: Messages) -> str:
         try:
@@ -138,6 +168,20 @@ def _refuses_empty_text(probe: _Probe) -> bool:
         return False
     as_text = probe.with_content("assistant", "")
     return not as_text and bool(probe.with_content("assistant", [text_part("")]))
+
+
+def _takes_single_calls_only(probe: _Probe) -> bool:
+    """Whether a template refuses or drops the second call of a message, but not of two."""
+
+    def writes_both(each_alone: bool) -> bool:
+        text = probe.with_calls(_SHORT_IDS, each_alone)
+        return all(f"of {each}" in text for each in _SHORT_IDS)
+
+    return writes_both(each_alone=True) and not writes_both(each_alone=False)
+
+
+def _takes_short_ids_only(probe: _Probe) -> bool:
+    return bool(probe.with_calls(_SHORT_IDS[:1])) and not probe.with_calls(_LONG_IDS)
 
 
 def _wants_text_arguments(probe: _Probe) -> bool:

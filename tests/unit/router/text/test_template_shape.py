@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from protocol.errors import InvalidRequest
-from router.chat.conversation import Message, ToolCall
+from router.chat.conversation import Conversation, Message, ToolCall
 from router.text.chat_template import ChatTemplate
 
 EACH = "{% for m in messages %}"
@@ -128,11 +130,87 @@ def test_arguments_come_as_an_object_or_as_text(arguments: str, text: str) -> No
     assert shown(source, Message("assistant", "", tool_calls=(CALL,))) == text
 
 
+def test_results_of_calls_with_text_arguments_are_laid_out_too() -> None:
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}"
+    source = EACH + BOTH + calls + "{% endfor %}" + END
+    call = Message("assistant", "", tool_calls=(CALL,))
+    assert shown(source, call, Message("tool", "a\nb", parts=("a", "b"))) == ';f{"city":  "K"}ab;'
+
+
 def test_text_arguments_are_json_also_where_the_model_wrote_none() -> None:
     source = EACH + "{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}" + END
     for written, text in (("{city: K}", '{"city": "K"}'), ("", "{}"), ('{"a": "b', '{"a": "b"}')):
         message = Message("assistant", "", tool_calls=(ToolCall("c", "f", written),))
         assert shown(source, message) == text
+
+
+IDS = "{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{{ m.tool_call_id }};"
+NINE = (
+    "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('nine') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("call_id", ["call_0123456789abcdef", "toolu_01", "x", "a-b-c-d-e", ""])
+def test_ids_of_calls_are_shortened_for_the_templates_that_take_no_others(call_id: str) -> None:
+    history = (
+        Message("assistant", "", tool_calls=(ToolCall(call_id, "f", "{}"),)),
+        Message("tool", "b", tool_call_id=call_id),
+    )
+    assert shown(EACH + IDS + END, *history) == f"{call_id};{call_id};"
+    call, result, _ = shown(EACH + NINE + IDS + END, *history).split(";")
+    assert call == result
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call)
+    other = Message("assistant", "", tool_calls=(ToolCall(call_id + "y", "f", "{}"),))
+    assert shown(EACH + NINE + IDS + END, other) != f"{call};"
+    fits = Message("assistant", "", tool_calls=(ToolCall("Call01234", "f", "{}"),))
+    assert shown(EACH + NINE + IDS + END, fits) == "Call01234;"
+
+
+HISTORY = (
+    Message("user", "q"),
+    Message(
+        "assistant",
+        "so",
+        reasoning="Hm",
+        tool_calls=(ToolCall("a", "f", '{"x": "1"}'), ToolCall("b", "g", '{"x": "2"}')),
+    ),
+    Message("tool", "of b", tool_call_id="b"),
+    Message("tool", "of a", tool_call_id="a"),
+    Message("tool", "of c", tool_call_id="c"),
+    Message("assistant", "done"),
+    Message("assistant", "", tool_calls=(ToolCall("d", "f", '{"x": "3"}'),)),
+    Message("tool", "of d", tool_call_id="d"),
+)
+ONE = "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one') }}{% endif %}"
+WRITTEN = (
+    "{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }}"
+    "{% for x in c.function.arguments.values() %}{{ x }}{% endfor %}>{% endfor %};"
+)
+FIRST_CALL = WRITTEN.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+AS_TEXT = """\
+{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}
+{%- for c in m.tool_calls or [] %}<{{ c.function.name + c.function.arguments }}>{% endfor %};"""
+
+
+@pytest.mark.parametrize("calls", [ONE + WRITTEN, FIRST_CALL, ONE + AS_TEXT])
+def test_a_template_that_takes_one_call_at_a_time_gets_a_message_for_each(calls: str) -> None:
+    template = ChatTemplate(EACH + calls + END, {})
+    given = Conversation(HISTORY).messages_for_template(template.shape)
+    text = template.render(given, add_generation_prompt=False)
+    text = re.sub(r'{"x": "(.)"}', r"\1", text)
+    assert text == "q;so(Hm)<f1>;of a;<g2>;of b;of c;done;<f3>;of d;"
+    together = ChatTemplate(EACH + WRITTEN + END, {})
+    given = Conversation(HISTORY).messages_for_template(together.shape)
+    text = together.render(given, add_generation_prompt=False)
+    assert text == "q;so(Hm)<f1><g2>;of b;of a;of c;done;<f3>;of d;"
+
+
+def test_calls_without_results_are_split_too() -> None:
+    template = ChatTemplate(EACH + ONE + WRITTEN + END, {})
+    given = Conversation(HISTORY[:2]).messages_for_template(template.shape)
+    assert template.render(given, add_generation_prompt=False) == "q;so(Hm)<f1>;<g2>;"
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "thought"])
