@@ -80,13 +80,15 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's part; renders its body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's part; renders its body. What
+    the body sets counts in the body alone, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 declares
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
 
 
 def _environment() -> BudgetedEnvironment:

@@ -26,6 +26,7 @@ def render(source: str, **variables: object) -> str:
         ("{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true) }}", '{"a": 1, "b": "é"}'),
         ("{% for m in [1,2,3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
         ("{% generation %}{{ 1 + 1 }}{% endgeneration %}", "2"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
         ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
         ("{{ thinking is defined and thinking }}", "True"),
         ("{{ tools is none }}{{ documents is none }}", "TrueTrue"),
