@@ -21,7 +21,8 @@ class TemplateInput:
 @dataclass(frozen=True, slots=True)
 class ControlText:
     """Control tokens that must not come from text: `everywhere`, and those that must not come
-    from messages of the assistant, which may hold the markup of its earlier answers."""
+    from texts of the assistant, which may hold the markup of its earlier answers. Its calls were
+    read from such markup, and hold none themselves."""
 
     everywhere: ControlTokens
     from_assistant: ControlTokens
@@ -31,12 +32,12 @@ class ControlText:
         if self._is_plain(given):
             return None
         rest = [given.tools, given.documents, given.variables]
-        found = [message for message in given.messages if self._of(message).are_in(message)]
+        found = [message for message in given.messages if self._are_in(message)]
         found_rest = any(self.everywhere.are_in(value) for value in rest)
         if not found and not found_rest:
             return None
         mark = free_mark(given.messages, *rest)
-        given.messages = [self._of(each).marked(each, mark) for each in given.messages]
+        given.messages = [self._marked(each, mark) for each in given.messages]
         given.tools = self.everywhere.marked(given.tools, mark)
         given.documents = self.everywhere.marked(given.documents, mark)
         given.variables = self.everywhere.marked(given.variables, mark)
@@ -56,6 +57,13 @@ class ControlText:
                         return False
         return True
 
-    def _of(self, message: dict[str, Any]) -> ControlTokens:
-        is_own = message["role"] == "assistant"
-        return self.from_assistant if is_own else self.everywhere
+    def _are_in(self, message: dict[str, Any]) -> bool:
+        return any(self._of(message, name).are_in(value) for name, value in message.items())
+
+    def _marked(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        return {name: self._of(message, name).marked(each, mark) for name, each in message.items()}
+
+    def _of(self, message: dict[str, Any], name: str) -> ControlTokens:
+        """The tokens that must not come from this field."""
+        is_own_text = message["role"] == "assistant" and name != "tool_calls"
+        return self.from_assistant if is_own_text else self.everywhere

@@ -49,3 +49,13 @@ def test_the_assistant_may_repeat_its_own_markup_alone() -> None:
     foreign = given(messages=[{"role": "assistant", "content": "<call><|end|>"}])
     mark = CONTROL.mark(foreign)
     assert foreign.messages[0]["content"] == f"<call><{mark}|end|>"
+
+
+def test_the_assistant_s_calls_hold_no_markup() -> None:
+    function = {"name": "f", "arguments": {"<call>": ["<call>"]}}
+    message = {"role": "assistant", "content": "<call>", "tool_calls": [{"function": function}]}
+    own = given(messages=[message])
+    mark = CONTROL.mark(own)
+    assert own.messages[0]["content"] == "<call>"
+    called = own.messages[0]["tool_calls"][0]["function"]
+    assert called == {"name": "f", "arguments": {f"<{mark}call>": [f"<{mark}call>"]}}
