@@ -16,8 +16,9 @@ TOOL_PARSERS = (
     "nemotron",
     "pythonic",
     "qwen3_coder",
+    "seed_oss",
     "xlam",
 )
-REASONING_PARSERS = (AUTO, NONE, "think", "mistral")
+REASONING_PARSERS = (AUTO, NONE, "think", "mistral", "seed_oss")
 ESCAPE, ALLOW = "escape", "allow"
 CONTROL_TOKENS = (ESCAPE, ALLOW)

@@ -22,6 +22,7 @@ from router.chat.formats import (
     object_lists,
     pythonic,
     qwen_coder,
+    seed_oss,
 )
 from router.chat.message_parser import MessageParser
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
@@ -72,6 +73,7 @@ TOOL_MARKUPS = {
     "qwen3_coder": ToolMarkup(
         qwen_coder.QwenCoderParser, (qwen_coder.BEGIN, qwen_coder.END), qwen_coder.FORM
     ),
+    "seed_oss": ToolMarkup(seed_oss.SeedParser, (seed_oss.BEGIN, seed_oss.END), seed_oss.FORM),
     "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END), hermes.FORM),
     "nemotron": ToolMarkup(
         object_lists.NemotronParser,
@@ -104,6 +106,7 @@ TOOL_MARKUPS = {
 REASONING_MARKERS = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningMarkers("<seed:think>", "</seed:think>"),
 }
 
 

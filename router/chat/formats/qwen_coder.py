@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from enum import Enum, auto
-from typing import Any
+from typing import Any, ClassVar
 
 from protocol.errors import InvalidRequest
 from router.chat.json_value import mended
@@ -28,12 +28,12 @@ from router.text.grammar import check_grammar_length, json_schema_part, text_par
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _SPACE = r"\s{0,64}"
 _HEAD = re.compile(rf"{_SPACE}<function={_SPACE}(?P<name>[\w.-]{{1,256}}){_SPACE}>")
 _HEAD_SO_FAR = re.compile(rf"{_SPACE}<function={_SPACE}[\w.-]{{0,256}}{_SPACE}")
-_KEY = re.compile(r"<parameter=(?P<key>[^>\n]{1,256})>\n?")
+_KEY = re.compile(r"<parameter=(?P<key>[^>\n]{1,256})>")
 _KEY_SO_FAR = re.compile(r"<parameter=[^>\n]{0,256}(>)?")
 _KINDS_ELSEWHERE = frozenset(("anyOf", "oneOf", "allOf", "$ref", "enum", "const"))
 _KEY_CHARS = re.compile(r"[^>\n]{1,128}")
@@ -49,9 +49,13 @@ class _Place(Enum):
 
 
 class QwenCoderParser(ToolParser):
-    """Any number of calls, with content before, between and after them."""
+    """Any number of calls, with content before, between and after them. A family may have outer
+    tags of its own, and other `padding` around values."""
 
-    certain_markers = (BEGIN, _FUNCTION)
+    certain_markers = (BEGIN, FUNCTION)
+    begin: ClassVar[str] = BEGIN
+    end: ClassVar[str] = END
+    padding: ClassVar[str] = "\n"
 
     _place = _Place.CONTENT
     _held = ""
@@ -73,11 +77,11 @@ class QwenCoderParser(ToolParser):
         return steps[self._place]()
 
     def _step_content(self) -> bool:
-        found = self._take_content_before(BEGIN, _FUNCTION)
+        found = self._take_content_before(self.begin, FUNCTION)
         if found is None:
             return False
-        self._held = found if found == BEGIN else ""
-        self._pending = self._pending if found == BEGIN else found + self._pending
+        self._held = found if found == self.begin else ""
+        self._pending = self._pending if found == self.begin else found + self._pending
         self._place = _Place.HEAD
         return True
 
@@ -93,7 +97,7 @@ class QwenCoderParser(ToolParser):
             self._place = _Place.KEY
             return True
         text = self._pending.lstrip()
-        if _FUNCTION.startswith(text) or _HEAD_SO_FAR.fullmatch(self._pending):
+        if FUNCTION.startswith(text) or _HEAD_SO_FAR.fullmatch(self._pending):
             return False
         self._add_content(self._held or self._take(1))
         self._leave()
@@ -102,16 +106,17 @@ class QwenCoderParser(ToolParser):
     def _step_key(self) -> bool:
         """Between arguments: the next one, or the end of the call."""
         self._take_space()
-        if not self._pending or self._is_partial(_PARAMETER, _FUNCTION_END, END):
+        if not self._pending or self._is_partial(_PARAMETER, _FUNCTION_END, self.end):
             return False
-        if self._pending.startswith((_FUNCTION_END, END)):
+        if self._pending.startswith((_FUNCTION_END, self.end)):
             self._take(len(_FUNCTION_END) if self._pending.startswith(_FUNCTION_END) else 0)
             self._add_arguments("}")
             self._place = _Place.AFTER_CALL
             return True
         key = _KEY.match(self._pending)
-        if key is not None and (key.end() < len(self._pending) or key[0].endswith("\n")):
+        if key is not None and not self._is_partial(key[0] + self.padding):
             self._take(key.end())
+            self._take(len(self.padding) if self._pending.startswith(self.padding) else 0)
             self._begin_value(key["key"].strip())
             return True
         if _KEY_SO_FAR.fullmatch(self._pending):
@@ -133,7 +138,7 @@ class QwenCoderParser(ToolParser):
         ends = (_PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
         starts = [start for start in map(self._pending.find, ends) if start >= 0]
         if starts:
-            self._add_value(self._take(min(starts)).removesuffix("\n"))
+            self._add_value(self._take(min(starts)).removesuffix(self.padding))
             self._end_value()
             self._take(len(_PARAMETER_END) if self._pending.startswith(_PARAMETER_END) else 0)
             return True
@@ -160,18 +165,18 @@ class QwenCoderParser(ToolParser):
 
     def _step_after_call(self) -> bool:
         self._take_space()
-        if not self._pending or self._is_partial(END):
+        if not self._pending or self._is_partial(self.end):
             return False
-        if self._pending.startswith(END):
-            self._take(len(END))
+        if self._pending.startswith(self.end):
+            self._take(len(self.end))
         self._leave()
         return True
 
     def _step_skip(self) -> bool:
-        if not self._skip_to(END, BEGIN):
+        if not self._skip_to(self.end, self.begin):
             return False
-        if self._pending.startswith(END):
-            self._take(len(END))
+        if self._pending.startswith(self.end):
+            self._take(len(self.end))
         self._leave()
         return True
 
@@ -182,7 +187,7 @@ class QwenCoderParser(ToolParser):
     def _end(self, is_cut: bool) -> None:
         if self._place in (_Place.KEY, _Place.VALUE):
             self._break_call()
-        markers = (END,) if self._place is _Place.AFTER_CALL else (BEGIN, _FUNCTION)
+        markers = (self.end,) if self._place is _Place.AFTER_CALL else (self.begin, FUNCTION)
         is_markup = is_cut and (self._place is _Place.HEAD or self._is_partial(*markers))
         if is_markup or self._place in (_Place.KEY, _Place.VALUE, _Place.SKIP):
             self._pending = ""
@@ -207,8 +212,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def tag_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
-    """The rules of a grammar for one call; the first one is named `rule`.
+def tag_call(rule: str, name: str, schema: dict[str, Any], padding: str = "\n") -> list[str]:
+    """The rules of a grammar for one call; the first one is named `rule`, and `padding` stands
+    around values.
 
     Arguments come in the order of the schema's properties; required ones are always present.
     Raises InvalidRequest for names that no tag can hold, and for rules that are too long.
@@ -231,20 +237,21 @@ def tag_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
                 "tools",
             )
         argument = f"{rule}_argument_{place}"
-        rules += _argument_rules(argument, key, value, _is_text(schema, key), definitions)
+        tags = f"<parameter={key}>{padding}", f"{padding}{_PARAMETER_END}\n"
+        rules += _argument_rules(argument, tags, value, _is_text(schema, key), definitions)
         check_grammar_length(sum(map(len, rules)), "tools")
         parts.append(argument if key in required else f"{argument}?")
     return [f"{rule}: {' '.join(parts)} {text_part(_FUNCTION_END)}", *rules]
 
 
 def _argument_rules(
-    rule: str, key: str, schema: Any, is_text: bool, definitions: dict[str, Any]
+    rule: str, tags: tuple[str, str], schema: Any, is_text: bool, definitions: dict[str, Any]
 ) -> list[str]:
-    head, end = text_part(f"<parameter={key}>\n"), f"\n{_PARAMETER_END}\n"
+    head, end = map(text_part, tags)
     if is_text:
-        return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={text_part(end)}]: /(?s:.*)/"]
+        return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={end}]: /(?s:.*)/"]
     value = schema | definitions if isinstance(schema, dict) else schema
-    return [f"{rule}: {head} {json_schema_part(value)} {text_part(end)}"]
+    return [f"{rule}: {head} {json_schema_part(value)} {end}"]
 
 
 FORM = CallForm(begin=(BEGIN, "\n"), end=("\n", END), separator=("\n",), call_rules=tag_call)

@@ -50,6 +50,14 @@ def _tags(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
 
 
+def _seed_tags(name: str, arguments: dict[str, Any]) -> str:
+    parts = [
+        f"<parameter={key}>{value if isinstance(value, str) else _json(value)}</parameter>\n"
+        for key, value in arguments.items()
+    ]
+    return f"<seed:tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</seed:tool_call>"
+
+
 _CALLS_OF = {
     "hermes": lambda calls: "\n".join(
         f"<tool_call>\n{each}\n</tool_call>" for each in _objects(calls)
@@ -65,4 +73,5 @@ _CALLS_OF = {
     ),
     "pythonic": lambda calls: f"[{', '.join(f'{n}({_keywords(a)})' for n, a in calls)}]",
     "qwen3_coder": lambda calls: "\n".join(_tags(*each) for each in calls),
+    "seed_oss": lambda calls: "\n".join(_seed_tags(*each) for each in calls),
 }

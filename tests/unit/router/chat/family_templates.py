@@ -23,6 +23,11 @@ TAGS = """\
 {%- if value is mapping or (value is sequence and value is not string) %}{{ value | tojson }}
 {%- else %}{{ value | string }}{% endif %}{{ '\\n</parameter>\\n' }}{% endfor %}
 {{- '</function>\\n</tool_call>' }}"""
+SEED_TAGS = """\
+{{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, value in call.function.arguments | items %}
+{{- '<parameter=' + key + '>' + value | string + '</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</seed:tool_call>' }}"""
 KEYWORDS = """\
 {{- call.function.name }}(
 {%- for key, value in call.function.arguments | items %}{{ key }}="{{ '%s' | format(value) }}"
@@ -40,6 +45,7 @@ def listed(begin: str, item: str, end: str) -> str:
 TEMPLATES = {
     "hermes": template("{{ '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}"),
     "qwen3_coder": template(TAGS),
+    "seed_oss": template(SEED_TAGS),
     "llama3": template(
         """{{- '{"name": "' + call.function.name + '", "parameters": ' }}"""
         """{{- call.function.arguments | tojson }}{{ '}' }}"""

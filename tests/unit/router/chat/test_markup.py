@@ -124,6 +124,13 @@ def test_without_tools_in_the_template_there_are_none(load, template):
     assert "takes none" in markup.no_tools_reason
 
 
+@pytest.mark.parametrize("name", sorted(REASONING_MARKERS))
+def test_reasoning_has_the_markers_that_the_template_writes(load, name):
+    markers = REASONING_MARKERS[name]
+    source = f"{{% set begin, end = '{markers.begin}', '{markers.end}' %}}{PLAIN}"
+    assert find_markup(load(source, markers.begin, markers.end)).reasoning is markers
+
+
 def test_an_operator_s_word_comes_first(load):
     tokenizer = load(HERMES + "</think>")
     markup = find_markup(tokenizer, "llama3", "none")

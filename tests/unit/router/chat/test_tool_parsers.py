@@ -165,6 +165,14 @@ def calls_of(message: MessageDelta) -> list[tuple[str, object]]:
             [("get_weather", {"city": "\n<a>\nb\n"})],
         ),
         ("qwen3_coder", "<tool_call><function=add></function></tool_call>", "", [("add", {})]),
+        (
+            "seed_oss",
+            "Well.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>\n<a>\n</parameter>\n"
+            "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=add>\n"
+            "<parameter=x>-1.5</parameter>\n</function>\n</seed:tool_call>",
+            "Well.",
+            [("get_weather", {"city": "\n<a>\n"}), ("add", {"x": -1.5})],
+        ),
     ],
 )
 def test_a_call_is_read(family, text, content, calls):
@@ -231,6 +239,7 @@ def test_a_call_that_breaks_off_keeps_what_it_said(family):
         "function_tag": '<function=add>{"a": "x',
         "functionary": 'add\n{"a": "x',
         "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=a>\nx",
+        "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=a>x",
     }[family]
     for finish, told in ((FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length")):
         message = parse(family, list(text), finish=finish)
@@ -337,6 +346,8 @@ CALLS_BY_FAMILY = {
     "pythonic": "<|python_start|>[get_weather(city='Köln {}')]<|python_end|>",
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln {}\n</parameter>\n"
     "</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Köln {}</parameter>\n"
+    "</function>\n</seed:tool_call>",
 }
 
 
