@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,34 @@ class ChatTemplates:
 
 
 def load_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """The file's settings; none if there is no such file. Raises ModelLoadError."""
+    """The file's settings; none if there is no such file. Raises ModelLoadError.
+
+    As in transformers, `special_tokens_map.json` counts for older checkpoints, whose settings list
+    no added tokens.
+    """
     keys = optional_keys(folder / "tokenizer_config.json")
     add_bos = keys.flag("add_bos_token", False) if "add_bos_token" in keys else None
-    return TokenizerConfig(_added_tokens(keys), _special_tokens(keys), add_bos, _templates(keys))
+    special = _special_tokens(keys)
+    if "added_tokens_decoder" not in keys:
+        special |= _special_tokens(optional_keys(folder / "special_tokens_map.json"))
+    return TokenizerConfig(_added_tokens(keys), special, add_bos, _templates(keys))
 
 
 def load_chat_templates(folder: Path) -> ChatTemplates:
     """The checkpoint's chat templates, compiled. Raises ModelLoadError.
 
-    `chat_template.jinja` goes before the default in `tokenizer_config.json`, and files in
-    `additional_chat_templates` before others of their names. As in transformers, the template
+    As in transformers, `chat_template.jinja` goes before all templates in `tokenizer_config.json`,
+    files in `additional_chat_templates` go before others of their names, and the template
     `tool_use` serves conversations with tools.
     """
     config = load_tokenizer_config(folder)
-    default = _compiled(folder, config, "default", folder / "chat_template.jinja")
-    file = folder / ADDITIONAL_TEMPLATES / f"{_TOOL_USE}.jinja"
-    for_tools = _compiled(folder, config, _TOOL_USE, file)
+    file = folder / "chat_template.jinja"
+    if is_there(file):
+        config = replace(config, chat_templates={})
+    default = _compiled(folder, config, "default", file)
+    for_tools = _compiled(
+        folder, config, _TOOL_USE, folder / ADDITIONAL_TEMPLATES / f"{_TOOL_USE}.jinja"
+    )
     return ChatTemplates(default or for_tools, for_tools or default)
 
 
@@ -111,11 +122,15 @@ def _added_tokens(keys: JsonKeys) -> dict[int, dict[str, Any]]:
 
 
 def _special_tokens(keys: JsonKeys) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, as text."""
+    """`bos_token`, `eos_token` and the like, as text, also those with names of the model's own."""
+    extra = keys.raw("extra_special_tokens", None)
+    named: dict[str, Any] = {
+        name: value for name, value in keys.values.items() if name.endswith("_token")
+    }
+    if isinstance(extra, dict):
+        named |= extra
     found: dict[str, str] = {}
-    for name, value in keys.values.items():
-        if not name.endswith("_token") or isinstance(value, bool):
-            continue
+    for name, value in named.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[name] = text
@@ -123,10 +138,12 @@ def _special_tokens(keys: JsonKeys) -> dict[str, str]:
 
 
 def _templates(keys: JsonKeys) -> dict[str, str]:
-    """The templates by name; a single one is the default."""
+    """The templates by name, in an object or a list; a single one is the default."""
     value = keys.raw("chat_template", None)
     named: dict[str, Any] = {} if value is None else {"default": value}
-    if isinstance(value, list):
+    if isinstance(value, dict):
+        named = value
+    elif isinstance(value, list):
         named = {
             each["name"]: each["template"]
             for each in value

@@ -59,6 +59,24 @@ def test_special_tokens_are_known(tokenizer):
     assert tokenizer.token_bytes(1) == b"<|end|>"
 
 
+def test_special_tokens_may_stand_in_a_file_of_their_own(folder, load, tokenizer):
+    file = folder / "special_tokens_map.json"
+    file.write_text(json.dumps({"bos_token": {"content": "<|start|>"}, "eos_token": "<|start|>"}))
+    older = load()
+    assert older.special_tokens == {"bos_token": "<|start|>", "eos_token": "<|start|>"}
+    assert older.eos_id == 0
+    assert load(added_tokens_decoder={}).special_tokens == {"eos_token": "<|end|>"}
+
+
+def test_a_model_s_own_special_tokens_have_names(load):
+    names = {"image_token": "<|start|>", "eos_token": {"content": "<|start|>"}}
+    assert load(extra_special_tokens=names).special_tokens == {
+        "image_token": "<|start|>",
+        "eos_token": "<|start|>",
+    }
+    assert load(extra_special_tokens=["<|x|>"]).special_tokens == {"eos_token": "<|end|>"}
+
+
 @pytest.mark.parametrize(
     ("by_processor", "add_bos", "starts_with_bos"),
     [
@@ -136,9 +154,16 @@ NAMED = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": 
     [
         (NAMED, {}, "d", "t"),
         (NAMED[:1], {}, "d", "d"),
+        ({"default": "d", "tool_use": "t"}, {}, "d", "t"),
         (NAMED[1:], {}, "t", "t"),
         (None, {"chat_template.jinja": "x"}, "x", "x"),
-        (NAMED, {"chat_template.jinja": "x"}, "x", "t"),
+        (NAMED, {"chat_template.jinja": "x"}, "x", "x"),
+        (
+            NAMED,
+            {"chat_template.jinja": "x", "additional_chat_templates/tool_use.jinja": "y"},
+            "x",
+            "y",
+        ),
         ("d", {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
         (NAMED, {"additional_chat_templates/tool_use.jinja": "y"}, "d", "y"),
         ("d", {"additional_chat_templates/rag.jinja": "y"}, "d", "d"),
