@@ -65,6 +65,7 @@ _SPECIAL = {
     "pad_token": "padding",
 }
 """The keys of tokenizer_config.json, and what GGUF's keys call the same tokens."""
+_CHAT_TEMPLATE = "tokenizer.chat_template"
 _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
 """For files that are older than that key."""
 
@@ -120,10 +121,22 @@ def tokenizer_files(keys: JsonKeys) -> dict[str, dict[str, Any]]:
         **parts,
     }
     config: dict[str, Any] = dict(special)
-    template = keys.text("tokenizer.chat_template", None)
-    if template is not None:
-        config["chat_template"] = template
+    templates = _chat_templates(keys)
+    if templates:
+        config["chat_template"] = templates
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _chat_templates(keys: JsonKeys) -> list[dict[str, str]]:
+    """The default chat template, and those that have names."""
+    names = {_CHAT_TEMPLATE: "default"} | {
+        key: key.removeprefix(f"{_CHAT_TEMPLATE}.")
+        for key in keys.values
+        if key.startswith(f"{_CHAT_TEMPLATE}.")
+    }
+    return [
+        {"name": name, "template": keys.text(key)} for key, name in names.items() if key in keys
+    ]
 
 
 def _vocabulary(keys: JsonKeys) -> _Vocabulary:

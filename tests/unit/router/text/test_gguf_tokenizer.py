@@ -125,8 +125,14 @@ def sentence_pieces(tmp_path_factory) -> tuple[Path, dict[str, float]]:
     shuffled = list(scores.items())  # the ids say nothing about which pair is merged first
     chance.shuffle(shuffled)
     scores = dict(shuffled)
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *scores]
     file = tmp_path_factory.mktemp("pieces") / "pieces.gguf"
+    write_pieces(file, scores)
+    return file, scores
+
+
+def write_pieces(file: Path, scores: dict[str, float], chat_template: object = None) -> None:
+    """A file with this vocabulary and no model."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *scores]
     writer = gguf.GGUFWriter(file, "llama")
     config = {
         "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 32,
@@ -139,12 +145,13 @@ def sentence_pieces(tmp_path_factory) -> tuple[Path, dict[str, float]]:
     writer.add_token_list(pieces)
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(scores)])
     writer.add_unk_token_id(0)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     writer.add_tensor("token_embd.weight", np.ones((len(pieces), 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file, scores
 
 
 def test_sentence_pieces_merge_by_score(sentence_pieces, tmp_path, monkeypatch):
@@ -178,5 +185,26 @@ def test_the_chat_template_and_the_special_tokens_come_along():
         prompt = tokenizer.chat_template.render([{"role": "user", "content": "Hi"}])
         assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
         assert tokenizer.encode("Hi", add_special_tokens=True) == [26843]
+    finally:
+        tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "default", "for_tools"),
+    [
+        ("d", "d", "d"),
+        ([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}], "d", "t"),
+        ([{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}], "d", "d"),
+    ],
+)
+def test_chat_templates_with_names_come_along(
+    tmp_path, monkeypatch, chat_template, default, for_tools
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_pieces(tmp_path / "named.gguf", {"a": -1.0}, chat_template)
+    tokenizer = Tokenizer(resolve_model(tmp_path / "named.gguf"))
+    try:
+        assert tokenizer.chat_template.render([]) == default
+        assert tokenizer.tool_template.render([]) == for_tools
     finally:
         tokenizer.close()
