@@ -47,7 +47,7 @@ class ChatTemplate:
 
     @cached_property
     def shape(self) -> TemplateShape:
-        """In which form the template wants its input. Renders a dozen small conversations."""
+        """In which form the template wants its input. Renders about twenty small conversations."""
         return shape_of(self.source, lambda messages: self.render(messages, False))
 
     def render(
