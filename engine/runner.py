@@ -10,18 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
 from engine.cpu.fused_step import FusedStep, Likeliest
-from engine.device import PASSED, Fence, fence_of, to_device, wait_for
+from engine.device import PASSED, Fence, fence_of, wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.models.decoder import RunnableModel
+from engine.packed_copy import on_device
 from engine.sampling.chosen_tokens import Choices, LateTokens, SampledToken, read_tokens
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_matcher import GrammarMatcher, TokenMask
 from engine.sampling.prompt_logprobs import record_chunk
-from engine.sampling.sampler import InvalidLogits, Sampler, SampleRow
+from engine.sampling.row_numbers import SampleRow
+from engine.sampling.sampler import InvalidLogits, Sampler
 from engine.sampling.token_history import TokenHistory, mask_of, words_ends
 from protocol.errors import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW, NO_TOKEN_ALLOWED
 from scheduling.batch import Batch
@@ -155,17 +159,24 @@ class ModelRunner:
         if graphs is not None and not batch.chunks and len(tokens) <= graphs.max_sequences:
             return graphs.logits(tokens, positions, inputs.segments, late)
         self._attention.plan(inputs.segments)
-        device = self._model.device
-        token_ids = to_device(torch.tensor(tokens), device)
+        wanted, sampled_rows = wanted_rows(inputs.segments), inputs.sampled_rows
+        arrays = {"tokens": _numbers(tokens), "positions": _numbers(positions)}
+        if wanted is not None:
+            arrays["wanted"] = _numbers(wanted)
+        num_wanted = len(tokens) if wanted is None else len(wanted)
+        if len(sampled_rows) < num_wanted:
+            arrays["sampled"] = _numbers(sampled_rows)
         if late is not None:
-            late.put(token_ids)
-        at = to_device(torch.tensor(positions), device)
-        wanted = wanted_rows(inputs.segments)
-        rows = None if wanted is None else _on(device, wanted)
-        hidden = self._model.hidden(token_ids, at, self._attention, rows)
+            arrays["late"] = late.index
+        on = on_device(arrays, self._model.device)
+        if late is not None:
+            late.put(on["tokens"], on["late"])
+        hidden = self._model.hidden(
+            on["tokens"], on["positions"], self._attention, on.get("wanted")
+        )
         self._record_prompts(batch, inputs.segments, hidden)
-        if len(inputs.sampled_rows) < len(hidden):
-            hidden = hidden.index_select(0, _on(device, inputs.sampled_rows))
+        if "sampled" in on:
+            hidden = hidden.index_select(0, on["sampled"])
         return self._model.logits(hidden)
 
     def _record_prompts(self, batch: Batch, segments: list[Segment], hidden: torch.Tensor) -> None:
@@ -265,8 +276,8 @@ def _inputs(batch: Batch, before: Chosen | None) -> _Inputs:
     return inputs
 
 
-def _on(device: torch.device, numbers: list[int]) -> torch.Tensor:
-    return to_device(torch.tensor(numbers, dtype=torch.long), device)
+def _numbers(numbers: list[int]) -> npt.NDArray[np.int64]:
+    return np.array(numbers, dtype=np.int64)
 
 
 def _spans(batch: Batch) -> list[tuple[Sequence, int, int, bool]]:

@@ -14,11 +14,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.device import to_device
 from engine.models.decoder import DecoderModel
+from engine.packed_copy import on_device
 from engine.sampling.chosen_tokens import LateTokens
 
 logger = logging.getLogger(__name__)
@@ -89,11 +90,13 @@ class DecodeGraphs:
         """
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
         self._attention[size].plan(segments)
-        host = torch.zeros(self._inputs.shape, dtype=torch.int64)
-        host[:, : len(tokens)] = torch.tensor((tokens, positions))
-        self._inputs.copy_(to_device(host, self._inputs.device))
+        inputs = np.zeros(tuple(self._inputs.shape), dtype=np.int64)
+        inputs[:, : len(tokens)] = tokens, positions
+        arrays = {"inputs": inputs} if late is None else {"inputs": inputs, "late": late.index}
+        on = on_device(arrays, self._inputs.device)
+        self._inputs.copy_(on["inputs"])
         if late is not None:
-            late.put(self._tokens)
+            late.put(self._tokens, on["late"])
         self._graphs[size]()
         return self._logits[: len(tokens)]
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.device import to_device, to_host
+from engine.device import to_host
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
@@ -80,17 +82,17 @@ def read_tokens(ids: torch.Tensor, logprobs: ChosenLogprobs | None) -> list[Samp
 
 @dataclass(frozen=True)
 class LateTokens:
-    """Tokens of a batch that only the device knows: `ids` [L], for the positions `where` [L]."""
+    """Tokens of a batch that only the device knows: those at the rows `index[1]` [L] of `chosen`
+    [R], for the positions `index[0]` [L]."""
 
-    where: torch.Tensor  # int64, on the device like `ids`
-    ids: torch.Tensor
+    index: npt.NDArray[np.int64]  # [2, L], to be copied to the device with the batch's inputs
+    chosen: torch.Tensor
 
     @classmethod
     def of(cls, places: Sequence[int], rows: Sequence[int], chosen: torch.Tensor) -> LateTokens:
         """The tokens at `rows` [L] of `chosen` [R], for `places` [L] in a batch."""
-        index = to_device(torch.tensor([places, rows], dtype=torch.int64), chosen.device)
-        return cls(index[0], chosen.index_select(0, index[1]))
+        return cls(np.array([places, rows], dtype=np.int64), chosen)
 
-    def put(self, tokens: torch.Tensor) -> None:
-        """Write the ids to their positions in `tokens` [N] int64."""
-        tokens.index_copy_(0, self.where, self.ids)
+    def put(self, tokens: torch.Tensor, index: torch.Tensor) -> None:
+        """Write the ids to their positions in `tokens` [N] int64; `index` is ours on the device."""
+        tokens.index_copy_(0, index[0], self.chosen.index_select(0, index[1]))

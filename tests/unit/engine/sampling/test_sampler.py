@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.sampling.chosen_tokens import read_tokens
-from engine.sampling.sampler import InvalidLogits, Sampler, SampleRow, _adjust, _mix64, uniform
+from engine.sampling.row_numbers import RowNumbers, SampleRow, _mix64, uniform
+from engine.sampling.sampler import InvalidLogits, Sampler, adjust
 from engine.sampling.token_history import TokenHistory
 from protocol.errors import GenerationFailed
 from protocol.sampling import SamplingParams
@@ -133,7 +134,7 @@ def test_choices_follow_the_reference_by_inverse_cdf(rows, logit_seed):
 @given(rows=st.lists(rows_strategy(), min_size=1, max_size=6), logit_seed=st.integers(0, 1000))
 def test_penalties_bias_and_mask_equal_the_reference(rows, logit_seed):
     logits = random_logits(len(rows), seed=logit_seed)
-    adjusted = _adjust(logits, rows)
+    adjusted = adjust(logits, RowNumbers.of(rows, VOCAB, logits.device).adjustments)
     for position, sample_row in enumerate(rows):
         expected = reference_adjusted(logits[position].tolist(), sample_row)
         torch.testing.assert_close(adjusted[position], torch.tensor(expected), rtol=0, atol=1e-4)
@@ -141,7 +142,7 @@ def test_penalties_bias_and_mask_equal_the_reference(rows, logit_seed):
 
 @pytest.mark.parametrize(("number", "expected"), [(0.0, 2), (1 - 2**-53, 4)])
 def test_the_ends_of_the_unit_interval_choose_possible_tokens(monkeypatch, number, expected):
-    monkeypatch.setattr("engine.sampling.sampler.uniform", lambda seed, index: number)
+    monkeypatch.setattr("engine.sampling.row_numbers.uniform", lambda seed, index: number)
     logits = torch.tensor([[-math.inf, -math.inf, 1.0, 2.0, 0.5, -math.inf]])
     (token,) = Sampler(6).sample(logits, [row()])
     assert token.token_id == expected
