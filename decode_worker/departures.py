@@ -71,7 +71,8 @@ class Departures:
         )
         self._outbound.open(key, num_blocks, sequence.deadline)
         self._outbound.begin(key)
-        self._outbound.offer(key, 0, sequence.block_table[:num_blocks], chunk=-1)
+        blocks, fence = sequence.block_table[:num_blocks], self._host.engine.computed
+        self._outbound.offer(key, 0, blocks, chunk=-1, fence=fence)
         self._outbound.finish(key, token)
 
     def try_abort(self, key: HandoffKey) -> bool:

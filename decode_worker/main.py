@@ -10,7 +10,6 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
-from engine.loader import pick_device
 from kv_transfer.handoff.receiver import HandoffReceiver
 from kv_transfer.handoff.sender import HandoffSender
 from process.settings import settings_or_exit
@@ -18,6 +17,7 @@ from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
 from worker.pod_events import PodEvents, pod_events
+from worker.step_limits import goes_ahead
 
 PREFILL_REACHABLE = "baton/PrefillReachable"
 """The type of a condition of the pod."""
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
         )
         resumption = Resumption(host, settings.resume_grace_s)
-        host.engine.one_step_ahead = _goes_ahead(settings)
+        host.engine.one_step_ahead = goes_ahead(settings)
         reach = _reach(settings, host, peers, surroundings)
         return DecodeWorker(host, receiver, sender, peers, reach, resumption)
 
@@ -89,12 +89,6 @@ def pod_teller(events: PodEvents | None, has_conditions: bool) -> Callable[[bool
         was_lost = is_lost
 
     return tell
-
-
-def _goes_ahead(settings: DecodeSettings) -> bool:
-    if settings.one_step_ahead == "auto":
-        return pick_device(settings.device).type == "cuda"
-    return settings.one_step_ahead == "on"
 
 
 if __name__ == "__main__":

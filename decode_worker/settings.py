@@ -12,12 +12,6 @@ from worker.settings import WorkerSettings
 class DecodeSettings(WorkerSettings):
     """Settings of a decode worker: those of every worker and its own."""
 
-    one_step_ahead: str = setting(
-        "auto",
-        help="launch each step before the tokens of the one before are read, so that the device "
-        "does not wait for its host; auto: on cuda",
-        choices=("auto", "on", "off"),
-    )
     require_prefill: bool = setting(
         False,
         help="be ready only while some prefill worker can be reached; otherwise a worker without "

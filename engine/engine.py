@@ -1,10 +1,9 @@
 """One model on one device, a step at a time: schedule, run, commit.
 
 Owns the scheduler and the runner, measures every step and updates the step model. Knows neither
-roles nor networks; its owner adds sequences and takes the results. The engine waits for a step
-that samples tokens, unless it runs one step ahead (`engine.steps_ahead`). At most one step that
-only fills the KV pool may still be under way on a card while the next is planned. The card runs
-steps in order, so a later step can read the pool at once; every other reader waits for `computed`.
+roles nor networks; its owner adds sequences and takes the results. The engine waits for each step,
+unless it runs one step ahead (`engine.steps_ahead`). The device runs steps in order, so a later
+step can read the pool at once; every other reader waits for a fence.
 """
 
 from __future__ import annotations
@@ -22,26 +21,12 @@ from protocol.sampling import SamplingParams
 from scheduling.batch import Batch
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.step_model import StepCost
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A step that a card may not have finished. `cost` is None for steps that the step model must
-    not learn from."""
-
-    cost: StepCost | None
-    started: float
-    fence: Fence
 
 
 class Engine:
     """Scheduler and runner of one worker; used by one thread.
 
-    `runs_ahead` lets a step that samples no token continue while the next one is prepared. Use it
-    only for pools that no peer writes to: the step under way may still write to a freed block.
-    `one_step_ahead` lets `run` launch a step before it reads the previous one's result; it suits
-    any pool.
+    `one_step_ahead` lets `run` launch a step before it reads the previous one's result.
     """
 
     def __init__(
@@ -57,16 +42,15 @@ class Engine:
         self.limits = limits
         self._runner = runner
         self._clock = clock
-        self.runs_ahead = False
         self.one_step_ahead = False
         self._ahead = StepsAhead(scheduler, runner, clock)
         self._is_cautious = False  # a step failed: the next one runs by itself
-        self._under_way: _UnderWay | None = None
 
     @property
     def computed(self) -> Fence:
-        """A fence, passed once the pool holds all committed tokens and no step writes to it."""
-        return self._ahead.fence if self._under_way is None else self._under_way.fence
+        """A fence, passed once the pool holds all committed tokens and no step launched so far
+        writes to it."""
+        return self._ahead.fence
 
     @property
     def is_ahead(self) -> bool:
@@ -99,32 +83,17 @@ class Engine:
         return self._is_cautious
 
     def run_alone(self, batch: Batch) -> StepResult:
-        """Like `run`, but never one step ahead; no step that samples tokens may be under way."""
+        """Like `run`, but never one step ahead; no step may be under way."""
         started = self._clock()
         if batch.is_empty:
-            self._end_step()
             return StepResult(batch, [], [], started, started)
-        tells_of_prompts = any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)
-        if tells_of_prompts:
-            started = self._end_step()  # the launch waits for the prompt's log-probabilities
         logits, fence = self._runner.launch(batch)
-        if self._under_way is not None:
-            started = self._end_step()  # the card starts the new step only now
         rows = self._runner.sample(batch, logits)
-        self._under_way = _UnderWay(None if tells_of_prompts else batch.cost, started, fence)
-        may_go_on = self.runs_ahead and not rows and not fence.is_done()
-        ended = self._clock() if may_go_on else self._end_step()
+        fence.wait()
+        ended = self._clock()
+        if not any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks):
+            self.scheduler.model.observe(batch.cost, ended - started)
         return commit(self.scheduler, batch, rows, started, ended)
-
-    def _end_step(self) -> float:
-        """Wait for the step under way, if any, and learn from its duration. Returns the time."""
-        step, self._under_way = self._under_way, None
-        if step is not None:
-            step.fence.wait()
-        now = self._clock()
-        if step is not None and step.cost is not None:
-            self.scheduler.model.observe(step.cost, now - step.started)
-        return now
 
     def warm_up(self) -> None:
         """Run a prompt and a few decodes, so that the engine is warm for the first request.

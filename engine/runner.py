@@ -64,10 +64,12 @@ Row = SampledToken | RowFailure | RowLate
 @dataclass(frozen=True)
 class Chosen:
     """The choices of a launched step: `ids` [R] on the device; `rows`, the row of each sampled
-    sequence; and host copies, which may be read once the device has passed `fence`."""
+    sequence; and host copies, which may be read once the device has passed `fence`. The step's keys
+    and values are in the pool once it has passed `stored`, which comes before the sampling."""
 
     rows: Mapping[Sequence, int]
     ids: torch.Tensor
+    stored: Fence
     fence: Fence
     copies: Choices
 
@@ -136,16 +138,16 @@ class ModelRunner:
         """Compute the batch's tokens and choose the next ones, without waiting for a card.
 
         `before` is the step under way, if any; tokens that the host does not know yet are taken
-        from it, on the device. No sequence's sampling may need its earlier tokens: see
-        `Sequence.follows_tokens`.
+        from it, on the device. No sequence's sampling may need such a token, or a grammar's mask.
         """
         logits = self._forward(batch, before)
+        stored = fence_of(self._model.device)
         sampled = batch.sampled
         rows = [_sample_row(sequence, None, logits.shape[-1]) for sequence in sampled]
         choices = self._sampler.choose(logits, rows)
         copies = choices.on_host()
         numbers = {sequence: row for row, sequence in enumerate(sampled)}
-        return Chosen(numbers, choices.ids, fence_of(self._model.device), copies)
+        return Chosen(numbers, choices.ids, stored, fence_of(self._model.device), copies)
 
     def wait(self) -> None:
         """Wait until the device has finished its queued work."""

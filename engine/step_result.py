@@ -9,19 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engine.device import PASSED, Fence
 from engine.runner import NOT_FINITE, Row, RowFailure, RowLate
 from engine.sampling.chosen_tokens import SampledToken
 from engine.sampling.grammar_matcher import GrammarMatcher
 from protocol.sampling import TokenLogprobs
-from scheduling.batch import Batch, Produced
+from scheduling.batch import Batch, Chunk, Produced
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A committed chunk, whose keys and values are in the pool once `fence` is passed."""
+
+    chunk: Chunk
+    fence: Fence
+
+
+@dataclass(frozen=True)
 class StepResult:
-    """A finished step: its batch, the tokens it produced, and its start and end time (s). If a card
-    may still be computing the step, `ended` is its launch time.
+    """A finished step: its batch, the tokens it produced, and its start and end time (s). `stored`
+    are the chunks committed since the last result; some of them may belong to a later step, which
+    is under way.
 
     `failed` lists the sequences that got no token, with the reason. They are not part of `batch`,
     nothing of theirs was committed, and their owner has to end them. The blocks of sequences whose
@@ -34,6 +44,7 @@ class StepResult:
     started: float
     ended: float
     failed: list[tuple[Sequence, RowFailure]] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
 
 
 def commit(
@@ -43,7 +54,8 @@ def commit(
     started: float,
     ended: float,
 ) -> StepResult:
-    """Commit a step that ran from `started` to `ended` (s); `rows` belong to `batch.sampled`."""
+    """Commit a step that ran from `started` to `ended` (s) and is no longer under way; `rows`
+    belong to `batch.sampled`."""
     outcomes = list(zip(batch.sampled, rows, strict=True))
     failed = [(s, row) for s, row in outcomes if isinstance(row, RowFailure)]
     for sequence, failure in failed:
@@ -55,7 +67,8 @@ def commit(
     _give_to_grammars(batch.sampled, token_ids)
     produced = scheduler.commit(batch, token_ids, ended)
     logprobs = [_wire_logprobs(s) for s in sampled]
-    return StepResult(batch, produced, logprobs, started, ended, failed)
+    stored = [Stored(chunk, PASSED) for chunk in batch.chunks]
+    return StepResult(batch, produced, logprobs, started, ended, failed, stored)
 
 
 def _give_to_grammars(sequences: Seq[Sequence], token_ids: Seq[int]) -> None:

@@ -2,11 +2,13 @@
 
 While a card computes step n+1, its host reads and delivers the tokens of step n, accepts new
 requests, and plans step n+2. Tokens that the host does not know yet stay on the card, where the
-next step reads them. Sequences are updated only when a step ends; a sequence that finishes
-meanwhile, for any reason, is left out when the step under way is read.
+next step reads them. Sequences are updated when a step ends; a sequence that finishes meanwhile,
+for any reason, is left out when the step under way is read. Only chunks that give no token are
+committed at their launch (see `Scheduler.launched`).
 
 Invariants: between calls at most one step is under way; steps end in launch order; blocks that a
-step under way writes to are not free (see `Scheduler.landed`).
+step under way uses are not free (see `Scheduler.landed`); what is not behind the fence of its step
+may be read by later steps only.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.device import PASSED, Fence
 from engine.runner import Chosen, ModelRunner
-from engine.step_result import StepResult, commit
+from engine.step_result import StepResult, Stored, commit
 from scheduling.batch import Batch
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import SequenceState
@@ -52,12 +54,12 @@ class StepsAhead:
 
     @property
     def fence(self) -> Fence:
-        """The fence behind all launched steps."""
-        return self._steps[-1].chosen.fence if self._steps else PASSED
+        """The fence behind all that launched steps write to the pool."""
+        return self._steps[-1].chosen.stored if self._steps else PASSED
 
     def launch(self, batch: Batch) -> StepResult:
         """Launch a batch, then end the previous step and return its result; the result is empty if
-        there was none.
+        there was none. It also names the batch's chunks that give no token, as `stored`.
 
         After an error, both steps are left to `try_withdraw`.
         """
@@ -66,7 +68,9 @@ class StepsAhead:
         chosen = self._runner.launch_ahead(batch, before)
         self._scheduler.launched(batch)
         self._steps.append(_Step(batch, cost, now, chosen))
-        return StepResult(Batch(), [], [], now, now) if before is None else self.end()
+        result = StepResult(Batch(), [], [], now, now) if before is None else self.end()
+        fresh = [Stored(chunk, chosen.stored) for chunk in batch.incomplete]
+        return replace(result, stored=result.stored + fresh)
 
     def end(self) -> StepResult:
         """Wait for the oldest step under way and commit it, without the sequences that have
@@ -79,18 +83,20 @@ class StepsAhead:
         self._scheduler.landed(step.batch)
         gone = {s for s in step.batch.sequences if s.state is SequenceState.FINISHED}
         kept = [row for s, row in zip(step.batch.sampled, rows, strict=True) if s not in gone]
-        return commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
+        result = commit(self._scheduler, step.batch.without(gone), kept, started, self._ended)
+        stored = [each for each in result.stored if each.chunk.completes]
+        return replace(result, stored=stored)
 
     def try_withdraw(self) -> bool:
-        """Drop the steps under way, if there are any. Nothing of them is committed; their tokens
-        are planned again. Returns whether there were any."""
-        if not self._steps:
-            return False
+        """Drop the steps under way, if there are any. Their tokens are planned again, but not the
+        chunks that were committed at their launch. Returns whether there were any. No work is
+        left on the device, not even of a step that could not be launched."""
         with suppress(RuntimeError):  # a card that has failed computes nothing more
             self._runner.wait()
+        num_steps = len(self._steps)
         while self._steps:
             self._scheduler.landed(self._steps.popleft().batch)
-        return True
+        return num_steps > 0
 
 
 def can_run_ahead(batch: Batch) -> bool:
@@ -98,5 +104,6 @@ def can_run_ahead(batch: Batch) -> bool:
     return (
         not batch.is_empty
         and not any(chunk.sequence.needs_prompt_logits for chunk in batch.chunks)
-        and not any(sequence.follows_tokens for sequence in batch.sampled)
+        and not any(chunk.sequence.grammar is not None for chunk in batch.chunks if chunk.completes)
+        and not any(sequence.follows_tokens for sequence in batch.decodes)
     )

@@ -17,10 +17,11 @@ from scheduling.sequence import Sequence
 class Job:
     """An attempt from its Prefill message until its blocks are released.
 
-    `token` is known once the last chunk has run. `answered` means that the decode worker was told
-    that the handoff ended; `error` says why if it failed. `unwanted` means that the router aborted
-    the attempt, `is_hopeless` that it would fail on any worker, `is_resumable` that it may outlive
-    its router.
+    `num_ready` of its blocks and `num_stored` of its chunks were offered, of which a card may still
+    compute the last; `chunks` are those that have run. `token` is known once the last one has run.
+    `answered` means that the decode worker was told that the handoff ended; `error` says why if it
+    failed. `unwanted` means that the router aborted the attempt, `is_hopeless` that it would fail
+    on any worker, `is_resumable` that it may outlive its router.
     """
 
     router: Peer
@@ -35,6 +36,7 @@ class Job:
     error: str = ""
     scheduled_us: int = 0
     num_ready: int = 0
+    num_stored: int = 0
     chunks: list[ChunkSpan] = field(default_factory=list)
     waits: list[GapSpan] = field(default_factory=list)
     last_step: int = 0

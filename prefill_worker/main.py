@@ -12,6 +12,7 @@ from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
+from worker.step_limits import goes_ahead
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         sender = HandoffSender(
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
         )
+        host.engine.one_step_ahead = goes_ahead(settings)
         return PrefillWorker(host, sender)
 
     return run_worker(settings, Role.PREFILL, build)

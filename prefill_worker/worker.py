@@ -3,16 +3,18 @@
 A decode worker asks for a prompt, and learns that it has begun when this worker holds blocks for
 all of it; then the decode worker grants. Computing never waits for that: blocks that are ready
 before their grant are sent when it arrives. The blocks of a chunk are sent while the next chunk
-computes, because the transfer service has its own thread. On a card that thread also waits until
-the blocks are computed, while this thread launches the next chunk. Owns the jobs, and their
-sequences' blocks until the handoff releases them.
+computes, because the transfer service has its own thread. One step ahead, a chunk that gives no
+token is offered at its launch: the transfer thread waits until its blocks are computed, while this
+thread launches the next chunk. Owns the jobs, and their sequences' blocks until the handoff
+releases them.
 """
 
 from __future__ import annotations
 
 import logging
 
-from engine.step_result import StepResult
+from engine.device import Fence
+from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.handoff.sender import HandoffSender
 from prefill_worker.job import Job
@@ -48,7 +50,6 @@ class PrefillWorker:
     def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
         self._host = host
         self._engine = host.engine
-        self._engine.runs_ahead = True  # no peer writes to our pool
         self._scheduler = host.engine.scheduler
         self._outbound = OutboundHandoffs(host, sender, self)
         self._jobs: dict[HandoffKey, Job] = {}
@@ -177,7 +178,8 @@ class PrefillWorker:
                 self._host.count(Count.CACHED_TOKENS, chunk.start)
                 self._host.flight.note(FlightKind.SCHEDULED, job.key, tokens=chunk.start)
                 self._outbound.begin(job.key)
-                self._offer(job, chunk.start // self._engine.layout.block_size, chunk=-1)
+                num_cached = chunk.start // self._engine.layout.block_size
+                self._offer(job, num_cached, chunk=-1, fence=self._engine.computed)
 
     # -- deliver ----------------------------------------------------------------------------
 
@@ -197,10 +199,8 @@ class PrefillWorker:
                 result.started, result.ended, FlightKind.CHUNK, job.key, tokens=chunk.num_tokens
             )
             self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
-            num_tokens = chunk.start + chunk.num_tokens
-            whole = num_tokens // self._engine.layout.block_size
-            num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
-            self._offer(job, num_ready, chunk=len(job.chunks) - 1)
+        for stored in result.stored:
+            self._offer_chunk(stored)
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             job = self._jobs.get(HandoffKey(*produced.sequence.key))
             if job is not None:
@@ -223,12 +223,23 @@ class PrefillWorker:
                 self._stop_computing(job)
                 self._outbound.abort(job.key, reason)
 
-    def _offer(self, job: Job, num_ready: int, chunk: int) -> None:
-        """Offer the sender the blocks that have become ready."""
+    def _offer_chunk(self, stored: Stored) -> None:
+        """Offer the blocks that a chunk has filled; the last one of a prompt need not be full."""
+        chunk = stored.chunk
+        job = self._jobs.get(HandoffKey(*chunk.sequence.key))
+        if job is not None:
+            num_tokens = chunk.start + chunk.num_tokens
+            whole = num_tokens // self._engine.layout.block_size
+            num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
+            self._offer(job, num_ready, job.num_stored, stored.fence)
+            job.num_stored += 1
+
+    def _offer(self, job: Job, num_ready: int, chunk: int, fence: Fence) -> None:
+        """Offer the sender the blocks that are ready once `fence` is passed."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
             blocks = job.sequence.block_table[first:num_ready]
-            self._outbound.offer(job.key, first, blocks, chunk)
+            self._outbound.offer(job.key, first, blocks, chunk, fence)
 
     # -- callbacks of handoffs: see `HandoffOwner` ---------------------------------------------
 

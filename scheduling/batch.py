@@ -74,10 +74,15 @@ class Batch:
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
 
     @property
-    def sizes(self) -> list[tuple[Sequence, int]]:
-        """Sequences in this step, each with the number of tokens to compute."""
+    def promised(self) -> list[tuple[Sequence, int]]:
+        """The sequences of `sampled`, each with the number of tokens to compute."""
         decodes = [(sequence, 1) for sequence in self.decodes]
-        return decodes + [(chunk.sequence, chunk.num_tokens) for chunk in self.chunks]
+        return decodes + [(c.sequence, c.num_tokens) for c in self.chunks if c.completes]
+
+    @property
+    def incomplete(self) -> list[Chunk]:
+        """Chunks after which more of their prompts is to be computed: they give no token."""
+        return [chunk for chunk in self.chunks if not chunk.completes]
 
     @property
     def cost(self) -> StepCost:

@@ -11,9 +11,10 @@ of it, so that blocks here never wait for blocks there; a preempted sequence wai
 ones, and after `max_preemptions` it is preempted only if no other sequence can be.
 
 A batch may be planned while the previous one is under way, between `launched` and `landed`. The
-plan counts the tokens of the step under way but does not know its outcome. Blocks that this step
-writes to are not free: its sequences are not preempted, and the blocks of those that finish are
-released when the step has landed.
+plan counts the tokens of the step under way but does not know its outcome. Chunks that give
+no token have no outcome: they are committed at their launch. Blocks that this step writes to are
+not free: its sequences are not preempted, and the blocks of those that finish are released when the
+step has landed.
 """
 
 from __future__ import annotations
@@ -123,8 +124,7 @@ class Scheduler:
     def commit(self, batch: Batch, token_ids: Seq[int], now: float) -> list[Produced]:
         """Record a step that ran; `token_ids` belong to `batch.sampled`, in that order."""
         for chunk in batch.chunks:
-            chunk.sequence.num_computed = chunk.start + chunk.num_tokens
-            self._publish(chunk.sequence)
+            self._note_chunk(chunk)
             if chunk.completes:
                 self._move(chunk.sequence, SequenceState.RUNNING)
         for sequence in batch.decodes:
@@ -136,14 +136,24 @@ class Scheduler:
         ]
 
     def launched(self, batch: Batch) -> None:
-        """The batch is under way; plans count its tokens as computed until it has landed."""
-        for sequence, num_tokens in batch.sizes:
+        """The batch is under way; plans count its tokens as computed until it has landed.
+
+        Its chunks that give no token are committed: steps run in order, so later ones may read
+        their blocks, and other sequences may share them.
+        """
+        for sequence in batch.sequences:
+            sequence.num_steps += 1
+        for sequence, num_tokens in batch.promised:
             sequence.num_ahead += num_tokens
+        for chunk in batch.incomplete:
+            self._note_chunk(chunk)
 
     def landed(self, batch: Batch) -> None:
         """The batch is no longer under way, whether or not it will be committed."""
-        for sequence, num_tokens in batch.sizes:
+        for sequence, num_tokens in batch.promised:
             sequence.num_ahead -= num_tokens
+        for sequence in batch.sequences:
+            sequence.num_steps -= 1
             if sequence in self._leaving:
                 self._leaving.discard(sequence)
                 self.release_blocks(sequence)
@@ -171,7 +181,7 @@ class Scheduler:
     def release_blocks(self, sequence: Sequence) -> None:
         """Release the blocks of a sequence that is finished or waiting; full ones stay cached. If
         a step under way may write to them, they are released when that step has landed."""
-        if sequence.num_ahead:
+        if sequence.num_steps:
             self._leaving.add(sequence)
             return
         self.shares.release(sequence)
@@ -283,7 +293,7 @@ class Scheduler:
                     sequence.block_table += self.blocks.allocate(1)
                     continue
                 victim = self._victim()
-                if victim.num_ahead or self._leaving:
+                if victim.num_steps or self._leaving:
                     return None, preempted
                 self._preempt(victim)
                 preempted.append(victim)
@@ -418,6 +428,12 @@ class Scheduler:
         sequence.num_preemptions += 1
         sequence.remote = False
         self._wait(sequence)
+
+    def _note_chunk(self, chunk: Chunk) -> None:
+        """The chunk is computed, or will be in time; perhaps a later one is known already."""
+        sequence = chunk.sequence
+        sequence.num_computed = max(sequence.num_computed, chunk.start + chunk.num_tokens)
+        self._publish(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         """Cache the sequence's blocks that are full and computed."""

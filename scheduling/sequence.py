@@ -72,13 +72,14 @@ class Sequence:
 
     `tokens` is the prompt followed by the output. The first `num_prompt` tokens are the caller's
     prompt; output of earlier attempts follows them. The KV of `num_computed` tokens is in
-    `block_table`; steps under way, whose outcome is unknown, compute `num_ahead` more. `remote`
-    means that the blocks and the first token come from a peer, which holds all these blocks once
-    `source_has_begun`; `prefill_only` means that the sequence ends on this worker with its first
-    token, and that the worker `target` continues it. `grammar` follows the output if `sampling`
-    has a grammar; while the sequence `is_held`, it is left out of steps, because its grammar awaits
-    a mask. `last_token_at` is the time of the last token, or of the last step that left it out.
-    `num_passed_blocks` are those of sequences that were admitted past it while it waits.
+    `block_table`; steps under way, whose outcome is unknown, compute `num_ahead` more; `num_steps`
+    steps under way use its blocks. `remote` means that the blocks and the first token come from a
+    peer, which holds all these blocks once `source_has_begun`; `prefill_only` means that the
+    sequence ends on this worker with its first token, and that the worker `target` continues it.
+    `grammar` follows the output if `sampling` has a grammar; while the sequence `is_held`, it is
+    left out of steps, because its grammar awaits a mask. `last_token_at` is the time of the last
+    token, or of the last step that left it out. `num_passed_blocks` are those of sequences that
+    were admitted past it while it waits.
     `history` holds the token counts of the sampler, if it needs any.
     Sequences of one `share` belong to one owner; the shares get equal turns. Of the `hashes` of
     full blocks the first `num_shared`, which are given, are those that everybody shares;
@@ -110,6 +111,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     num_ahead: int = 0
+    num_steps: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
     num_passed_blocks: int = 0

@@ -16,6 +16,7 @@ from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, Se
 from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import (
+    Fence,
     NotificationArrived,
     PeerFailed,
     TransferEvent,
@@ -82,6 +83,7 @@ class OutboundHandoffs:
         self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
         self._speakers: dict[HandoffKey, Peer] = {}  # last peer to mention an open one: gets answer
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a decode worker can get them
+        self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
 
     @property
     def num_open(self) -> int:
@@ -126,8 +128,13 @@ class OutboundHandoffs:
         `on_released`."""
         self._carry_out(self._sender.begin(key, self._host.now()))
 
-    def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int) -> None:
-        """These blocks of the pool are ready; `chunk` completed them (-1: they were cached)."""
+    def offer(
+        self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int, fence: Fence
+    ) -> None:
+        """These blocks of the pool are ready once `fence` is passed, and so are all that were
+        offered before; `chunk` completed them (-1: they were cached)."""
+        if self._sender.is_open(key):
+            self._fences.setdefault(key, {})[chunk] = fence
         actions = self._sender.blocks_ready(key, first_block, blocks, chunk, self._host.now())
         self._carry_out(actions)
 
@@ -259,11 +266,12 @@ class OutboundHandoffs:
                     self._close(action)
                 case Release():
                     self._tokens.pop(action.key, None)
+                    self._fences.pop(action.key, None)
                     self._owner.on_released(action.key)
 
     def _post(self, write: PostWrite) -> None:
         """Queue a write. A card may still be computing the blocks: the transfer thread waits for
-        them, this thread does not."""
+        the fence of the chunk that completed the last of them, this thread does not."""
         self._writes[write.write_id] = write
         wants = self._host.wants_digests(write.agent)
         digests = self._host.block_digests(write.source_blocks) if wants else []
@@ -275,7 +283,7 @@ class OutboundHandoffs:
             write.target_blocks,
             notification,
             write.post_before,
-            self._host.engine.computed,
+            self._fences[write.key][write.chunk],
         )
         self._host.transfers.write(command)
 

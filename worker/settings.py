@@ -99,6 +99,12 @@ class WorkerSettings:
     cuda_graphs: bool = setting(
         True, help="capture decode steps as CUDA graphs at start, where FlashInfer runs them"
     )
+    one_step_ahead: str = setting(
+        "auto",
+        help="launch each step before the tokens of the one before are read, so that the device "
+        "does not wait for its host; auto: on cuda",
+        choices=("auto", "on", "off"),
+    )
 
     block_size: int = setting(16, help="tokens in a KV block", unit="tokens", minimum=1)
     num_blocks: int | None = setting(

@@ -1,4 +1,5 @@
-"""How many sequences and prompt tokens a step may have, where the settings leave that open.
+"""How many sequences and prompt tokens a step may have, and whether it runs ahead, where the
+settings leave that open.
 
 A card needs far more tokens than a CPU to be busy, and a prefill worker, beside whose chunks nobody
 waits for a token, more than a decode worker. A large chunk also needs memory for its activations,
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.loader import pick_device
 from worker.settings import WorkerSettings
 
 _CPU = (64, 512)
@@ -42,6 +44,13 @@ def step_limits(settings: WorkerSettings, card_bytes: int | None) -> StepLimits:
         least,
         max(settings.chunk_max_tokens or tokens, least),
     )
+
+
+def goes_ahead(settings: WorkerSettings) -> bool:
+    """Whether the engine runs one step ahead."""
+    if settings.one_step_ahead == "auto":
+        return pick_device(settings.device).type == "cuda"
+    return settings.one_step_ahead == "on"
 
 
 def card_bytes(device: torch.device) -> int | None:

@@ -1,4 +1,5 @@
-"""The host's share of a decode step on a card, with and without running one step ahead.
+"""The host's share of a step on a card, with and without running one step ahead: of decodes, and
+of prompts that are one chunk each.
 
 Measures whole steps of the engine: planning, launching, sampling, committing. A profiler trace of
 some steps shows how long the card was idle; the trace is kept for inspection (in Perfetto).
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,15 @@ class Decodes:
     num_traced: int = 10
 
 
+@dataclass(frozen=True)
+class Prefills:
+    """Prompts of `length` tokens that wait for a prefill worker, one to a step."""
+
+    length: int = 512
+    num_prompts: int = 50
+    num_traced: int = 10
+
+
 def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iterator[Row]:
     """Time of a step both ways and, on a card, the share of the step for which the card is idle.
 
@@ -63,11 +74,31 @@ def check_ahead(card: Card, passes: Passes, load: Decodes, folder: Path) -> Iter
             note = f"{1e3 * step_s[ahead]:.3f} ms a step"
             if card.device.type == "cuda":
                 file = folder / f"trace-{sampling}-{how.replace(' ', '-')}.json"
-                idle = _traced_idle(engine, load, card.device, file)
+                idle = _traced_idle(partial(_run, engine, load.num_traced), card.device, file)
                 goal = "< 5" if ahead else ""
                 yield Row("ahead", f"{what}: card idle, {how}", 100 * idle, "% of step", goal, note)
             _end(engine)
         yield Row("ahead", f"{what}: step, over one by one", step_s[True] / step_s[False], "x")
+
+
+def check_prefill_ahead(card: Card, passes: Passes, load: Prefills, folder: Path) -> Iterator[Row]:
+    """The same for steps that each give a prompt its first token, as on a prefill worker."""
+    what = f"prompts of {load.length}, one a step"
+    step_s = {}
+    for ahead in (False, True):
+        how = "one ahead" if ahead else "one by one"
+        engine = _engine(passes, Decodes(batch=1, context=load.length))
+        engine.one_step_ahead = ahead
+        _prefill(engine, load, 2)  # what is made at first use
+        started = time.perf_counter()
+        _prefill(engine, load, load.num_prompts)
+        step_s[ahead] = (time.perf_counter() - started) / load.num_prompts
+        if card.device.type == "cuda":
+            file = folder / f"trace-prompts-{load.length}-{how.replace(' ', '-')}.json"
+            idle = _traced_idle(partial(_prefill, engine, load, load.num_traced), card.device, file)
+            note = f"{1e3 * step_s[ahead]:.3f} ms a step"
+            yield Row("ahead", f"{what}: card idle, {how}", 100 * idle, "% of step", "", note)
+    yield Row("ahead", f"{what}: step, over one by one", step_s[True] / step_s[False], "x")
 
 
 def idle_share(events: Iterable[dict[str, Any]]) -> float:
@@ -129,9 +160,32 @@ def _step_s(engine: Engine, load: Decodes, device: torch.device) -> float:
     return seconds / load.num_steps
 
 
-def _traced_idle(engine: Engine, load: Decodes, device: torch.device, file: Path) -> float:
+def _prefill(engine: Engine, load: Prefills, num_prompts: int) -> None:
+    """Prompts that share no blocks, each until it has its first token."""
+    scheduler = engine.scheduler
+    scheduler.blocks.clear_cache()
+    for number in range(num_prompts):
+        sequence = Sequence(
+            request_id=f"prompt-{number}",
+            attempt=0,
+            tokens=[number + 10] * load.length,
+            num_prompt=load.length,
+            sampling=SamplingParams(max_tokens=2, seed=number, temperature=0.0),
+            root_hash=b"bench",
+            block_size=BLOCK_SIZE,
+            arrival=time.monotonic(),
+            deadline=float("inf"),
+            prefill_only=True,
+        )
+        scheduler.add(sequence)
+    while scheduler.has_work or engine.is_ahead:
+        for produced in engine.run(engine.plan()).produced:
+            scheduler.release_blocks(produced.sequence)
+
+
+def _traced_idle(steps: Callable[[], None], device: torch.device, file: Path) -> float:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        _run(engine, load.num_traced)
+        steps()
         wait_for(device)
     profiler.export_chrome_trace(str(file))
     return idle_share(json.loads(file.read_text())["traceEvents"])

@@ -55,6 +55,7 @@ DECODE_BATCHES = (1, 8, 32, 128, 256)
 GRAPH_BATCHES = (1, 32)
 CONTEXTS = (1024, 8192)
 CHUNKS = (512, 2048, 8192)
+PROMPTS = (512, 2048)
 _POOL_BYTES = 96 << 30  # of the 128 GiB of 128 sequences of 8,192 tokens, where the card has them
 _ROOM_BYTES = 4 << 30  # for steps and graphs beside the pool
 _MIXED_BLOCKS = 20_000  # more than any of its steps reads
@@ -135,13 +136,17 @@ def decode(device: torch.device) -> Iterator[Row]:
 
 
 def ahead(device: torch.device) -> Iterator[Row]:
-    """Decode steps of the 8B shape by the engine, one by one and one ahead; leaves traces here."""
-    from bench.gpu.ahead import Decodes, check_ahead
+    """Steps of the 8B shape by the engine, one by one and one ahead: decodes, and prompts; leaves
+    traces here."""
+    from bench.gpu.ahead import Decodes, Prefills, check_ahead, check_prefill_ahead
 
     load = Decodes()
     num_blocks = 2 * load.batch * load.context // BLOCK_SIZE
     passes = _passes(_llama(), device, num_blocks, [load.batch])
-    yield from check_ahead(Card(device, 1.0, 1.0), passes, load, Path())
+    card = Card(device, 1.0, 1.0)
+    yield from check_ahead(card, passes, load, Path())
+    for length in PROMPTS:
+        yield from check_prefill_ahead(card, passes, Prefills(length), Path())
 
 
 def prefill(device: torch.device) -> Iterator[Row]:

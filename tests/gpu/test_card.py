@@ -165,19 +165,19 @@ def engine_on_card(folder: Path) -> MakeEngine:
     return make
 
 
-def tokens_of(engine: Engine, runs_ahead: bool) -> list[int]:
+def tokens_of(engine: Engine, one_step_ahead: bool) -> list[int]:
     """Greedy tokens of a prompt in chunks of 32."""
-    engine.runs_ahead = runs_ahead
+    engine.one_step_ahead = one_step_ahead
     sequence = sequence_of((7 + i % 300 for i in range(200)), greedy(16), BLOCK_SIZE)
     engine.scheduler.add(sequence)
-    while engine.scheduler.has_work:
+    while engine.scheduler.has_work or engine.is_ahead:
         engine.run(engine.plan())
     assert engine.computed.is_done()
     return sequence.tokens[200:]
 
 
 def test_chunks_that_run_ahead_give_the_same_tokens(engine_on_card):
-    tokens = [tokens_of(engine_on_card(), runs_ahead) for runs_ahead in (True, False)]
+    tokens = [tokens_of(engine_on_card(), ahead) for ahead in (True, False)]
     assert tokens[0] == tokens[1]
 
 
@@ -259,7 +259,7 @@ def test_top_p_on_a_card_cuts_where_sorting_does():
 def test_a_checkpoint_is_served_in_fp8(engine_on_card):
     if torch.cuda.get_device_capability() < MIN_CAPABILITY:
         pytest.skip("the card does not multiply e4m3")
-    assert tokens_of(engine_on_card(weights="fp8", kv_dtype="fp8"), runs_ahead=False)
+    assert tokens_of(engine_on_card(weights="fp8", kv_dtype="fp8"), one_step_ahead=False)
 
 
 def test_kv_in_fp8_gives_nearly_torchs_logits():

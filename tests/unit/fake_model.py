@@ -37,45 +37,57 @@ def continuation(prompt: Seq[int], num_tokens: int) -> list[int]:
 
 
 @dataclass(eq=False)
-class LateStep:
-    """A step that was launched ahead: what it was given, and tokens once it is computed. Is its
-    own fence."""
+class LateFence:
+    """A point in the work that the model has put off: it is passed once somebody has waited for it,
+    or for later work."""
 
     model: FakeModel
-    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
-    sampled: dict[Sequence, int]  # contexts
-    tokens: dict[Sequence, int] = field(default_factory=dict)
     has_passed: bool = False
-
-    @property
-    def fence(self) -> LateStep:
-        return self
 
     def is_done(self) -> bool:
         return self.has_passed
 
     def wait(self) -> None:
         while not self.has_passed:
-            self.model.late.popleft().compute()
+            self.model.late.popleft()()
+
+
+@dataclass(eq=False)
+class LateStep:
+    """A step that was launched ahead: what it was given, and tokens once it is computed. It first
+    fills its blocks, and passes `stored`; then it chooses its tokens, and passes `fence`."""
+
+    model: FakeModel
+    number: int
+    spans: list[tuple[Sequence, list[int], int, list[int] | LateStep]]  # blocks, start, tokens
+    sampled: dict[Sequence, int]  # contexts
+    tokens: dict[Sequence, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stored, self.fence = LateFence(self.model), LateFence(self.model)
 
     def read(self) -> list[Row]:
+        self.model.log.append(f"read {self.number}")
         self.model.strike("late")
-        self.wait()
+        self.fence.wait()
         broken = self.model.broken
         return [
             NOT_FINITE if s.request_id in broken else SampledToken(self.tokens[s])
             for s in self.sampled
         ]
 
-    def compute(self) -> None:
+    def fill(self) -> None:
         for sequence, blocks, start, tokens in self.spans:
             if isinstance(tokens, LateStep):
                 tokens = [tokens.tokens[sequence]]
             self.model.write(blocks, start, tokens)
+        self.stored.has_passed = True
+
+    def choose(self) -> None:
         for sequence, length in self.sampled.items():
             blocks = next(blocks for s, blocks, _, _ in self.spans if s is sequence)
             self.tokens[sequence] = self.model.choose(blocks, length)
-        self.has_passed = True
+        self.fence.has_passed = True
 
 
 class FakeModel:
@@ -83,16 +95,19 @@ class FakeModel:
     are not finite, `late_masks` those whose mask is late once. `explodes` makes the next step
     raise, at its launch or when what was launched ahead is read ("late"); `fence` stands behind
     every step. Steps that are launched ahead are computed as late as a card could; `strays` are
-    blocks that were written to but not `is_owned` (an error would be taken for the step's own)."""
+    blocks that were written to but not `is_owned`, or while a peer `is_reading` them (an error
+    would be taken for the step's own). `log` tells which steps were launched ahead and read."""
 
     def __init__(self, memory: torch.Tensor, is_owned: Callable[[int], bool]) -> None:
         self._memory = memory
         self._is_owned = is_owned
+        self.is_reading: Callable[[int], bool] = lambda block: False
         self.broken: set[str] = set()
         self.late_masks: set[str] = set()
         self.explodes: str | None = None
         self.fence: Fence = PASSED
-        self.late: deque[LateStep] = deque()
+        self.late: deque[Callable[[], None]] = deque()
+        self.log: list[str] = []
         self.strays: list[int] = []
         self.num_promised = 0  # tokens that were computed before anybody knew them
 
@@ -106,7 +121,7 @@ class FakeModel:
         """Store tokens at positions from `start` on."""
         for position, token in enumerate(tokens, start):
             block = blocks[position // BLOCK]
-            if not self._is_owned(block):
+            if not self._is_owned(block) or self.is_reading(block):
                 self.strays.append(block)
             self._memory[block, position % BLOCK] = token
 
@@ -128,12 +143,15 @@ class FakeModel:
                 self.num_promised += 1
             spans.append((sequence, list(sequence.block_table), start, tokens))
             ends[sequence] = start + size
-        self.late.append(LateStep(self, spans, {s: ends[s] for s in batch.sampled}))
-        return self.late[-1]
+        number = sum(each.startswith("launch") for each in self.log)
+        self.log.append(f"launch {number}")
+        step = LateStep(self, number, spans, {s: ends[s] for s in batch.sampled})
+        self.late += [step.fill, step.choose]
+        return step
 
     def wait(self) -> None:
         while self.late:
-            self.late.popleft().compute()
+            self.late.popleft()()
 
     def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
         self.strike("launch")

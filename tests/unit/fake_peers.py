@@ -42,13 +42,15 @@ class FakeServer:
 
 @dataclass
 class Write:
-    """A write that was posted and has not finished."""
+    """A write that was given to the transfer thread and has not finished; it may be posted once
+    `fence` is passed."""
 
     key: int
     agent: str
     source_blocks: tuple[int, ...]
     target_blocks: tuple[int, ...]
     notification: bytes
+    fence: Any
 
 
 class FakeTransfers:
@@ -75,9 +77,10 @@ class FakeTransfers:
     def write(self, command: WriteCommand) -> None:
         assert isinstance(command.key, int)
         source, target = tuple(command.source_blocks), tuple(command.target_blocks)
-        write = Write(command.key, command.agent, source, target, command.notification)
+        notification, fence = command.notification, command.computed
+        write = Write(command.key, command.agent, source, target, notification, fence)
         self.writes.append(write)
-        self.fences.append(command.computed)
+        self.fences.append(fence)
         if command.agent not in self.peers:
             self.fail(write, "the peer is not known")
 

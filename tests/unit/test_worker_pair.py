@@ -3,7 +3,7 @@
 Each connection keeps its order, as ZeroMQ does; between connections anything may overtake
 anything. Requests are retried while the old attempt is still fenced, repeated and aborted; peers
 are forgotten, or die and are replaced; writes fail and land late, grants expire, steps raise. The
-decode worker's steps run one after the other, or one ahead and as late as a card could run them.
+steps of each worker run one after the other, or one ahead and as late as a card could run them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol.messages import (
     StepTokens,
 )
 from tests.effort import NIGHTLY, times
-from tests.unit.fake_model import VOCAB, continuation
+from tests.unit.fake_model import BLOCK, VOCAB, continuation
 from tests.unit.fake_peers import Write
 from tests.unit.worker_harness import (
     ROUTER,
@@ -49,9 +49,24 @@ PROMPTS = [[(7 * i + start) % VOCAB for i in range(length)] for start, length in
 class WorkerPair(RuleBasedStateMachine):
     """No block is lost or owned twice; every attempt ends once, with the right tokens."""
 
-    @initialize(checksum=st.booleans(), blocks=st.integers(9, 24), ahead=st.booleans())
-    def begin(self, checksum: bool, blocks: int, ahead: bool = False) -> None:
+    @initialize(
+        checksum=st.booleans(),
+        blocks=st.integers(9, 24),
+        ahead=st.booleans(),
+        prefill_ahead=st.booleans(),
+        chunk=st.sampled_from([BLOCK, 2 * BLOCK]),
+    )
+    def begin(
+        self,
+        checksum: bool,
+        blocks: int,
+        ahead: bool = False,
+        prefill_ahead: bool = False,
+        chunk: int = 2 * BLOCK,
+    ) -> None:
         self.clock = Clock()
+        self.prefill_ahead = prefill_ahead
+        self.chunk = chunk
         self.d = DecodeBench("d", self.clock, blocks, checksum, one_step_ahead=ahead)
         self.d.peers.answers_asks = False  # P answers
         self.num_prefillers = 0
@@ -68,7 +83,14 @@ class WorkerPair(RuleBasedStateMachine):
 
     def start_prefiller(self) -> None:
         self.num_prefillers += 1
-        self.p = PrefillBench(f"p{self.num_prefillers}", self.clock, self.blocks, self.checksum)
+        self.p = PrefillBench(
+            f"p{self.num_prefillers}",
+            self.clock,
+            self.blocks,
+            self.checksum,
+            one_step_ahead=self.prefill_ahead,
+            scheduler_fields={"chunk_max_tokens": self.chunk},
+        )
         self.p_peer = PrefillPeer(
             worker_id=self.p.name, incarnation=f"{self.p.name}-i", control="inproc://p"
         )
@@ -344,7 +366,10 @@ class WorkerPair(RuleBasedStateMachine):
                 *self.d.worker._fenced.sequences,
                 *self.d.scheduler._leaving,
             ],
-            "p": [job.sequence for job in self.p.worker._jobs.values()],
+            "p": [
+                *[job.sequence for job in self.p.worker._jobs.values()],
+                *[s for s in self.p.scheduler._leaving if s.key not in self.p.worker._jobs],
+            ],
         }
         for bench in (self.d, self.p):
             manager = bench.scheduler.blocks
@@ -374,7 +399,7 @@ class WorkerPair(RuleBasedStateMachine):
 
     def is_idle(self) -> bool:
         busy = self.p.worker._jobs or self.d.worker._tasks or self.d.worker._fenced
-        busy = busy or self.d.engine.is_ahead
+        busy = busy or self.d.engine.is_ahead or self.p.engine.is_ahead
         handoffs = self.p.sender.num_open + self.d.receiver.num_open
         return not busy and not handoffs and not any(self.channels.values())
 
@@ -385,6 +410,7 @@ class WorkerPair(RuleBasedStateMachine):
             assert bench.scheduler.sequences == []
         assert not self.p.worker._outbound._writes
         assert not self.p.worker._outbound._tokens
+        assert not self.p.worker._outbound._fences
         assert not self.p.worker._outbound._speakers
         assert not self.p.sender.num_outstanding
         for key, asked in self.asked.items():
@@ -422,4 +448,21 @@ def test_a_write_lands_late_when_its_source_is_in_use_again() -> None:
     pair.time_passes(1.0)
     pair.everything_goes_on(rounds=3)
     assert pair.asked["r0", 1].tokens == dict(enumerate(continuation(prompt, 2)))
+    pair.teardown()
+
+
+def test_blocks_arrive_whole_though_they_are_sent_before_they_are_computed() -> None:
+    """Writes land as soon as they may, while P's next steps are under way."""
+    pair = WorkerPair()
+    pair.begin(checksum=False, blocks=24, prefill_ahead=True, chunk=BLOCK)
+    for prompt in (PROMPTS[5], PROMPTS[5], PROMPTS[7], PROMPTS[4]):
+        pair.ask(prompt=prompt, tokens=3, remote=True)
+    num_waited = 0
+    for _ in range(20):
+        pair.everything_goes_on(rounds=1, writes_land=False)
+        num_waited += sum(not write.fence.is_done() for write in pair.p.transfers.writes)
+        pair.everything_goes_on(rounds=1)
+        pair.every_block_has_its_owners()
+    assert pair.is_idle()
+    assert num_waited > 0
     pair.teardown()

@@ -111,6 +111,19 @@ class PatientHost(WorkerHost):
 
 
 @dataclass
+class CardPool:
+    """A pool of which a copy to the host waits for the steps launched so far."""
+
+    model: FakeModel
+    memory: torch.Tensor
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        self.model.wait()
+        return self.memory
+
+
+@dataclass
 class Bench:
     """One worker's surroundings."""
 
@@ -148,7 +161,7 @@ class Bench:
         )
         parts = WorkerParts(
             engine=self.engine,
-            pool=SimpleNamespace(tensor=self.memory),  # type: ignore[arg-type]
+            pool=CardPool(self.model, self.memory),  # type: ignore[arg-type]
             transfers=self.transfers,  # type: ignore[arg-type]
             server=self.server,  # type: ignore[arg-type]
             reporter=self.reporter,
@@ -182,6 +195,10 @@ class PrefillBench(Bench):
         super().__post_init__()
         self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
         self.worker = PrefillWorker(self.host, self.sender)
+        self.model.is_reading = lambda block: any(
+            block in write.source_blocks and write.fence.is_done()
+            for write in self.transfers.writes
+        )
 
 
 class DecodeBench(Bench):
@@ -218,7 +235,8 @@ class DecodeBench(Bench):
 
 
 def land(write: Write, source: Bench, target: DecodeBench) -> None:
-    """The data and the notification arrive."""
+    """The write is posted, at the earliest, and the data and the notification arrive."""
+    write.fence.wait()
     for from_block, to_block in zip(write.source_blocks, write.target_blocks, strict=True):
         target.memory[to_block] = source.memory[from_block]
     target.transfers.events.append(NotificationArrived(source.transfers.agent, write.notification))
@@ -251,6 +269,7 @@ class LateWrite:
 
 def give_up(write: Write, source: Bench, is_whole: bool) -> LateWrite:
     """What may still land of a write that now fails, nearly as late as it can."""
+    write.fence.wait()
     data = source.memory[list(write.source_blocks)].clone()
     due = source.clock.now + 0.9 * LANDING_S
     return LateWrite(due, write, source.transfers.agent, data, is_whole)

@@ -105,7 +105,7 @@ class CountingRunner(ModelRunner):
         self.num_promised += sum(s.num_ahead > 0 for s in batch.decodes)
         chosen = super().launch_ahead(batch, before)
         self.log.append("launch")
-        return _Noted(chosen.rows, chosen.ids, chosen.fence, chosen.copies, self.log)
+        return _Noted(**vars(chosen), log=self.log)
 
     def launch(self, batch: Batch) -> Any:
         self._count_down()

@@ -58,11 +58,9 @@ class ScriptedRunner:
         self.failure = NOT_FINITE
         self.is_card = False
         self.launched: list[SlowFence] = []
-        self.was_idle: list[bool] = []  # at each launch
         self._advance = advance
 
     def launch(self, batch: Batch) -> tuple[torch.Tensor, Fence]:
-        self.was_idle.append(all(fence.has_passed for fence in self.launched))
         if not self.is_card:
             self._advance()
             return torch.empty(0), PASSED
@@ -126,54 +124,7 @@ def observed(rig: Rig) -> list[tuple[int, float]]:
     return taught
 
 
-def test_on_a_card_a_step_without_a_token_goes_on_while_the_next_is_prepared() -> None:
-    rig = Rig()
-    rig.runner.is_card, rig.engine.runs_ahead = True, True
-    taught = observed(rig)
-    sequence = rig.add("a", 1, 18)  # two chunks of 8, and a last one
-    rig.engine.run(rig.engine.plan())
-    first = rig.engine.computed
-    assert not first.is_done()
-    assert (sequence.num_computed, rig.now, taught) == (8, 0.0, [])
-    rig.engine.run(rig.engine.plan())
-    assert first.is_done(), "one step at most is under way"
-    assert not rig.engine.computed.is_done()
-    assert taught == [(8, 0.25)]
-    result = rig.engine.run(rig.engine.plan())
-    assert rig.engine.computed.is_done()
-    assert (result.started, result.ended) == (0.5, 0.75)
-    assert taught == [(8, 0.25), (8, 0.25), (2, 0.25)]
-
-
-def test_a_step_that_tells_of_a_prompt_is_launched_once_the_one_under_way_has_ended() -> None:
-    rig = Rig()
-    rig.runner.is_card, rig.engine.runs_ahead = True, True
-    taught = observed(rig)
-    plain = rig.add("plain", 1, 26)
-    rig.engine.run(rig.engine.plan())
-    rig.engine.run(rig.engine.plan())
-    rig.scheduler.finish(plain)
-    scored = rig.add("scored", 5, 11)
-    scored.sampling = msgspec.structs.replace(scored.sampling, prompt_logprobs=1)
-    result = rig.engine.run(rig.engine.plan())
-    assert rig.runner.was_idle == [True, False, True]
-    assert taught == [(8, 0.25), (8, 0.25)]
-    assert result.started == 0.5, "its own time only"
-
-
-def test_a_step_under_way_ends_when_there_is_nothing_else_to_do() -> None:
-    rig = Rig()
-    rig.runner.is_card, rig.engine.runs_ahead = True, True
-    taught = observed(rig)
-    sequence = rig.add("a", 1, 18)
-    rig.engine.run(rig.engine.plan())
-    rig.scheduler.finish(sequence)
-    rig.engine.run(rig.engine.plan())
-    assert rig.engine.computed.is_done()
-    assert taught == [(8, 0.25)]
-
-
-def test_where_peers_write_to_the_pool_no_step_outlives_its_run() -> None:
+def test_no_step_outlives_its_run_unless_it_may_run_ahead() -> None:
     rig = Rig()
     rig.runner.is_card = True
     taught = observed(rig)

@@ -6,6 +6,8 @@ That nothing is written to free blocks, with peers that write to others at any t
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -119,7 +121,7 @@ def test_penalties_wait_for_each_token_and_hold_up_the_batch_only_while_they_are
     loop = Loop(True)
     told = loop.serve(workload)
     assert told["r1"].tokens == Loop(False).serve(workload)["r1"].tokens
-    assert loop.runner.log.count("alone") == 4
+    assert loop.runner.log.count("alone") == 3, "its first token follows known ones"
     assert loop.runner.num_promised > 15
 
 
@@ -158,3 +160,44 @@ def test_the_step_model_learns_from_every_step(one_step_ahead: bool) -> None:
     loop.scheduler.model.observe = lambda cost, s: taught.append(cost.attended)  # type: ignore[method-assign]
     loop.serve([Asked((5, 6), greedy(5))])
     assert taught == [3, 3, 4, 5, 6]
+
+
+def test_the_fence_behind_a_steps_blocks_stands_before_its_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Noted:
+        def __init__(self, of: object, name: str) -> None:
+            self._of, self._name = of, name
+
+        def __getattr__(self, method: str) -> Any:
+            if method == self._name:
+                done.append(method)
+            return getattr(self._of, method)
+
+    loop = Loop(True)
+    runner = loop.runner
+    runner._model = Noted(runner._model, "hidden")  # type: ignore[assignment]
+    runner._sampler = Noted(runner._sampler, "choose")  # type: ignore[assignment]
+
+    def fence(device: object) -> str:
+        done.append("fence")
+        return f"fence {done.count('fence')}"
+
+    monkeypatch.setattr("engine.runner.fence_of", fence)
+    loop.add("r0", Asked((5, 6), greedy(5)))
+    chosen = runner.launch_ahead(loop.engine.plan(), None)
+    assert done == ["hidden", "fence", "choose", "fence"]
+    assert (chosen.stored, chosen.fence) == ("fence 1", "fence 2")
+
+
+def test_other_prompts_share_the_blocks_of_a_chunk_that_is_under_way() -> None:
+    """The prompts are longer than a step's chunks; the last is given all but its last block."""
+    prompt = tuple(range(18))
+    loop = Loop(True)
+    workload = [Asked(prompt, greedy(3)), Asked(prompt, greedy(3), turn=1)]
+    told = loop.serve(workload)
+    assert _heard(told) == _heard(Loop(False).serve(workload))
+    assert told["r1"].sequence.num_cached == 16
+    assert loop.runner.log.count("launch") == 5, "three of chunks, and two of later tokens"

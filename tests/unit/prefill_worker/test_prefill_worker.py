@@ -67,34 +67,6 @@ def test_who_asks_before_the_prompt_and_again_is_told_when_it_has_begun(
     say(p, Abort(request_id="r", attempt=1), turns=2)
 
 
-class UnpassedFence:
-    """A card that computes until somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.has_passed = False
-
-    def is_done(self) -> bool:
-        return self.has_passed
-
-    def wait(self) -> None:
-        self.has_passed = True
-
-
-def test_on_a_card_blocks_are_given_to_the_transfer_thread_with_the_fence_behind_them(
-    p: PrefillBench, d: DecodeBench
-) -> None:
-    p.model.fence = first = UnpassedFence()
-    say(p, PREFILL)
-    p.model.fence = second = UnpassedFence()
-    say_of_d(p, d, d.descriptor, ask(d), grant(d))
-    assert p.transfers.fences == [first, second], "each behind the step that computed its blocks"
-    assert (first.has_passed, second.has_passed) == (True, False), "nobody waits for the second"
-    say(p)
-    assert second.has_passed, "its successor was launched, and gave a token"
-    finish_writes(p)
-    assert types(say(p)) == [KvClosed, PrefillDone]
-
-
 def test_what_is_told_of_the_prompt_goes_with_the_first_token_to_both(
     p: PrefillBench, d: DecodeBench
 ) -> None:

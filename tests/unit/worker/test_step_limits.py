@@ -10,7 +10,7 @@ import torch
 from decode_worker.settings import DecodeSettings
 from prefill_worker.settings import PrefillSettings
 from worker.settings import WorkerSettings
-from worker.step_limits import StepLimits, card_bytes, step_limits
+from worker.step_limits import StepLimits, card_bytes, goes_ahead, step_limits
 
 GIB = 1 << 30
 REQUIRED = {"model": "m", "redis_url": "redis://x", "cluster_secret": "a secret of sixteen"}
@@ -57,3 +57,24 @@ def test_chunks_are_never_smaller_than_a_block_or_their_least() -> None:
 
 def test_a_cpu_has_no_card() -> None:
     assert card_bytes(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("role", [PrefillSettings, DecodeSettings])
+@pytest.mark.parametrize(
+    ("device", "how", "expected"),
+    [
+        ("cpu", "auto", False),
+        ("cuda:0", "auto", True),
+        ("cpu", "on", True),
+        ("cuda:0", "off", False),
+    ],
+)
+def test_a_worker_of_either_role_runs_one_step_ahead_on_a_card_or_as_it_is_told(
+    role: type[WorkerSettings],
+    device: str,
+    how: str,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert goes_ahead(role(**REQUIRED, device=device, one_step_ahead=how)) is expected

@@ -82,6 +82,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "GRAPH_BATCHES": (3,),
         "CONTEXTS": (16, 96),
         "CHUNKS": (17, 32),
+        "PROMPTS": (17,),
         "_POOL_BYTES": 1 << 18,
         "_MIXED_BLOCKS": 64,
         "measure_card": lambda device: gpu_checks.measure_card(device, 1 << 16, 32),
@@ -93,7 +94,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_mixed, "MIXED_STEPS", (MixedStep(2, 20, 18),))
     monkeypatch.setattr(gpu_mixed.check_kernels, "__defaults__", (((17, 40),),))
     load = gpu_ahead.Decodes(batch=2, context=32, num_steps=2, num_traced=1)
-    monkeypatch.setattr(gpu_ahead, "Decodes", lambda: load)
+    monkeypatch.setattr(gpu_ahead.Decodes.__init__, "__defaults__", tuple(vars(load).values()))
+    monkeypatch.setattr(gpu_ahead.Prefills.__init__, "__defaults__", (17, 2, 1))
 
 
 EXPECTED = {
@@ -113,6 +115,7 @@ EXPECTED = {
     "ahead": [
         "batch 2 at 32, greedy: step, over one by one",
         "batch 2 at 32, top-p: step, over one by one",
+        "prompts of 17, one a step: step, over one by one",
     ],
     "prefill": ["chunk of 17", "chunk of 32"],
     "overlap": [

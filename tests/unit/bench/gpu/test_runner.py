@@ -22,7 +22,7 @@ from bench.gpu import (
 from bench.gpu import (
     runner as gpu,
 )
-from bench.gpu.ahead import Decodes, check_ahead, idle_share
+from bench.gpu.ahead import Decodes, Prefills, check_ahead, check_prefill_ahead, idle_share
 from bench.gpu.checks import (
     BLOCK_SIZE,
     Card,
@@ -100,6 +100,13 @@ def test_steps_are_timed_one_by_one_and_one_ahead(passes, tmp_path):
     rows = list(check_ahead(Card(CPU, 1.0, 1.0), passes, load, tmp_path))
     assert [row.name.partition(": ")[2] for row in rows] == ["step, over one by one"] * 2
     assert all(row.value > 0 for row in rows)
+
+
+def test_prompts_are_timed_one_by_one_and_one_ahead(passes, tmp_path):
+    load = Prefills(length=33, num_prompts=3, num_traced=1)
+    (row,) = check_prefill_ahead(Card(CPU, 1.0, 1.0), passes, load, tmp_path)
+    assert row.name == "prompts of 33, one a step: step, over one by one"
+    assert row.value > 0
 
 
 def test_a_card_is_idle_between_what_a_trace_has_of_it():
