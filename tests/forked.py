@@ -2,7 +2,8 @@
 everything they need, but started no thread, no NIXL agent and no ZeroMQ context.
 
 A process started the usual way takes two seconds to import torch. The server is one for each
-pytest process and ends with it.
+pytest process and ends with it. Forked processes do not try the bundled model in a child first: it
+is no stranger's. Tests of `baton up`, and of hostile checkpoints, start real processes, which do.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from checkpoint.trial import Trial, start_trial
 from cli.child import Child
 from cli.child_settings import ChildSettings
 from protocol.messages import Role
-from tests.paths import ROOT
+from tests.paths import DEMO_MODEL, ROOT
 
 PRELOADED = [
     "cli.commands",
@@ -32,6 +34,7 @@ PRELOADED = [
     "engine.loader",
     "prefill_worker.main",
     "router.main",
+    "worker.assembly",
     "tests.faults.faulty_worker",
     "tests.forked",
     "tests.integration.transport_workers",
@@ -96,8 +99,8 @@ class ForkedChild(Child):
 class ForkedChildren(ChildSettings):
     """Makes the children of a fleet of tests; `module` runs workers in the place of `cli.main`."""
 
-    def __init__(self, *arguments: Any, module: str | None = None) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, module: str | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._module = module
 
     def _child(
@@ -147,9 +150,25 @@ def _run_module(
     parent = f"--parent-pid={os.getppid()}"
     own = [parent if each.startswith("--parent-pid=") else each for each in arguments]
     sys.argv = [module, *own]
+    for each in ("router.main", "worker.assembly"):
+        sys.modules[each].start_trial = _trial_of  # type: ignore[attr-defined]
     status = importlib.import_module(module).main(own)
     atexit._run_exitfuncs()
     sys.exit(status)
+
+
+def _trial_of(module: str, folder: Path) -> Trial | _PassedTrial:
+    return _PassedTrial() if folder == DEMO_MODEL else start_trial(module, folder)
+
+
+class _PassedTrial:
+    """The trial of a checkpoint that is known to be good."""
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+    def cancel(self) -> None:
+        """Nothing to kill."""
 
 
 def _redirect(log_path: str) -> None:
