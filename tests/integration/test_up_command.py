@@ -1,4 +1,7 @@
-"""`baton up` and the demo as an operator runs them: processes, signals, exit codes, leftovers."""
+"""`baton up` and the demo as an operator runs them: processes, signals, exit codes, leftovers.
+
+What only prints and ends runs in this process, and its fleet is forked.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,29 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from checkpoint.model_source import resolve_model
 from cli.demo import NO_PACKAGE, OVER_NIXL
 from cli.demo import main as demo
+from cli.main import main as baton
 from process.cores import can_keep_to_cores, usable_cores
+from router.http.server import listen
 from tests.effort import some
+from tests.forked import ForkedChildren, fork_context
 from tests.gguf_files import smollm2
 from tests.http_client import HTTP
+from tests.integration.fleets import assert_no_other_processes, our_processes
 from tests.integration.reference import DEMO_MODEL
 
+Main = Callable[[list[str]], int]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = DEMO_MODEL.parent
 WAIT_S = 120.0
 SMALL = ("--port=0", "--num-blocks=512", "--torch-threads=1", "--device=cpu")
@@ -39,15 +50,26 @@ def environment(temp_dir: Path) -> dict[str, str]:
     return {**kept, "TMPDIR": str(temp_dir)}
 
 
-def run(temp_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(temp_dir),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a main in this process, without settings of Baton, and with temporary files where the
+    test sees them."""
+    fork_context()  # whose own temporary files stay
+    for name in [each for each in os.environ if each.startswith("BATON_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for module in ("cli.fleet", "cli.up"):
+        monkeypatch.setattr(f"{module}.ChildSettings", ForkedChildren)
+
+    def run(main: Main, *arguments: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        status = main([*arguments])
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run
 
 
 class Up:
@@ -90,7 +112,7 @@ def running_up(temp_dir: Path, *flags: str) -> Iterator[Up]:
 
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
 def test_up_serves_until_a_signal_and_leaves_nothing(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, run_here: Run, number: signal.Signals
 ) -> None:
     with running_up(tmp_path) as up:
         assert_workers_are_kept_apart(up)
@@ -102,14 +124,14 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
 
-        status = run(tmp_path, "cli.main", "status", "--router-url", up.url, "--json")
+        status = run_here(baton, "status", "--router-url", up.url, "--json")
         assert status.returncode == 0, status.stderr
         rows = {row["worker_id"]: row for row in json.loads(status.stdout)["workers"]}
         assert {name: row["state"] for name, row in rows.items()} == {
             "prefill-1": "ready",
             "decode-1": "ready",
         }
-        table = run(tmp_path, "cli.main", "status", "--router-url", up.url)
+        table = run_here(baton, "status", "--router-url", up.url)
         assert table.returncode == 0, table.stderr
         for word in ("prefill-1", "decode-1", "ready", "512"):
             assert word in table.stdout
@@ -135,8 +157,13 @@ def assert_workers_are_kept_apart(up: Up) -> None:
     assert len(prefill) == len(decode) == len(usable_cores()) // 2
 
 
-def test_killed_up_takes_its_processes_with_it(tmp_path: Path) -> None:
-    with running_up(tmp_path, "--transport=shm") as up:
+def test_fleet_without_prefill_workers_serves_and_ends_with_its_killed_up(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--prefill=0") as up:
+        body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
+        answer = HTTP.post(f"{up.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        workers = HTTP.get(f"{up.url}/fleet").json()["workers"]
+        assert [each["role"] for each in workers] == ["decode"]
         up.process.kill()
         up.process.wait(WAIT_S)
         up.assert_all_gone()
@@ -145,22 +172,15 @@ def test_killed_up_takes_its_processes_with_it(tmp_path: Path) -> None:
     assert left[0].startswith("baton-logs-"), "the logs stay, to be read"
 
 
-def test_fleet_without_prefill_workers_serves(tmp_path: Path) -> None:
-    with running_up(tmp_path, "--prefill=0") as up:
-        body = {"model": DEMO_MODEL.name, "prompt": "def f(): " * 40, "max_tokens": 4}
-        answer = HTTP.post(f"{up.url}/v1/completions", json=body, timeout=60)
-        assert answer.status_code == 200, answer.text
-        workers = HTTP.get(f"{up.url}/fleet").json()["workers"]
-        assert [each["role"] for each in workers] == ["decode"]
-
-
-def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(
+    tmp_path: Path, run_here: Run
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     (folder / "config.json").write_text(json.dumps(config))
-    result = run(tmp_path, "cli.main", "up", "--model", str(folder), *SMALL)
+    result = run_here(baton, "up", "--model", str(folder), *SMALL)
     assert result.returncode == 2
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
@@ -169,44 +189,50 @@ def test_what_is_wrong_with_the_checkpoint_is_one_line_and_exit_code_2(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_log_folder_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_log_folder_that_cannot_be_made_is_one_line_and_exit_code_2(
+    tmp_path: Path, run_here: Run
+) -> None:
     (tmp_path / "file").touch()
     log_dir = tmp_path / "file" / "logs"
-    result = run(
-        tmp_path, "cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, f"--log-dir={log_dir}"
-    )
+    result = run_here(baton, "up", "--model", str(DEMO_MODEL), *SMALL, f"--log-dir={log_dir}")
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert str(log_dir) in result.stderr
 
 
-def test_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    with running_up(tmp_path) as up:
-        port = up.url.rpartition(":")[2]
-        result = run(
-            tmp_path, "cli.main", "up", "--model", str(DEMO_MODEL), *SMALL, f"--port={port}"
-        )
+def test_port_in_use_is_one_line_and_exit_code_2(run_here: Run) -> None:
+    with listen("127.0.0.1", 0) as another_router_s:
+        port = another_router_s.getsockname()[1]
+        result = run_here(baton, "up", "--model", str(DEMO_MODEL), *SMALL, f"--port={port}")
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert port in result.stderr
+    assert str(port) in result.stderr
 
 
-def test_demo_once_shows_text_and_times_and_leaves_nothing(tmp_path: Path) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    result = run(tmp_path, "cli.demo", "--once", "--model=demo_model")
+def test_demo_once_shows_text_and_times_and_leaves_nothing(tmp_path: Path, run_here: Run) -> None:
+    before = our_processes()
+    result = run_here(demo, "--once", "--model=demo_model")
     assert result.returncode == 0, result.stderr
     assert OVER_NIXL in result.stdout
     answer = result.stdout.partition("assistant: ")[2].partition("Where the time of")
     assert answer[0].strip(), result.stdout
     for phase in ("queue", "prefill", "transfer", "over nixl", "handoff", "decode"):
         assert phase in answer[2]
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    assert_no_other_processes(before)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_demo_holds_a_conversation_with_a_real_model(tmp_path: Path) -> None:
     smollm2()
-    result = run(tmp_path, "cli.demo", "--once", "--transport=shm")
+    result = subprocess.run(
+        command("cli.demo", "--once", "--transport=shm"),
+        cwd=ROOT,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
     assert result.returncode == 0, result.stderr
     _, *answers = result.stdout.split("user: ")
     assert len(answers) == 3
@@ -220,12 +246,26 @@ def test_the_demo_holds_a_conversation_with_a_real_model(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def shown_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models of the fleets that demos would start."""
+    models: list[str] = []
+    monkeypatch.setattr("cli.demo.run_fleet", lambda fleet, *_: models.append(fleet.settings.model))
+    return models
+
+
+def test_the_demo_shows_the_real_model(run_here: Run, shown_models: list[str]) -> None:
+    result = run_here(demo, "--once")
+    assert result.returncode == 0
+    assert NO_PACKAGE not in result.stdout
+    assert shown_models == [str(resolve_model(smollm2()))]
+
+
 def test_the_demo_says_why_the_bundled_model_answers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_here: Run, shown_models: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.demo.PACKAGE", "no_such_package")
-    monkeypatch.setattr("cli.demo.run_fleet", lambda fleet, *_: models.append(fleet.settings.model))
-    models: list[str] = []
-    assert demo(["--once"]) == 0
-    assert NO_PACKAGE in capsys.readouterr().out
-    assert models == [str(DEMO_MODEL)]
+    result = run_here(demo, "--once")
+    assert result.returncode == 0
+    assert NO_PACKAGE in result.stdout
+    assert shown_models == [str(DEMO_MODEL)]
