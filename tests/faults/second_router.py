@@ -6,9 +6,9 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.child import Child
 from protocol.messages import Role
 from tests.faults.faulty_fleet import FaultyFleet
+from tests.forked import ForkedChild
 from tests.integration.fleets import wait_for
 
 
@@ -25,7 +25,7 @@ class SecondRouter:
             for each in real._command
         ]
         env = {**real._env, **(environment or {})}
-        self.child = Child("router-2", Role.ROUTER, command, env, folder / "log")
+        self.child = ForkedChild("router-2", Role.ROUTER, command, env, folder / "log")
 
     def start(self) -> str:
         """A new life of it, and its URL."""

@@ -21,6 +21,7 @@ from cli.pods.check import main as check
 from cli.status import main as status
 from cli.up_settings import UpSettings
 from router.admission.api_keys import hash_key, make_key
+from tests.forked import ForkedChildren
 from tests.integration.reference import DEMO_MODEL
 
 API_KEY, ADMIN_KEY = make_key(), make_key()
@@ -55,7 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         shared_prefixes_file=str(folder / "prefixes"),
         tls_cert_file=str(folder / "tls.pem"),
     )
-    with Fleet(settings) as fleet:
+    with Fleet(settings, ForkedChildren(settings)) as fleet:
         yield fleet
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from cli.child_settings import Secrets
 from cli.fleet import Fleet
+from tests.forked import ForkedChildren
 from tests.http_client import HTTP
 from tests.integration.collector import Collector, Received
 from tests.integration.fleets import running_fleet, wait_for
@@ -144,18 +144,12 @@ def test_any_router_shows_the_requests_of_the_others(
     fleet: Fleet, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     request_id = complete(fleet, 500)
-    port_file = tmp_path_factory.mktemp("second") / "port"
-    command = [
-        sys.executable, "-m", "router.main", f"--model={fleet.settings.model}", "--port=0",
-        f"--port-file={port_file}",
-    ]  # fmt: skip
-    environ = {
-        **os.environ,
-        "BATON_REDIS_URL": fleet.redis_url,
-        "BATON_CLUSTER_SECRET": SECRET,
-        "BATON_CLUSTER": fleet.settings.cluster,
-    }
-    second = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    folder = tmp_path_factory.mktemp("second")
+    port_file = folder / "port"
+    children = ForkedChildren(fleet.settings)
+    secrets = Secrets(fleet.redis_url, SECRET, fleet.access.key or "")
+    second = children.router(secrets, port_file, folder)
+    second.start()
     try:
         wait_for("the second router", port_file.exists, 60)
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
@@ -171,8 +165,9 @@ def test_any_router_shows_the_requests_of_the_others(
         assert HTTP.get(f"{url}/fleet").json()["totals"]["requests_per_s"] > 0
         assert HTTP.get(f"{url}/requests/cmpl-none/trace").status_code == 404
     finally:
-        second.terminate()
-        assert second.wait(60) == 0
+        second.signal(signal.SIGTERM)
+        assert second.wait(60)
+        assert second.exit_status() == 0
 
 
 SPANS = {
