@@ -53,6 +53,8 @@ WRITE_TIMEOUT = "FAULTS_WRITE_TIMEOUT_S"
 MAX_WRITE_BLOCKS = 4
 """Those of a chunk of 64 tokens: a long prompt takes many writes, also where all of it was computed
 before its grant came."""
+POLL_S = 0.005
+"""Between two looks of a worker that is held, which would else keep a core busy."""
 _NO_HANDLE = -1
 _OF_THE_LOOP = ("chunk", "decode")
 
@@ -79,7 +81,7 @@ class FaultPoints:
         while self._wanted(armed, point) == wanted:
             if point in _OF_THE_LOOP:
                 self._listen()
-            time.sleep(0.001)
+            time.sleep(POLL_S)
         self._heard.unlink(missing_ok=True)
         reached.unlink(missing_ok=True)
 
