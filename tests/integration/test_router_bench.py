@@ -13,10 +13,11 @@ from bench.router.costs import MAX_CONTEXT, PATH
 from bench.router.mock_fleet import RouterFleet, RouterFleetConfig
 from bench.tools.http_load import LoadResult, post, run_load
 from protocol.messages import Role
+from tests.effort import some
 from tests.integration.reference import DEMO_MODEL
 
 
-@pytest.fixture(scope="module", params=[(Role.DECODE,), (Role.PREFILL, Role.DECODE)])
+@pytest.fixture(scope="module", params=some([(Role.PREFILL, Role.DECODE), (Role.DECODE,)], 1))
 def fleet(request: pytest.FixtureRequest) -> Iterator[RouterFleet]:
     with RouterFleet(RouterFleetConfig(DEMO_MODEL, request.param, [5, 6, 7], MAX_CONTEXT)) as made:
         yield made

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.engine.served import ServedRun
 from bench.engine.server_process import Server, baton_command
@@ -21,6 +22,7 @@ def states(server: Server) -> set[str]:
     return {process.status() for process in server.processes()}
 
 
+@pytest.mark.nightly
 def test_a_server_is_measured_awake_and_sleeps_else(tmp_path: Path) -> None:
     before = our_processes()
     folder = tmp_path / "demo"
