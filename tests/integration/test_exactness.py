@@ -35,7 +35,7 @@ SAMPLED: dict[int, list[str]] = {}
 @pytest.fixture(
     scope="module",
     params=some(
-        [("nixl", 16), ("nixl", 64), ("shm", 64), ("nixl", 512), ("local", 16), ("local", 512)], 4
+        [("nixl", 16), ("nixl", 64), ("shm", 64), ("nixl", 512), ("local", 16), ("local", 512)], 3
     ),
     ids=lambda param: f"{param[0]}-chunk{param[1]}",
 )
