@@ -7,12 +7,13 @@ recomputed; every request still gets its tokens, and the fleet comes back to res
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cli.fleet import Fleet
+from tests.effort import some, times
 from tests.integration.fleets import (
     all_counters,
     assert_as_expected,
@@ -24,18 +25,22 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 LONGEST = 520
 NUM_BLOCKS = -(-(LONGEST + NUM_TOKENS) // BLOCK) + 1
-NUM_REQUESTS = 48
+NUM_REQUESTS = times(24, 48)
 LONG_OUTPUT = 200
 SEED = 7
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("nixl", True, "off"), ("shm", False, "on")],
-    ids=["nixl-checksum", "shm-one-step-ahead"],
-)
+FLEETS = {"nixl-checksum": ("nixl", True, "off"), "shm-one-step-ahead": ("shm", False, "on")}
+
+
+def on(fleets: Iterable[str]) -> pytest.MarkDecorator:
+    """The fleets that a test sees."""
+    return pytest.mark.parametrize("fleet", fleets, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    transport, kv_checksum, one_step_ahead = request.param
+    transport, kv_checksum, one_step_ahead = FLEETS[request.param]
     with running_fleet(
         environment={"BATON_ONE_STEP_AHEAD": one_step_ahead},
         prefill=2,
@@ -49,7 +54,8 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Reference]) -> None:
+@on(FLEETS)
+def test_tiny_pools_serve_many_requests_at_once(fleet: Fleet, references: list[Reference]) -> None:
     print(f"seed {SEED}")
     fitting = [reference for reference in references if len(reference.prompt) <= LONGEST]
     chosen = random.Random(SEED).choices(fitting, k=NUM_REQUESTS)
@@ -59,6 +65,7 @@ def test_tiny_pools_serve_48_requests_at_once(fleet: Fleet, references: list[Ref
     assert handoffs > 0, "some prompts were meant to move"
 
 
+@on(some(FLEETS, 1))
 def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
     fleet: Fleet, references: list[Reference]
 ) -> None:
@@ -89,6 +96,7 @@ def test_workers_that_admit_in_different_orders_do_not_wait_for_each_other(
     assert not any(each.get("stalls") for each in now.values())
 
 
+@on(some(reversed(FLEETS), 1))
 def test_sequences_that_outgrow_the_pool_together_are_preempted_and_resume(
     fleet: Fleet, references: list[Reference]
 ) -> None:
