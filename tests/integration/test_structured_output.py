@@ -4,14 +4,14 @@ worker dies in the middle. It is the same text on every path."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cli.fleet import Fleet
 from protocol.messages import Role
-from tests.effort import some
+from tests.effort import NIGHTLY, some
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.http_client import HTTP
 from tests.integration.fleets import complete, counters, running_fleet, wait_for
@@ -23,7 +23,8 @@ PATHS = {
     "apart": {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0},
     "local": {"prefill": 0, "decode": 1},
 }
-TEXTS: dict[str, list[str]] = {}
+TEXTS: dict[int, str] = {}
+"""What each schema gave first, by its number."""
 
 
 @pytest.fixture(scope="module", params=PATHS)
@@ -42,15 +43,10 @@ def test_the_text_conforms_to_its_schema_and_is_the_same_on_every_path(
     fleet: tuple[Fleet, str],
 ) -> None:
     running, path = fleet
-
-    def run(number: int, stream: bool) -> str:
-        return ask(running.url, SCHEMAS[number], number, stream)
-
+    asked = requests(range(len(SCHEMAS)), turn=list(PATHS).index(path))
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        streamed = pool.map(run, range(len(SCHEMAS)), [True] * len(SCHEMAS))
-        whole = pool.map(run, range(len(SCHEMAS)), [False] * len(SCHEMAS))
-    compare(path, list(streamed))
-    compare(path, list(whole))
+        texts = list(pool.map(lambda each: ask(running.url, SCHEMAS[each[0]], *each), asked))
+    compare(asked, texts)
     handoffs = counters(running, "decode-1")["handoffs"]
     assert (handoffs > len(SCHEMAS) // 2) == (path == "apart")
 
@@ -71,27 +67,31 @@ def test_only_allowed_tokens_come_and_no_bad_word(fleet: tuple[Fleet, str]) -> N
 
 def test_a_retry_in_the_middle_goes_on_with_the_same_text(mortal_fleet: FaultyFleet) -> None:
     """A decode worker dies in each half of the schemas, under whatever it then generates."""
-    texts: dict[bool, list[str]] = {True: [], False: []}
     half = len(SCHEMAS) // 2
+    texts: list[str] = []
     for start in (0, half):
+        asked = requests(range(start, start + half), turn=0)
+        all_asked = num_asked(mortal_fleet) + len(asked)
         mortal_fleet.revive()
         mortal_fleet.arm(mortal_fleet.names(Role.DECODE), "decode", 20)
-        with ThreadPoolExecutor(2 * half) as pool:
-            asked = {
-                stream: [
-                    pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream)
-                    for number in range(start, start + half)
-                ]
-                for stream in texts
-            }
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = [
+                pool.submit(ask, mortal_fleet.url, SCHEMAS[number], number, stream)
+                for number, stream in asked
+            ]
             held = mortal_fleet.held("decode")
-            wait_for("all to be asked", lambda n=start + half: num_asked(mortal_fleet) >= 2 * n)
+            wait_for("all to be asked", lambda n=all_asked: num_asked(mortal_fleet) >= n)
             mortal_fleet.kill(held)
-            for stream, answers in asked.items():
-                texts[stream] += [each.result() for each in answers]
-    compare("retried, streamed", texts[True])
-    compare("retried, whole", texts[False])
+            texts += [each.result() for each in answers]
+    compare(requests(range(len(SCHEMAS)), turn=0), texts)
     assert total(mortal_fleet, "retries") >= 2, "of each worker one at least"
+
+
+def requests(numbers: Iterable[int], turn: int) -> list[tuple[int, bool]]:
+    """Numbers of schemas, and whether the answer is streamed: every other one, beginning by turns
+    with the first or the second; nightly each is asked for streamed and whole."""
+    both = [(number, stream) for number in numbers for stream in (True, False)]
+    return both if NIGHTLY else [each for each in both if each[1] == ((each[0] + turn) % 2 == 0)]
 
 
 def num_asked(fleet: FaultyFleet) -> float:
@@ -106,10 +106,10 @@ def total(fleet: FaultyFleet, name: str) -> float:
     return sum(map(float, re.findall(pattern, metrics, re.MULTILINE)))
 
 
-def compare(path: str, texts: list[str]) -> None:
-    """Every text conforms, and is what it was on every other path."""
-    for schema, text in zip(SCHEMAS, texts, strict=True):
-        check(schema, text)
-    assert len(set(texts)) > len(SCHEMAS) // 2, "the schemas should leave something to choose"
-    TEXTS[path] = texts
-    assert all(each == texts for each in TEXTS.values())
+def compare(asked: list[tuple[int, bool]], texts: list[str]) -> None:
+    """Every text conforms, and is what it was on every other path, streamed or whole."""
+    for (number, _stream), text in zip(asked, texts, strict=True):
+        check(SCHEMAS[number], text)
+        assert TEXTS.setdefault(number, text) == text
+    numbers = {number for number, _stream in asked}
+    assert len(set(texts)) > len(numbers) // 2, "the schemas should leave something to choose"
