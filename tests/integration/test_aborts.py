@@ -14,7 +14,7 @@ import pytest
 
 from cli.fleet import Fleet
 from cli.up_settings import UpSettings
-from tests.effort import times
+from tests.effort import in_turn, times
 from tests.faults.faulty_fleet import FaultyFleet, faulty_fleet
 from tests.integration.fleets import (
     PATIENCE,
@@ -25,13 +25,16 @@ from tests.integration.fleets import (
 )
 from tests.integration.reference import DEMO_MODEL, NUM_TOKENS, Reference
 
-NUM_REQUESTS = times(50, 200)
+NUM_REQUESTS = times(30, 200)
 SEED = 41
 NUM_STEPS = 10
 THRESHOLD = UpSettings.local_prefill_threshold_tokens
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+TRANSPORTS = ["nixl", "shm"]
+
+
+@pytest.fixture(scope="module")
 def faulty(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     # Few blocks and small chunks: prompts queue, handoffs wait, sequences are preempted.
     settings = {"transport": request.param, "num_blocks": 320, "chunk_max_tokens": 32}
@@ -44,6 +47,7 @@ def fleet(faulty: FaultyFleet) -> Fleet:
     return faulty.fleet
 
 
+@pytest.mark.parametrize("faulty", TRANSPORTS, indirect=True, scope="module")
 def test_aborts_leave_every_counter_at_zero(fleet: Fleet, references: list[Reference]) -> None:
     rng = random.Random(SEED)
     print(f"seed {SEED}")
@@ -90,14 +94,21 @@ ENDPOINTS = {
     },
 }
 """What each is asked so that it goes on for thousands of tokens."""
+CASES = [(path, stream) for stream in (False, True) for path in ENDPOINTS]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("faulty", "case"),
+    in_turn(TRANSPORTS, CASES),
+    indirect=["faulty"],
+    scope="module",
+    ids=lambda each: "-".join(map(str, each)) if isinstance(each, tuple) else each,
+)
 def test_a_client_that_leaves_any_endpoint_frees_the_workers(
-    faulty: FaultyFleet, fleet: Fleet, path: str, stream: bool
+    faulty: FaultyFleet, fleet: Fleet, case: tuple[str, bool]
 ) -> None:
     """It leaves while the decode worker is held after some steps."""
+    path, stream = case
     before = decode_tokens(fleet)  # it was idle when the test before this one ended
     url = httpx.URL(fleet.url)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
