@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.native.library import KernelsUnavailable, load_library
 from protocol.layout import PAIRS
+from tests.effort import NIGHTLY
 from tests.integration.fleets import complete, counters, running_fleet
 from tests.integration.reference import DEMO_MODEL
 
@@ -56,11 +57,11 @@ def test_orders_give_the_same_tokens(folder: Path) -> None:
         pytest.skip(str(error))
     apart = {"local_prefill_threshold_tokens": 0, "transport": "nixl"}
     split, handed_over = tokens(folder, **apart)
-    pairs, also = tokens(folder, kv_order=PAIRS, **apart)
-    together, none = tokens(folder, prefill=0)
+    pairs, none = tokens(folder, kv_order=PAIRS, prefill=0)
     assert split == pairs
-    assert split == together
-    assert handed_over == also
     assert handed_over >= 8, "but for what was still there"
     assert none == 0
     assert len({tuple(each) for each in split}) > 5
+    if NIGHTLY:
+        assert tokens(folder, kv_order=PAIRS, **apart) == (split, handed_over)
+        assert tokens(folder, prefill=0) == (split, 0)
