@@ -1,7 +1,7 @@
 """Workers that are processes of their own (forked), driven over a pipe.
 
-Each polls its transport all the time, keeps what it reports, and checks a notification's data on
-arrival.
+Each polls its transport every millisecond, keeps what it reports, and checks a notification's data
+on arrival.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from tests.forked import fork_context
 DEADLINE_S = 60.0
 WRITE_TIMEOUT_S = 30.0
 EMPTY = 0xEE
+POLL_S = 0.001
+PAUSE = threading.Event()
 
 
 def wait_until(ready: Callable[[], Any], what: str) -> Any:
@@ -48,6 +50,7 @@ def wait_until(ready: Callable[[], Any], what: str) -> Any:
     while time.monotonic() < deadline:
         if answer := ready():
             return answer
+        PAUSE.wait(POLL_S)
     pytest.fail(f"no {what} within {DEADLINE_S:g} s")
 
 
@@ -203,7 +206,7 @@ def worker_main(conn: Connection, kind: type, *args: Any) -> None:
     worker = kind(*args)
     while True:
         worker.step()
-        if not conn.poll(0.0002):
+        if not conn.poll(POLL_S):
             continue
         command, arguments = conn.recv()
         try:
