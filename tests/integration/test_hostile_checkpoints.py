@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.child import Child, baton_command, baton_environment
 from process.store.embedded_valkey import EmbeddedValkey
+from tests.forked import ForkedChild
 from tests.integration.reference import DEMO_MODEL
 
-ROOT = DEMO_MODEL.parent
 WAIT_S = 120.0
 ENDLESS_LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEN_NORMALIZERS = [
@@ -77,22 +76,22 @@ def truncate(folder: Path) -> None:
 
 
 def run(folder: Path, redis_url: str, *arguments: str) -> str:
-    """The only line that a command prints about this model; it must end with status 2."""
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("BATON_")}
+    """The only line that a command prints about this model; it must end with status 2. A fleet is
+    started, one of its processes forked."""
+    name, *flags = arguments
+    environ = {key: text for key, text in os.environ.items() if not key.startswith("BATON_")}
     environ |= {"BATON_CLUSTER_SECRET": "x" * 32, "TMPDIR": str(folder.parent)}
-    if arguments[0] != "up":
+    if name != "up":
         environ |= {"BATON_REDIS_URL": redis_url, "BATON_LOG_LEVEL": "warning"}
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments, "--model", str(folder)],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"baton {arguments[0]}: ")
+    command = baton_command(name, *flags, f"--model={folder}")
+    make = Child if name == "up" else ForkedChild
+    child = make(name, name, command, baton_environment(environ), folder.parent / "log")
+    child.start()
+    assert child.wait(WAIT_S)
+    told = child.log_path.read_text()
+    assert child.exit_status() == 2, told
+    (line,) = told.splitlines()
+    assert line.startswith(f"baton {name}: ")
     assert str(folder) in line
     return line
 
