@@ -41,7 +41,8 @@ from tests.integration.reference import DEMO_MODEL
 
 LEASE_S = "4"
 """Longer than a busy machine keeps a process waiting, but tests wait for leases of the dead."""
-PAUSE_S = 0.05
+PAUSE_S = 0.2
+"""What the others get between two steps of a worker that runs one by one."""
 
 
 class FaultyFleet:
