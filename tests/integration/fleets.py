@@ -21,7 +21,7 @@ from tests.http_client import HTTP
 from tests.integration.reference import DEMO_MODEL, Reference
 
 SHARED_MEMORY = Path("/dev/shm")
-POLL_S = 0.02  # between two looks over HTTP, which would else keep a core busy
+POLL_S = 0.04  # between two looks over HTTP, which would else keep a core busy
 PAUSE = threading.Event()
 SHOWN_LINES = 40
 T = TypeVar("T")
@@ -148,6 +148,8 @@ def _under_way(fleet: Fleet, since_us: int) -> dict[str, Any]:
         if worker["reported_us"] <= since_us:
             shown[f"{name}.report"] = "is old"
         shown |= {f"{name}.{gauge}": worker[gauge] for gauge in GAUGES if worker[gauge]}
+    if shown:
+        return shown
     metrics = HTTP.get(f"{fleet.url}/metrics").raise_for_status().text
     for line in metrics.splitlines():
         name, _, value = line.rpartition(" ")
