@@ -29,7 +29,7 @@ from engine.loader import EngineConfig, load_engine
 from engine.models.decoder import DecoderModel
 from engine.native.library import load_library
 from scheduling.scheduler import SchedulerConfig
-from tests.effort import NIGHTLY
+from tests.effort import times
 from tests.gguf_files import in_pairs, smollm2
 from tests.integration.fleets import complete, running_fleet
 from tests.integration.reference import Reference
@@ -43,7 +43,10 @@ from tests.integration.smollm2_reference import (
 from tests.sequences import greedy, sequence_of
 
 BLOCK = 16
-NUM_PROMPTS = 40 if NIGHTLY else 5
+NUM_PROMPTS = times(5, 40)
+NUM_WHOLE_ANSWERS = times(2, 40)
+NUM_FIRST = 4
+"""Tokens by which answers of blocks are told apart from others."""
 MEMORY_SHARE = 1.3
 NUM_PERPLEXITY_TOKENS = 2048
 
@@ -61,8 +64,8 @@ def load(folder: Path, **fields: object) -> Engine:
     return load_engine(config, time.monotonic).engine
 
 
-def answer(engine: Engine, reference: Reference) -> tuple[int, ...]:
-    params = greedy(NUM_TOKENS, stop_token_ids=(END,))
+def answer(engine: Engine, reference: Reference, num_tokens: int = NUM_TOKENS) -> tuple[int, ...]:
+    params = greedy(num_tokens, stop_token_ids=(END,))
     sequence = sequence_of(reference.prompt, params, BLOCK)
     engine.scheduler.add(sequence)
     while engine.scheduler.has_work:
@@ -72,7 +75,7 @@ def answer(engine: Engine, reference: Reference) -> tuple[int, ...]:
 
 def test_answers_are_transformers_in_fp32(folder):
     engine = load(folder, dtype="float32", attention="torch")
-    for reference in load_references()[:NUM_PROMPTS]:
+    for reference in load_references()[:NUM_WHOLE_ANSWERS]:
         assert answer(engine, reference) == reference.output
 
 
@@ -80,7 +83,7 @@ def test_blocks_give_sensible_answers_and_few_others(folder):
     """Activations in bf16 decide some near ties otherwise."""
     engine = load(folder)
     references = load_references()[:NUM_PROMPTS]
-    first = [answer(engine, each)[:4] == each.output[:4] for each in references]
+    first = [answer(engine, each, NUM_FIRST) == each.output[:NUM_FIRST] for each in references]
     assert sum(first) >= 0.8 * len(references)
 
 
