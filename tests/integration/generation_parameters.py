@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.integration.parameter_api import CHAT, COMPLETIONS, Api
+from tests.integration.parameter_api import CHAT, COMPLETIONS, NUM_TOKENS, Api
 from tests.integration.shown_effects import Shown
 
 SHOWN = Shown()
@@ -155,7 +155,7 @@ def streams(api: Api) -> None:
     for path, key in ((CHAT, "delta"), (COMPLETIONS, "text")):
         events = api.stream(path, stream_options={"include_usage": True})
         assert events[-1]["choices"] == []
-        assert events[-1]["usage"]["completion_tokens"] == 24
+        assert events[-1]["usage"]["completion_tokens"] == NUM_TOKENS
         assert all(each["usage"] is None for each in events[:-1])
         pieces = [each["choices"][0][key] for each in events[:-1]]
         text = "".join(each if key == "text" else each.get("content", "") for each in pieces)
@@ -165,4 +165,4 @@ def streams(api: Api) -> None:
             each["usage"]["completion_tokens"] for each in api.stream(path, stream_options=options)
         ]
         assert counts == sorted(counts)
-        assert 0 < counts[0] < counts[-1] == 24
+        assert 0 < counts[0] < counts[-1] == NUM_TOKENS

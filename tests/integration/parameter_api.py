@@ -9,6 +9,7 @@ from tests.http_client import HTTP
 from tests.integration.openai_types import post, post_stream
 from tests.integration.reference import DEMO_MODEL
 
+NUM_TOKENS = 16
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "What is a lambda?"}]
 PROMPT = "The with statement is used to wrap the execution of a block with methods defined by a "
@@ -23,7 +24,7 @@ class Api:
 
     def body(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
         asked = {"messages": QUESTION} if path == CHAT else {"prompt": PROMPT}
-        return {"model": DEMO_MODEL.name, "temperature": 0, "max_tokens": 24, **asked, **fields}
+        return {"model": DEMO_MODEL.name, "temperature": 0, "max_tokens": NUM_TOKENS, **asked, **fields}
 
     def chat(self, **fields: Any) -> dict[str, Any]:
         return post(self.url, CHAT, self.body(CHAT, fields))
