@@ -58,6 +58,7 @@ def test_between_hosts_kv_blocks_move_on_the_named_interface_only(hosts: TwoHost
         assert reachable == [("TCP", address)] * 3, "control, events, and UCX"
 
 
+@pytest.mark.nightly
 def test_without_permission_for_tcp_a_worker_ends_with_one_line(hosts: TwoHosts) -> None:
     ended = refused(str(DEMO_MODEL), hosts, f"--kv-interface={INTERFACE}")
     assert ended.status == 2

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cli.fleet import Fleet
+from tests.effort import some
 from tests.faults.faulty_fleet import FaultyFleet, Stream, faulty_fleet
 from tests.integration.fleets import (
     PATIENCE,
@@ -23,7 +24,7 @@ CHUNK = 64
 NUM_CHUNKS = 8
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+@pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
 def held(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
     """A fleet whose prefill worker may be held at the end of a chunk."""
     with faulty_fleet(PATIENCE, transport=request.param, chunk_max_tokens=CHUNK) as fleet:
