@@ -24,7 +24,8 @@ class Api:
 
     def body(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
         asked = {"messages": QUESTION} if path == CHAT else {"prompt": PROMPT}
-        return {"model": DEMO_MODEL.name, "temperature": 0, "max_tokens": NUM_TOKENS, **asked, **fields}
+        usual = {"model": DEMO_MODEL.name, "temperature": 0, "max_tokens": NUM_TOKENS}
+        return {**usual, **asked, **fields}
 
     def chat(self, **fields: Any) -> dict[str, Any]:
         return post(self.url, CHAT, self.body(CHAT, fields))

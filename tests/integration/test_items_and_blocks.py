@@ -25,10 +25,11 @@ from tests.integration.reference import DEMO_MODEL
 from tests.integration.shown_effects import Check, Shown
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+NUM_TOKENS = 16
 QUESTION = "What is a lambda?"
 ASKED: dict[str, dict[str, Any]] = {
-    RESPONSES: {"input": QUESTION, "max_output_tokens": 24},
-    MESSAGES: {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24},
+    RESPONSES: {"input": QUESTION, "max_output_tokens": NUM_TOKENS},
+    MESSAGES: {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": NUM_TOKENS},
 }
 EVENTS = {RESPONSES: TypeAdapter(ResponseStreamEvent), MESSAGES: TypeAdapter(RawMessageStreamEvent)}
 SCHEMA = {
@@ -184,7 +185,7 @@ def truncation(api: Api) -> None:
     assert api.post(RESPONSES, input=items).status_code == 400
     answer = api.respond(input=items, truncation="auto")
     assert answer.truncation == "auto"
-    assert 3600 < answer.usage.input_tokens <= 4096 - 24
+    assert 3600 < answer.usage.input_tokens <= 4096 - NUM_TOKENS
 
 
 @OF_RESPONSES.by(
