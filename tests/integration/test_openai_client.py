@@ -10,6 +10,7 @@ from typing import Any, Literal
 import anthropic
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ConfigDict
 
 from cli.fleet import Fleet
@@ -50,6 +51,13 @@ def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def chat(fleet: Fleet) -> ChatCompletion:
+    """The greedy answer to the question, to its end."""
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
+        return client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
@@ -61,15 +69,13 @@ def test_check_finds_that_both_pools_serve(fleet: Fleet, capsys) -> None:
         assert "16 tokens by prefill-1 and decode-" in capsys.readouterr().out
 
 
-def test_chat(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
-    assert answer.choices[0].message.content.startswith(ANSWER)
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+def test_chat(chat: ChatCompletion) -> None:
+    assert chat.choices[0].message.content.startswith(ANSWER)
+    assert chat.choices[0].finish_reason == "stop"
+    assert chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
 
 
-def test_streamed_chat_is_the_same_text(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+def test_streamed_chat_is_the_same_text(client: openai.OpenAI, chat: ChatCompletion) -> None:
     chunks = list(
         client.chat.completions.create(
             model=MODEL,
@@ -80,10 +86,10 @@ def test_streamed_chat_is_the_same_text(client: openai.OpenAI) -> None:
         )
     )
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == whole.choices[0].message.content
+    assert text == chat.choices[0].message.content
     assert len(chunks) > 20
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == (
-        whole.usage.completion_tokens
+    assert chunks[-1].usage == chat.usage or chunks[-1].usage.completion_tokens == (
+        chat.usage.completion_tokens
     )
 
 
@@ -206,7 +212,7 @@ def test_responses_are_continued_by_their_ids(client: openai.OpenAI) -> None:
     client.responses.create(input="And?", previous_response_id=second.id, **asked)
 
 
-def test_a_response_in_the_background(client: openai.OpenAI) -> None:
+def test_a_response_in_the_background(client: openai.OpenAI, chat: ChatCompletion) -> None:
     def run(response_id: str) -> Any:
         return wait_for(
             "the response",
@@ -218,7 +224,7 @@ def test_a_response_in_the_background(client: openai.OpenAI) -> None:
     assert began.status == "queued"
     ended = run(began.id)
     assert ended.status == "completed"
-    assert ended.output_text == client.responses.create(**asked).output_text
+    assert ended.output_text == chat.choices[0].message.content
     long = {"extra_body": {"text": {"format": {"type": "json_schema", "name": "n", **ENDLESS}}}}
     second = client.responses.create(background=True, **asked, **long)
     cancelled = client.responses.cancel(second.id)
@@ -226,8 +232,7 @@ def test_a_response_in_the_background(client: openai.OpenAI) -> None:
     assert run(second.id).status == cancelled.status
 
 
-def test_anthropics_client_whole_and_streamed(fleet: Fleet, client: openai.OpenAI) -> None:
-    chat = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+def test_anthropics_client_whole_and_streamed(fleet: Fleet, chat: ChatCompletion) -> None:
     asked = {"model": MODEL, "max_tokens": 500, "messages": QUESTION}
     greedy = {"extra_body": {"temperature": 0}}
     with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as other:
