@@ -236,26 +236,22 @@ class WorkerLink:
     def _reader(
         self, decode: Callable[[bytes], Any], take: Callable[[Any], None]
     ) -> Callable[[list[bytes]], None]:
-        """A callback that decodes frames and passes messages to `take` during the session."""
+        """A callback that decodes frames and passes messages to `take` during the session;
+        invalid frames are counted."""
 
         def read(frames: list[bytes]) -> None:
             if not self._lasts:
                 return
             self._last_heard = time.monotonic()
-            message = self._decoded(frames, decode)
-            if message is not None:
-                take(message)
+            try:
+                message = decode(frames[0] if len(frames) == 1 else joined(frames))
+            except ProtocolError as error:
+                self._metrics.refused.add("undecodable")
+                log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
+                return
+            take(message)
 
         return read
-
-    def _decoded(self, frames: list[bytes], decode: Callable[[bytes], Any]) -> Any:
-        """The decoded message; None for invalid frames, which are counted."""
-        try:
-            return decode(joined(frames))
-        except ProtocolError as error:
-            self._metrics.refused.add("undecodable")
-            log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
-            return None
 
     def _ping_later(self) -> None:
         self._pinging = asyncio.get_running_loop().call_later(
