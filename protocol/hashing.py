@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+
+import msgspec
 
 HASH_BYTES = 16
 _SEED_PURPOSE = b"baton blocks"
@@ -44,8 +45,7 @@ def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class ChainStart:
+class ChainStart(msgspec.Struct, frozen=True):
     """Where a prompt's chain begins. Its first `num_shared` blocks, all of them full, hang from
     `common` and have the same hashes for every salt. `own` is the root of the salt, on which all
     blocks behind them depend."""

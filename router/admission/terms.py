@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from protocol.errors import InvalidRequest
 from router.admission.gate import Ticket
@@ -13,8 +14,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTerms:
+class RequestTerms(msgspec.Struct, frozen=True):
     """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
     None if it did not say. Without a gate there is no `ticket`."""
 

@@ -6,9 +6,10 @@ checkpoint's template does not use are refused by name, since they would have no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
@@ -44,8 +45,7 @@ MAX_TOOLS_BYTES = 1 << 20
 MAX_PAST_CALLS_BYTES = 1 << 26
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationPlan:
+class ConversationPlan(msgspec.Struct, frozen=True):
     """The choices of an answer, and the parsers of their text: `parsers[choice.index]`."""
 
     choices: list[Choice]

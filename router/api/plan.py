@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, PromptTooLong
 from protocol.request_ids import choice_id
@@ -43,8 +43,7 @@ MIN_TEXT_BYTES = 1 << 20
 """A text of this length is encoded even if the context is short."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True):
     """A prompt as token ids, and as text in `echo` if the answer repeats it.
 
     `kept_ids` are special tokens whose text the output shows even if special tokens are skipped;
@@ -59,8 +58,7 @@ class EncodedPrompt:
     contents: Callable[[], ContentScan | None] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputWish:
+class OutputWish(msgspec.Struct, frozen=True):
     """The parameters that each kind of request expresses in its own way.
 
     `default_tokens` is the output limit if `requested_tokens` is None (None: the rest of the
@@ -187,8 +185,7 @@ def check_output_report(fields: GenerationFields, wish: OutputWish, num_prompts:
     return most
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(msgspec.Struct, frozen=True):
     """What all choices of a prompt share."""
 
     prompt: EncodedPrompt
@@ -198,8 +195,7 @@ class _Shared:
     num_shared: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePlanner:
+class ChoicePlanner(msgspec.Struct, frozen=True):
     """Turns the prompts of one HTTP request into choices."""
 
     context: ApiContext
@@ -227,7 +223,7 @@ class ChoicePlanner:
                 seed = choice_seed(first.seed, number)
                 index = len(choices)
                 told = self.wish.prompt_logprobs if self._tells_prompt(index, number) else None
-                sampling = msgspec.structs.replace(first, seed=seed, prompt_logprobs=told)
+                sampling = replace(first, seed=seed, prompt_logprobs=told)
                 choices.append(self._choice(index, shared, sampling))
         check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
@@ -268,9 +264,7 @@ class ChoicePlanner:
         sampling = build_sampling(
             self.fields, self.context.defaults, max_tokens, self.wish.logprobs, name
         )
-        return msgspec.structs.replace(
-            sampling, grammar=self.wish.grammar, bad_words=self.wish.bad_words
-        )
+        return replace(sampling, grammar=self.wish.grammar, bad_words=self.wish.bad_words)
 
     def _has_text(self, prompt: EncodedPrompt) -> bool:
         special_ids = self.context.tokenizer.special_ids

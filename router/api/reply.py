@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from router.api.context import ApiContext
 from router.api.json_pieces import take_some
 from router.api.openai.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
 from router.api.openai.best_of import best_of_each_prompt
-from router.api.openai.usage_count import UsageCount, counting_choices, prompt_lengths
+from router.api.openai.usage_count import UsageCount
 from router.api.request_fields import GenerationFields
 from router.api.timing import TIMING_HEADER
 from router.http.disconnect import ClientGone, connection_of, while_connected
@@ -47,8 +46,7 @@ _TIMING = TIMING_HEADER.encode()
 _HOLE = b"\0"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The plan of a request: the identity of its stream or answer, and the choices to run.
 
     An answer holds the `num_best` most likely choices of each prompt, or all of them if None. If
@@ -79,9 +77,10 @@ async def reply(
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
     if wants_timing(record.header(_TIMING)):
         answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
-    run = _runner(context, record, plan)
+    usage = UsageCount(choices)
+    run = _runner(context, record, plan, usage)
     if not fields.stream:
-        answer = _Answer(choices, plan.num_best, record)
+        answer = _Answer(plan, usage, record)
         try:
             await while_connected(connection_of(request.scope), run(answer))
             if answer.num_values <= MAX_INLINE_VALUES:
@@ -97,7 +96,7 @@ async def reply(
 
     async def produce(writer: EventWriter) -> None:
         bookmark = plan.bookmark(context.ids_key, record.body_digest)
-        chunks = _Chunks(writer, plan, bookmark, answer_format, context.tokenizer)
+        chunks = _Chunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
         try:
             await run(chunks)
             await chunks.finish()
@@ -118,29 +117,29 @@ async def run_unattended(
 ) -> None:
     """Runs the choices of a request whose client does not wait. The answer format is given the
     whole answer, whose JSON is dropped. Raises errors of the generation."""
-    answer = _Answer(plan.choices, plan.num_best, record)
+    usage = UsageCount(plan.choices)
+    answer = _Answer(plan, usage, record)
     try:
-        await _runner(context, record, plan)(answer)
+        await _runner(context, record, plan, usage)(answer)
         await context.tokenizer.in_thread(lambda: deque(answer.pieces(answer_format), maxlen=0))
     finally:
         context.tokenizer.start_in_thread(answer.release)
 
 
 def _runner(
-    context: ApiContext, record: RequestRecord, plan: Plan
+    context: ApiContext, record: RequestRecord, plan: Plan, usage: UsageCount
 ) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
     """Runs the choices into a sink, when it is called; their prompts count from now on."""
-    choices = plan.choices
-    if not plan.identity.life:
-        context.metrics.prompt_tokens.value += sum(prompt_lengths(choices).values())
-    counting = set() if plan.identity.life else set(counting_choices(choices).values())
+    is_new = not plan.identity.life
+    if is_new:
+        context.metrics.prompt_tokens.value += usage.num_prompt
 
     def probe(choice: Choice) -> LatencyProbe:
-        return context.metrics.probe(record.arrived, choice.index in counting)
+        return context.metrics.probe(record.arrived, is_new and usage.counts_cached(choice))
 
-    async def run(sink: TextSink) -> None:
-        unfinished = [choice for choice in choices if not choice.known.has_ended]
-        await run_choices(context.generator, unfinished, sink, probe)
+    def run(sink: TextSink) -> Coroutine[Any, Any, None]:
+        unfinished = [choice for choice in plan.choices if not choice.known.has_ended]
+        return run_choices(context.generator, unfinished, sink, probe)
 
     return run
 
@@ -150,13 +149,15 @@ class _Answer:
 
     is_full = False
 
-    def __init__(self, choices: list[Choice], num_best: int | None, record: RequestRecord) -> None:
+    def __init__(self, plan: Plan, usage: UsageCount, record: RequestRecord) -> None:
         """Raises Overloaded if the router has no room for the answer."""
-        self._usage = UsageCount(choices)
+        choices = plan.choices
+        self._usage = usage
         self._choices = choices
-        self._num_best = num_best
+        self._num_best = plan.num_best
         self._record = record
         self._uncounted_bytes = 0
+        self._num_logprobs = 0
         self._parts: list[list[TextDelta]] = [[] for _ in choices]
         self._is_counted = not choices[0].request.is_open_ended
         if self._is_counted and choices[0].request.sampling.logprobs is not None:
@@ -170,9 +171,13 @@ class _Answer:
         self._usage.add(choice, delta)
         self._parts[choice.index].append(delta)
         self._uncounted_bytes += DELTA_BYTES
-        if delta.tokens and not self._is_counted:
-            self._uncounted_bytes += len(delta.tokens) * _width(delta) * VALUE_BYTES
+        if delta.tokens:
+            num_logprobs = len(delta.tokens) * _width(delta)
+            self._num_logprobs += num_logprobs
+            if not self._is_counted:
+                self._uncounted_bytes += num_logprobs * VALUE_BYTES
         if delta.prompt_logprobs is not None:
+            self._num_logprobs += delta.prompt_logprobs.num_bytes
             self._uncounted_bytes += delta.prompt_logprobs.num_bytes
         if self._uncounted_bytes >= COUNTED_BYTES:
             self._record.hold(self._uncounted_bytes)
@@ -188,12 +193,9 @@ class _Answer:
     @property
     def num_values(self) -> int:
         """How many values the answer contains, at least: tokens and log-probabilities."""
-        num_values = self._usage.num_output
-        for choice, parts in zip(self._choices, self._parts, strict=True):
-            num_values += len(choice.echo) + sum(_width(part) * len(part.tokens) for part in parts)
-            told = _told(parts)
-            if told is not None:
-                num_values += told.num_bytes
+        num_values = self._usage.num_output + self._num_logprobs
+        for choice in self._choices:
+            num_values += len(choice.echo)
         return num_values
 
     def pieces(self, answer_format: AnswerFormat) -> Generator[bytes, None, None]:
@@ -246,6 +248,7 @@ class _Chunks:
         self,
         writer: EventWriter,
         plan: Plan,
+        usage: UsageCount,
         bookmark: Bookmark | EventCount,
         answer_format: AnswerFormat,
         tokenizer: Tokenizer,
@@ -254,7 +257,7 @@ class _Chunks:
         self._tokenizer = tokenizer
         self._telling: asyncio.Task[None] | None = None
         self._frame = writer.style.frame
-        self._usage = UsageCount(plan.choices)
+        self._usage = usage
         self._bookmark = bookmark
         self._begun: set[int] = set()
         self._ends_long = plan.repeats_output
@@ -345,6 +348,8 @@ def _note_end(context: ApiContext, record: RequestRecord, error: Exception | Non
 
 
 def _join(deltas: list[TextDelta]) -> TextDelta:
+    if len(deltas) == 1:
+        return deltas[0]
     tokens: list[OutputToken] = [token for delta in deltas for token in delta.tokens]
     return TextDelta(
         text="".join(delta.text for delta in deltas),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from fastapi import Request
+from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext

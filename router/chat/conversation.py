@@ -7,9 +7,11 @@ alone. This module also builds the input of chat templates, in the form that the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
 from router.chat.past_calls import arguments_object, arguments_text, short_call_id
@@ -18,8 +20,7 @@ from router.text.template_shape import TemplateShape, reasoning_part, text_part
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A call that the assistant made earlier; `arguments` is the text of a JSON object, or what a
     model made of one."""
 
@@ -36,8 +37,7 @@ class ToolCall:
         return {"id": call_id, "type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One message. `tool_call_id` names the call that a message of role "tool" answers. `parts`
     are those of the content, if it came in several."""
 
@@ -85,8 +85,7 @@ class Message:
         return [*thoughts, *map(text_part, texts)]
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """A function that the model may call. `parameters` is a JSON schema, None for no arguments.
 
     `strict` says that the arguments of every call must follow the schema.
@@ -120,16 +119,14 @@ class ToolMode(StrEnum):
     NAMED = "named"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True):
     """The caller's choice of tools; `name` is set for NAMED only."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FieldNames:
+class FieldNames(msgspec.Struct, frozen=True):
     """The names of the caller's own fields, for errors. In OpenAI's chat format, every message is
     one of the caller's (`is_chat`)."""
 
@@ -143,8 +140,7 @@ class FieldNames:
         return f"messages[{place}].tool_calls" if self.is_chat else self.messages
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """Everything that decides the prompt and the form of the answer.
 
     `reasoning_effort` and `template_variables` are passed to the template. `parallel_tool_calls`
@@ -157,7 +153,7 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
-    template_variables: dict[str, Any] = field(default_factory=dict)
+    template_variables: dict[str, Any] = {}
     documents: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False

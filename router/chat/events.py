@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 MessageFinish = Literal["stop", "length", "tool_calls"]
 
 
-@dataclass(frozen=True, slots=True)
-class ContentText:
+class ContentText(msgspec.Struct, frozen=True, gc=False):
     """More of the message's content; `end` is its end in the model's text, in characters."""
 
     text: str
-    end: int = field(default=0, compare=False)
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,7 @@ ToolEvent = ContentText | ToolCallBegin | ToolCallArguments | ToolCallBroken
 MessageEvent = ToolEvent | ReasoningText
 
 
-@dataclass(frozen=True, slots=True)
-class MessageDelta:
+class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     """Events that became known together; `finish` is set on the last delta of a message."""
 
     events: list[MessageEvent]

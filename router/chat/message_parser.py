@@ -41,11 +41,19 @@ class MessageParser:
         self._length = 0
         self._has_content = False
 
+    def push_plain(self, delta: TextDelta) -> str | None:
+        """The text of a delta that is content alone, as most are; None if it has to be pushed by
+        `push`."""
+        if self._reasoning is None and self._tools is None and delta.finish is None:
+            self._length += len(delta.text)
+            return delta.text
+        return None
+
     def push(self, delta: TextDelta) -> MessageDelta:
         """The events of a delta; `finish` also releases all text that was held back."""
         events: list[MessageEvent] = []
         self._length += len(delta.text)
-        content = self._split(delta.text, events)
+        content = delta.text if self._reasoning is None else self._split(delta.text, events)
         if content:
             self._add_content(content, events)
         if delta.finish is None:
@@ -58,9 +66,11 @@ class MessageParser:
 
     def _split(self, text: str, events: list[MessageEvent]) -> str:
         """Adds reasoning to the events; returns the rest of the text."""
-        if self._reasoning is None:
-            return text
-        reasoning, content = self._reasoning.push(text)
+        parser = self._reasoning
+        assert parser is not None
+        reasoning, content = parser.push(text)
+        if parser.is_over:
+            self._reasoning = None
         if reasoning:
             events.append(ReasoningText(reasoning))
         return content

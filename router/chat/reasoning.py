@@ -49,6 +49,11 @@ class ReasoningParser:
         self._pending = ""
         self._began = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all further text is content, so that nothing needs to be pushed any more."""
+        return self._place is _Place.CONTENT
+
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and content that are certain after this text."""
         if self._place is _Place.CONTENT:

@@ -11,6 +11,8 @@ import hashlib
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.admission.tenant import EVERYBODY, Tenant
 
 _DIGEST_BYTES = 16
@@ -30,8 +32,7 @@ class Caller:
         return self.is_admin or self.digest == owner
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The origin of a request; `arrived_us` is when its head had arrived."""
 
     arrived_us: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -22,8 +21,7 @@ from router.requests.interface import GenerationRequest, Generator, TokenDelta
 from router.requests.output_text import OutputText, TextDelta
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
 
     `echo` is the prompt's text if the answer repeats it, otherwise empty. An `is_echo_only` choice
@@ -124,16 +122,15 @@ class _Decoding:
     def _decode(self, delta: TokenDelta) -> bool:
         """Pass on the text of one delta. Tokens that the client of a resumed stream already has
         come in a delta of their own and are not counted."""
-        out = self._text_of(delta)
+        choice, told = self._choice, delta.prompt_logprobs
+        if choice.is_echo_only:
+            out = TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
+        else:
+            out = choice.output.push(delta)
+            if told is not None:
+                out = msgspec.structs.replace(out, prompt_logprobs=told)
         self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
         self._known -= len(delta.token_ids)
-        self._sink.take(self._choice, out)
+        self._sink.take(choice, out)
         self.is_finished = out.finish is not None
         return not self.is_finished
-
-    def _text_of(self, delta: TokenDelta) -> TextDelta:
-        told = delta.prompt_logprobs
-        if self._choice.is_echo_only:
-            return TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
-        out = self._choice.output.push(delta)
-        return out if told is None else msgspec.structs.replace(out, prompt_logprobs=told)

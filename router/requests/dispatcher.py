@@ -249,8 +249,9 @@ class Dispatcher:
     def on_message(self, worker: Worker, message: ControlMessage) -> None:
         """See `FleetListener`."""
         if isinstance(message, StepTokens):
+            now_us = self._traces.wall_us()
             for sequence in message.sequences:
-                self._on_sequence(worker, sequence)
+                self._on_sequence(worker, sequence, now_us)
         elif isinstance(message, FirstToken):
             self._on_first_token(worker, message)
         elif isinstance(message, PrefillDone):
@@ -308,7 +309,7 @@ class Dispatcher:
             )
         generation.note_cached(message.cached_tokens)
         piece = TokenPiece(0, message.token_ids, message.logprobs, message.finish)
-        self._take(generation, worker, piece)
+        self._take(generation, worker, piece, self._traces.wall_us())
         search.end()
 
     def _on_prefill_done(self, worker: Worker, message: PrefillDone) -> None:
@@ -338,7 +339,7 @@ class Dispatcher:
         if message.keeps_kv and not generation.takes_from(worker):
             worker.link.send(Abort(request_id=name, attempt=message.next_attempt))
 
-    def _on_sequence(self, worker: Worker, sequence: SequenceTokens) -> None:
+    def _on_sequence(self, worker: Worker, sequence: SequenceTokens, now_us: int) -> None:
         if sequence.trace is not None:
             self._traces.attach_decode(
                 sequence.request_id, sequence.attempt, sequence.trace, worker.link.clock
@@ -348,7 +349,7 @@ class Dispatcher:
             return
         if sequence.cached_tokens is not None:
             generation.note_cached(sequence.cached_tokens)
-        self._take(generation, worker, sequence)
+        self._take(generation, worker, sequence, now_us)
 
     def _on_first_token(self, worker: Worker, message: FirstToken) -> None:
         self._traces.attach_prefill(
@@ -361,43 +362,46 @@ class Dispatcher:
         logprobs = None if message.logprobs is None else [message.logprobs]
         ids, told = [message.token_id], message.prompt_logprobs
         piece = TokenPiece(message.index, ids, logprobs, message.finish, told)
-        self._take(generation, worker, piece)
+        self._take(generation, worker, piece, self._traces.wall_us())
 
-    def _take(self, generation: Generation, worker: Worker, piece: Piece) -> None:
-        """Put tokens in order and deliver the new ones; a gap fails the attempt."""
-        attempt = generation.attempt
+    def _take(self, generation: Generation, worker: Worker, piece: Piece, now_us: int) -> None:
+        """Put tokens that came at `now_us` in order and deliver the new ones; a gap fails the
+        attempt."""
+        attempt, stream = generation.attempt, generation.stream
         assert attempt is not None
-        attempt.release(worker)
+        if attempt.reservations:
+            attempt.release(worker)
         try:
-            fresh = generation.stream.take(piece)
+            fresh = stream.take(piece)
         except ProtocolError as error:
             self._fail(generation, worker, Failure(f"{worker.worker_id}: {error}"))
             return
-        if fresh:
-            num_new = len(generation.stream.token_ids) - attempt.first_index
+        num_new = len(stream.token_ids) - attempt.first_index
+        if fresh and generation.num_attempts > 1:  # a first attempt follows no failure
             generation.failures.on_progress(attempt, num_new)
         trace = generation.trace
-        if fresh and not trace.first_token_received_us:
-            trace.first_token_received_us = self._traces.wall_us()
+        is_first = not trace.first_token_us
+        if fresh and is_first:
+            trace.first_token_received_us = now_us
         for each in fresh:
             cached, told = generation.cached_tokens, each.prompt_logprobs
             delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
             generation.deliver(delta)
-            trace.note_tokens(len(each.token_ids), self._traces.wall_us())
-        if generation.stream.finish is not None:
+            trace.note_tokens(len(each.token_ids), self._traces.wall_us() if is_first else now_us)
+        if stream.finish is not None:
             generation.drop_attempt()
             return
-        if len(generation.events) > self._settings.max_unread_deltas:
+        if generation.is_behind and len(generation.events) > self._settings.max_unread_deltas:
             self._give_up(generation, "its client does not read")
             return
-        if len(generation.stream.token_ids) > attempt.first_index + 1:
+        if num_new > 1:
             attempt.decode_runs = True  # only the decode worker produces more than one token
-        if generation.stream.is_waiting or attempt.gap_timer is not None:
+        if stream.held or attempt.gap_timer is not None:
             self._watch_gap(generation, attempt)
 
     def _watch_gap(self, generation: Generation, attempt: Attempt) -> None:
         """Fail the attempt if tokens that overtook the first one wait too long for it."""
-        if not generation.stream.is_waiting:
+        if not generation.stream.held:
             if attempt.gap_timer is not None:
                 attempt.gap_timer.cancel()
                 attempt.gap_timer = None
@@ -442,7 +446,12 @@ class Dispatcher:
         """The generation a message belongs to; counts late messages and those of other workers."""
         generation = self._generations.get(request_id)
         current = generation.attempt if generation else None
-        if current is None or current.number != attempt or not current.involves(worker):
+        is_awaited = (
+            current is not None
+            and current.number == attempt
+            and (worker is current.decode or current.involves(worker))
+        )
+        if not is_awaited:
             self._metrics.stale.inc()
             return None
         return generation

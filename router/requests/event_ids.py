@@ -17,6 +17,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from protocol.errors import InvalidRequest
 from router.admission.terms import OPEN_TERMS, RequestTerms
 
@@ -44,8 +46,7 @@ class Position:
 NOTHING = Position()
 
 
-@dataclass(frozen=True, slots=True)
-class StreamIdentity:
+class StreamIdentity(msgspec.Struct, frozen=True):
     """One stream, over all routers that serve it. `life` grows with every resumption, even from
     the same event: it is the milliseconds since the stream began.
 
@@ -114,7 +115,8 @@ class Bookmark:
         self._num_tokens[choice] = before + num_tokens
         if before < known.num_tokens and not has_ended:
             return False
-        self._shown[choice] = b"%d" % self._num_tokens[choice] + (b"e" if has_ended else b"")
+        shown = b"%de" if has_ended else b"%d"
+        self._shown[choice] = shown % (before + num_tokens)
         return True
 
     def tell_usage(self) -> None:

@@ -10,7 +10,7 @@ read: waking a task for each token would cost more than processing the token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -54,8 +54,7 @@ class ServedModel:
         return self.context()
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left for the whole request.
 
     Another router may take over a resumable request if this one dies: `life` is 0 at first and
@@ -76,7 +75,7 @@ class GenerationRequest:
     is_resumable: bool = False
     life: int = 0
     is_open_ended: bool = False
-    hashes: PromptHashes = field(default_factory=PromptHashes, compare=False)
+    hashes: PromptHashes = msgspec.field(default_factory=PromptHashes)
     only_workers: frozenset[str] = frozenset()
     share: str = ""
     shared_tokens: int = 0

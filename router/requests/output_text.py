@@ -45,8 +45,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StopRules:
+class StopRules(msgspec.Struct, frozen=True):
     """When text ends: stop strings are searched for once `min_tokens` tokens were generated.
 
     Of the stop `token_ids`, the caller gave those in `named`; they are reported as stop reason.
@@ -103,7 +102,17 @@ class OutputText:
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text and tokens that `delta` completes; a matched stop string also sets `finish`."""
         if self._is_plain and delta.finish is None and delta.logprobs is None:
-            return self._push_plain(delta)
+            ids, push = delta.token_ids, self._detokenizer.push
+            text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
+            self._num_tokens += len(ids)
+            self._decoded += len(text)
+            self._emitted += len(text)
+            return TextDelta(text, ids, cached_tokens=delta.cached_tokens)
+        return self._push_tokens(delta)
+
+    def _push_tokens(self, delta: TokenDelta) -> TextDelta:
+        """The general case: the delta may end the text, and its tokens are reported or searched
+        one by one."""
         pieces: list[str] = []
         taken = 0
         for token_id in delta.token_ids:
@@ -130,16 +139,6 @@ class OutputText:
             finish=finish,
             cached_tokens=delta.cached_tokens,
         )
-
-    def _push_plain(self, delta: TokenDelta) -> TextDelta:
-        """The common case: the delta ends nothing and there are no stop strings."""
-        push = self._detokenizer.push
-        ids = delta.token_ids
-        text = push(ids[0]) if len(ids) == 1 else "".join(map(push, ids))
-        self._num_tokens += len(ids)
-        self._decoded += len(text)
-        self._emitted += len(text)
-        return TextDelta(text, ids, cached_tokens=delta.cached_tokens)
 
     def _is_silent_end(self, delta: TokenDelta, taken: int) -> bool:
         return (

@@ -47,7 +47,8 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class TokenStream:
-    """The output of one generation so far; `token_ids` are all tokens, in order.
+    """The output of one generation so far; `token_ids` are all tokens, in order. Pieces that
+    overtook the first token of their attempt are `held`.
 
     The first token comes with the log-probabilities of the prompt's `scored_prompt` tokens, or
     with none if `scored_prompt` is 0.
@@ -59,16 +60,11 @@ class TokenStream:
         self.finish: FinishReason | None = None
         self.duplicates = 0
         self._overtakes_from: int | None = None
-        self._held: list[Piece] = []
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the stream holds tokens that overtook the first one of their attempt."""
-        return bool(self._held)
+        self.held: list[Piece] = []
 
     def start_attempt(self, is_remote: bool) -> None:
         """Prepare for a new attempt's pieces; drop the pieces held from an earlier one."""
-        self._held.clear()
+        self.held.clear()
         self._overtakes_from = len(self.token_ids) + 1 if is_remote else None
 
     def take(self, piece: Piece) -> Sequence[Piece]:
@@ -82,7 +78,7 @@ class TokenStream:
             and piece.logprobs is None
             and piece.token_ids
             and self.finish is None
-            and not self._held
+            and not self.held
             and not self._scored_prompt
         ):  # nearly every piece
             self.token_ids += piece.token_ids
@@ -103,22 +99,22 @@ class TokenStream:
             self._hold(piece)
             return []
         fresh = [self._accept(piece)]
-        while self._held and self._held[0].index <= len(self.token_ids) and not self.finish:
-            fresh.append(self._accept(self._held.pop(0)))
+        while self.held and self.held[0].index <= len(self.token_ids) and not self.finish:
+            fresh.append(self._accept(self.held.pop(0)))
         return [each for each in fresh if each.token_ids or each.finish]
 
     def _hold(self, piece: Piece) -> None:
         """Hold a piece whose predecessor travels on another connection."""
         expected = len(self.token_ids)
-        if self._held:
-            expected = max(each.index + len(each.token_ids) for each in self._held)
+        if self.held:
+            expected = max(each.index + len(each.token_ids) for each in self.held)
         elif self._overtakes_from == expected + 1:
             expected += 1
         if piece.index > expected:
             raise ProtocolError(
                 f"tokens from index {piece.index} arrived where {expected} was expected"
             )
-        self._held.append(piece)
+        self.held.append(piece)
 
     def _accept(self, piece: Piece) -> Piece:
         """The new part of a piece that starts at or before the end of the output.

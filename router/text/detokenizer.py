@@ -7,12 +7,10 @@ that cannot become valid UTF-8 turn into U+FFFD as soon as that is certain.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Set
+from encodings.utf_8 import IncrementalDecoder
 
 from router.text.token_bytes import TokenBytes
-
-_NewDecoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -24,14 +22,19 @@ class Detokenizer:
 
     def __init__(self, token_bytes: TokenBytes, skipped_ids: Set[int], at_start: bool) -> None:
         self._token_bytes = token_bytes
+        self._texts = token_bytes.texts
         self._skipped_ids = skipped_ids
         self._strip = at_start and token_bytes.strips_leading_space
-        self._utf8 = _NewDecoder(errors="replace")
+        self._utf8 = IncrementalDecoder(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; empty inside a character or for a skipped token."""
         if token_id in self._skipped_ids:
             return ""
+        if not self._utf8.buffer and not self._strip:  # nearly every token
+            text = self._texts.get(token_id)
+            if text is not None:
+                return text
         data = self._token_bytes.of(token_id)
         if self._strip and data:
             self._strip = False

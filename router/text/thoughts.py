@@ -6,11 +6,10 @@ markers only; `router.chat` splits the text for the client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtMarkers:
+class ThoughtMarkers(msgspec.Struct, frozen=True):
     """The markers of reasoning at the beginning of an output; `is_open` if the prompt has the
     first of them."""
 

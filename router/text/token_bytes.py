@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -34,6 +35,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenBytes:
     """The bytes of tokens, computed once each and cached.
 
+    `texts` has the text of each known token whose bytes are whole characters.
     `strips_leading_space` says that a text's first leading space belongs to the encoding, not to
     the text.
     """
@@ -41,6 +43,7 @@ class TokenBytes:
     def __init__(self, tokenizer: HfTokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, bytes] = {}
+        self.texts: dict[int, str] = {}
         self.strips_leading_space = False
         self._rules: list[_Rule] = []
         self._compile(json.loads(tokenizer.to_str())["decoder"])
@@ -50,6 +53,8 @@ class TokenBytes:
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._compute(token_id)
+            with suppress(UnicodeDecodeError):
+                self.texts[token_id] = found.decode()
         return found
 
     def _compute(self, token_id: int) -> bytes:

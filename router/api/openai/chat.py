@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from router.api.context import ApiContext
@@ -94,8 +94,7 @@ def chat_router(context: ApiContext) -> APIRouter:
     return router
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFormat:
+class ChatFormat(msgspec.Struct, frozen=True):
     """JSON of one request's answer, whole or in chunks; `parsers` are indexed by choice."""
 
     request_id: str
@@ -104,17 +103,21 @@ class ChatFormat:
     tokenizer: Tokenizer
     fields: ChatRequest
     parsers: Sequence[MessageParser]
-    frames: dict[int, TextFrame] = field(default_factory=dict)
+    frames: dict[int, TextFrame] = {}
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat. The first chunk of a choice always names the role; later ones that
         would say nothing are empty."""
-        message = self._parsed(choice, delta)
-        if not (message.events or message.finish or is_first or self._reports(delta)):
+        is_text = not (is_first or self.fields.logprobs or self.fields.return_token_ids)
+        text = self.parsers[choice.index].push_plain(delta) if is_text else None
+        if text is None:
+            message = self._parsed(choice, delta)
+            text = message.only_content if is_text else None
+            if text is None:
+                says_more = message.events or message.finish or is_first or self._reports(delta)
+                return self._chunk(choice, delta, is_first, message) if says_more else b""
+        if not text:
             return b""
-        text = None if is_first else message.only_content
-        if text is None or self.fields.logprobs or self.fields.return_token_ids:
-            return self._chunk(choice, delta, is_first, message)
         frame = self.frames.get(choice.index)
         if frame is None:
             frame = self.frames[choice.index] = TextFrame(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -117,8 +116,7 @@ async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt
     return EncodedPrompt(prompt, echo)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionFormat:
+class CompletionFormat(msgspec.Struct, frozen=True):
     """JSON of one request's answer, whole or in chunks (the two differ in `usage` only)."""
 
     request_id: str
@@ -126,7 +124,7 @@ class CompletionFormat:
     model: str
     tokenizer: Tokenizer
     fields: CompletionRequest
-    frames: dict[int, TextFrame] = field(default_factory=dict)
+    frames: dict[int, TextFrame] = {}
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
         """See AnswerFormat."""

@@ -9,43 +9,38 @@ from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
 
 
-def prompt_lengths(choices: list[Choice]) -> dict[int, int]:
-    """The tokens of each prompt."""
-    return {choice.prompt_index: len(choice.request.token_ids) for choice in choices}
-
-
-def counting_choices(choices: list[Choice]) -> dict[int, int]:
-    """For each prompt, the choice for which its cached tokens are counted: the first."""
-    return {choice.prompt_index: choice.index for choice in reversed(choices)}
-
-
 class UsageCount:
-    """Adds up the usage of a request. Cache hits of a prompt are counted for its first choice."""
+    """Adds up the usage of a request: `num_prompt` tokens of all prompts, `num_output` so far.
+    Cache hits of a prompt are counted for its first choice."""
 
     def __init__(self, choices: list[Choice]) -> None:
+        self.num_prompt = self.num_output = 0
         self._choices = choices
-        self._prompts = prompt_lengths(choices)
-        self._counting = counting_choices(choices)
-        self._cached = dict.fromkeys(self._prompts, 0)
-        self._output = sum(each.known.num_tokens for each in choices if each.known.has_ended)
+        self._cached: dict[int, int] = {}  # by index of each prompt's first choice
+        prompts: set[int] = set()
+        for each in choices:
+            if each.prompt_index not in prompts:
+                prompts.add(each.prompt_index)
+                self.num_prompt += len(each.request.token_ids)
+                self._cached[each.index] = 0
+            if each.known.has_ended:
+                self.num_output += each.known.num_tokens
 
-    @property
-    def num_output(self) -> int:
-        """Output tokens so far."""
-        return self._output
+    def counts_cached(self, choice: Choice) -> bool:
+        """Whether its prompt's cache hits are counted for this choice."""
+        return choice.index in self._cached
 
     def add(self, choice: Choice, delta: TextDelta) -> None:
         """Count a delta."""
-        self._output += len(delta.token_ids)
-        prompt = choice.prompt_index
-        if self._counting[prompt] == choice.index:
-            self._cached[prompt] = max(self._cached[prompt], delta.cached_tokens)
+        self.num_output += len(delta.token_ids)
+        cached = delta.cached_tokens
+        if cached and cached > self._cached.get(choice.index, cached):
+            self._cached[choice.index] = cached
 
     def total(self) -> Usage:
         """The usage so far."""
-        prompt = sum(self._prompts.values())
+        prompt, output = self.num_prompt, self.num_output
+        reasoning = [each.output.reasoning_tokens for each in self._choices]
+        details = UNSET if None in reasoning else OutputDetails(sum(filter(None, reasoning)))
         cached = CachedTokens(sum(self._cached.values()))
-        reasoning = [choice.output.reasoning_tokens for choice in self._choices]
-        counts = [count for count in reasoning if count is not None]
-        details = OutputDetails(sum(counts)) if counts else UNSET
-        return Usage(prompt, self._output, prompt + self._output, cached, details)
+        return Usage(prompt, output, prompt + output, cached, details)

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from protocol.events import CacheEvents
@@ -179,7 +179,7 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
     monkeypatch.setattr("protocol.hashing.block_hashes", counted)
     shared, num_tokens = PromptHashes(), 400
     asked = [
-        replace(request(num_tokens, f"r{number}", max_tokens=9), hashes=shared)
+        msgspec.structs.replace(request(num_tokens, f"r{number}", max_tokens=9), hashes=shared)
         for number in range(3)
     ]
     consumers = [Consumer(harness.dispatcher, each) for each in asked]
@@ -199,7 +199,7 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
 
 async def test_both_legs_hear_how_much_of_a_prompt_everybody_shares(harness: Harness) -> None:
     decode, prefill = await harness.join("d1", "p1")
-    asked = replace(request(), cache_salt="a", shared_tokens=10)
+    asked = msgspec.structs.replace(request(), cache_salt="a", shared_tokens=10)
     consumer = Consumer(harness.dispatcher, asked)
     legs = await decode.received.next(Generate), await prefill.received.next(Prefill)
     assert [(each.cache_salt, each.shared_tokens) for each in legs] == [("a", 10)] * 2
@@ -223,7 +223,10 @@ async def test_sequences_of_one_prompt_hash_its_blocks_once(
 
     monkeypatch.setattr("protocol.hashing.block_hashes", counted)
     shared = PromptHashes()
-    asked = [replace(request(request_id=f"r{number}"), hashes=shared) for number in range(3)]
+    asked = [
+        msgspec.structs.replace(request(request_id=f"r{number}"), hashes=shared)
+        for number in range(3)
+    ]
     consumers = [Consumer(harness.dispatcher, each) for each in asked]
     await until(lambda: harness.dispatcher.inflight == 3)
     assert hashed == [len(asked[0].token_ids)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -210,7 +209,9 @@ async def test_an_output_without_a_limit_ends_where_its_worker_s_context_does(
         if number == 2:  # with the largest gone, the next one's context is the limit
             await harness.kill("d1")
             del workers["d1"]
-        open_ended = replace(request(100, f"open{number}", max_tokens=300), is_open_ended=True)
+        open_ended = msgspec.structs.replace(
+            request(100, f"open{number}", max_tokens=300), is_open_ended=True
+        )
         consumer = Consumer(harness.dispatcher, open_ended)
         chosen = await first_with(workers, Generate)
         leg = await chosen.received.next(Generate)

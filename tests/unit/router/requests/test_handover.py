@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncIterator
 
@@ -317,7 +316,7 @@ async def test_an_output_without_a_limit_moves_to_a_worker_of_similar_size(
     harness: Harness,
 ) -> None:
     (source,) = await harness.join("d1", max_context=400)
-    open_ended = dataclasses.replace(request(100, max_tokens=300), is_open_ended=True)
+    open_ended = msgspec.structs.replace(request(100, max_tokens=300), is_open_ended=True)
     consumer = Consumer(harness.dispatcher, open_ended)
     leg = await source.received.next(Generate)
     source.tokens(leg, 0, [1000, 1001, 1002])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from protocol.errors import GenerationFailed
@@ -33,7 +33,7 @@ def not_kept(question: Resume) -> NotKept:
     return NotKept(request_id=question.request_id, attempt=question.attempt)
 
 
-IN_ITS_SECOND_LIFE = replace(request(), is_resumable=True, life=1)
+IN_ITS_SECOND_LIFE = msgspec.structs.replace(request(), is_resumable=True, life=1)
 
 
 async def test_it_goes_on_where_it_is_kept(harness: Harness) -> None:
@@ -111,7 +111,7 @@ async def test_a_worker_that_is_connected_later_is_asked_too() -> None:
 async def test_the_same_router_takes_its_own_stream_up(harness: Harness) -> None:
     """The former connection has not ended, as far as the router knows."""
     (d1,) = await harness.join("d1")
-    former = Consumer(harness.dispatcher, replace(IN_ITS_SECOND_LIFE, life=0))
+    former = Consumer(harness.dispatcher, msgspec.structs.replace(IN_ITS_SECOND_LIFE, life=0))
     leg = await d1.received.next(Generate)
     d1.tokens(leg, 0, [4])
     await former.received(1)

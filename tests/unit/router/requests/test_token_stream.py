@@ -48,11 +48,11 @@ def test_only_the_first_token_of_a_remote_attempt_may_be_overtaken() -> None:
     stream = started(is_remote=True)
     assert taken(stream, piece(1, 11)) == []
     assert taken(stream, piece(2, 12)) == []
-    assert stream.is_waiting
+    assert stream.held
     with pytest.raises(ProtocolError, match="index 5 arrived where 3 was expected"):
         stream.take(piece(5, 15))
     assert taken(stream, piece(0, 10)) == [10, 11, 12]
-    assert not stream.is_waiting
+    assert not stream.held
     local = started(is_remote=False)
     with pytest.raises(ProtocolError):
         local.take(piece(1, 11))
@@ -65,7 +65,7 @@ def test_a_new_attempt_forgets_what_the_former_left_waiting() -> None:
     stream = started(is_remote=True)
     taken(stream, piece(1, 11))
     stream.start_attempt(is_remote=False)
-    assert not stream.is_waiting
+    assert not stream.held
     assert taken(stream, piece(0, 10)) == [10]
 
 

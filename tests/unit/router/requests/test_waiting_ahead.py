@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -81,7 +80,7 @@ async def queue(harness: Harness) -> AsyncIterator[Queue]:
 def next_request(deadline_ms: int = HOPELESS_MS, **fields):
     """Another prompt: it does not find the first one's blocks."""
     made = request(PROMPT, "next", deadline_ms)
-    return replace(made, token_ids=made.token_ids[::-1], **fields)
+    return msgspec.structs.replace(made, token_ids=made.token_ids[::-1], **fields)
 
 
 async def test_a_request_that_cannot_be_in_time_is_refused_at_once(queue: Queue) -> None:
