@@ -32,9 +32,7 @@ class ControlText:
         if self._is_plain(given):
             return None
         rest = [given.tools, given.documents, given.variables]
-        found = [message for message in given.messages if self._are_in(message)]
-        found_rest = any(self.everywhere.are_in(value) for value in rest)
-        if not found and not found_rest:
+        if not (any(map(self._are_in, given.messages)) or any(map(self.everywhere.are_in, rest))):
             return None
         mark = free_mark(given.messages, *rest)
         given.messages = [self._marked(each, mark) for each in given.messages]

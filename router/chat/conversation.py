@@ -160,13 +160,15 @@ class Conversation(msgspec.Struct, frozen=True):
     names: FieldNames = FieldNames()
 
     def __post_init__(self) -> None:
+        mode = self.tool_choice.mode
+        if not self.tools:
+            if mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+                raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
+            return
         names = [tool.name for tool in self.tools]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise InvalidRequest(f"'tools' names {doubles[0]!r} twice", "tools")
-        mode = self.tool_choice.mode
-        if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not self.tools:
-            raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
         if mode is ToolMode.NAMED and self.tool_choice.name not in names:
             raise InvalidRequest(
                 f"'tool_choice' names {self.tool_choice.name!r}, which is not among 'tools'",

@@ -79,12 +79,12 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     @property
     def content(self) -> str:
         """The content among the events."""
-        return "".join(each.text for each in self.events if isinstance(each, ContentText))
+        return "".join([each.text for each in self.events if isinstance(each, ContentText)])
 
     @property
     def reasoning(self) -> str:
         """The reasoning among the events."""
-        return "".join(each.text for each in self.events if isinstance(each, ReasoningText))
+        return "".join([each.text for each in self.events if isinstance(each, ReasoningText)])
 
 
 @dataclass(frozen=True, slots=True)

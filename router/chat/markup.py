@@ -158,11 +158,18 @@ class ChatMarkup:
         `prompt` is the conversation's rendered text. `seed` is unique to the choice and the same
         in every attempt. `reasons` is False for an answer that cannot begin with reasoning.
         """
+        thoughts = self.thoughts(conversation, prompt) if reasons else None
+        return self.parser_behind(thoughts, conversation, seed)
+
+    def parser_behind(
+        self, thoughts: ThoughtMarkers | None, conversation: Conversation, seed: str
+    ) -> MessageParser:
+        """The same, given what `thoughts` returns; None for an answer that cannot begin with
+        reasoning."""
         reasoning, tools = None, self._tool_parser(conversation, seed)
-        if self.reasoning is not None and reasons:
+        if self.reasoning is not None and thoughts is not None:
             call_markers = tools.certain_markers if tools is not None else ()
-            is_open = self.reasoning.is_open(prompt, conversation.prefill)
-            reasoning = ReasoningParser(self.reasoning, is_open, call_markers)
+            reasoning = ReasoningParser(self.reasoning, thoughts.is_open, call_markers)
         return MessageParser(reasoning, tools, None if conversation.parallel_tool_calls else 1)
 
     def content_scan(self, conversation: Conversation) -> ToolContentScan | None:

@@ -41,6 +41,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            self._template.globals = dict(self._template.globals)  # cheaper than a ChainMap
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error

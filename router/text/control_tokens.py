@@ -66,8 +66,12 @@ class ControlTokens:
 
     def _find(self, text: str, start: int) -> int:
         """Where the first one begins, from `start` on, or -1."""
-        if self._pattern is None or not any(each in text for each in self.starts):
+        for each in self.starts:
+            if each in text:
+                break
+        else:
             return -1
+        assert self._pattern is not None, "what has a first character is in the pattern"
         found = self._pattern.search(text, start)
         return -1 if found is None else found.start()
 

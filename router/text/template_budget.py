@@ -139,7 +139,8 @@ def _each(context: Context, items: Any, weight: int) -> Any:
     if isinstance(items, list | tuple | dict):  # all at once, which is cheaper
         budget, count = CURRENT.get(), len(items)
         budget.step(count)
-        budget.write(count * weight)
+        if weight:
+            budget.write(count * weight)
         return items
     return _Counted(items, weight)
 

@@ -46,9 +46,11 @@ tokens."""
 class Tokenizer:
     """Encodes prompts and creates detokenizers.
 
-    `vocab_size` bounds the ids that a caller may name; `special_ids` have no text unless
-    requested; `chat_template` is None for checkpoints without one, and `tool_template` is the one
-    for conversations with tools. `control_texts` are the texts of tokens that control the model.
+    `vocab_size` bounds the ids that a caller may name: one more than the largest id that both the
+    tokenizer and the model know. If it `stays_in_vocabulary`, its own ids need no check.
+    `special_ids` have no text unless requested; `chat_template` is None for checkpoints without
+    one, and `tool_template` is the one for conversations with tools. `control_texts` are the texts
+    of tokens that control the model.
     """
 
     def __init__(self, path: Path, threads: int = 2) -> None:
@@ -58,8 +60,12 @@ class Tokenizer:
         _add_configured_tokens(self._tokenizer, config)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._skipped: dict[frozenset[int], frozenset[int]] = {}  # by the ids that are kept
         self._added_ids = {token.content: id_ for id_, token in added.items()}
-        self.vocab_size = _vocab_size(self._tokenizer, path)
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        model_size = load_vocab_size(path)
+        self.vocab_size = size if model_size is None else min(size, model_size)
+        self.stays_in_vocabulary = self.vocab_size == size
         self.special_tokens = config.special_tokens
         self.eos_id = self._token_id("eos_token")
         templates = load_chat_templates(path)
@@ -185,9 +191,16 @@ class Tokenizer:
         `kept_ids` have text even if they are special and special tokens are skipped.
         """
         skipped = self.special_ids if skip_special_tokens else _NO_IDS
-        if kept_ids:
-            skipped -= kept_ids
+        if kept_ids and skipped:
+            skipped = self._skipped_beside(kept_ids)
         return Detokenizer(self._token_bytes, skipped, at_start)
+
+    def _skipped_beside(self, kept_ids: frozenset[int]) -> frozenset[int]:
+        """The special ids without those that are kept. A model's markup keeps one or two sets."""
+        skipped = self._skipped.get(kept_ids)
+        if skipped is None:
+            skipped = self._skipped[kept_ids] = self.special_ids - kept_ids
+        return skipped
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token contributes to the text; not always whole characters."""
@@ -249,10 +262,3 @@ def _add_configured_tokens(tokenizer: HfTokenizer, config: TokenizerConfig) -> N
             tokenizer.add_special_tokens([token])
         else:
             tokenizer.add_tokens([token])
-
-
-def _vocab_size(tokenizer: HfTokenizer, path: Path) -> int:
-    """One more than the largest id that both the tokenizer and the model know."""
-    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    model_size = load_vocab_size(path)
-    return size if model_size is None else min(size, model_size)
