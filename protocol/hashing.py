@@ -63,6 +63,7 @@ class ChainStart(msgspec.Struct, frozen=True):
         return blake2b(hashes[-1] + self.own, digest_size=HASH_BYTES, person=_FORK_PURPOSE).digest()
 
 
+@lru_cache(maxsize=1024)
 def chain_start(
     model_fingerprint: str, salt: str, seed: str, shared_tokens: int, block_size: int
 ) -> ChainStart:
@@ -79,6 +80,8 @@ def more_hashes(
     hashes: Sequence[bytes], start: ChainStart, tokens: Sequence[int], block_size: int
 ) -> list[bytes]:
     """The hashes of all full blocks of `tokens`, of which `hashes` has the first ones."""
+    if not start.num_shared and not hashes:
+        return block_hashes(start.own, tokens, block_size)
     made = list(hashes)
     for end in (start.num_shared * block_size, len(tokens)):
         begin = len(made) * block_size

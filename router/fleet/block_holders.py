@@ -6,7 +6,7 @@ decides who holds what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 EXACT_BLOCKS = 512
@@ -32,9 +32,12 @@ class BlockHolders:
     def __len__(self) -> int:
         return len(self._masks)
 
-    def add(self, worker: int, digests: Iterable[bytes]) -> None:
+    def add(self, worker: int, digests: Collection[bytes]) -> None:
         """A worker (one bit) holds these blocks."""
         masks = self._masks
+        if masks.keys().isdisjoint(digests):  # nobody holds any: most often, and quick
+            masks.update(dict.fromkeys(digests, worker))
+            return
         for digest in digests:
             masks[digest] = masks.get(digest, 0) | worker
 
@@ -43,11 +46,10 @@ class BlockHolders:
         masks = self._masks
         for digest in digests:
             mask = masks.get(digest, 0)
-            if mask & worker:
-                if mask == worker:
-                    del masks[digest]
-                else:
-                    masks[digest] = mask ^ worker
+            if mask == worker:
+                del masks[digest]
+            elif mask & worker:
+                masks[digest] = mask ^ worker
 
     def of(self, digest: bytes) -> int:
         """The workers that hold a block."""

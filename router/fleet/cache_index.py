@@ -196,7 +196,9 @@ class CacheIndex:
             return
         self._expire(worker, now)
         expiry = now + self._pending_ttl_s
-        new = [digest for digest in hashes if digest not in worker.hashes]
+        new = hashes
+        if not worker.hashes.isdisjoint(hashes):
+            new = [digest for digest in hashes if digest not in worker.hashes]
         if new:
             worker.pending.update(dict.fromkeys(new, expiry))
             worker.routed.append((expiry, new))

@@ -186,8 +186,8 @@ class Dispatcher:
             generation.events.put(Failure(str(error), is_overload, lacks_room=is_overload))
             return
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts.add(attempt.placement.mode.value)
-        self._metrics.decisions.add(attempt.placement.rule.value)
+        self._metrics.attempts.add(attempt.placement.mode)
+        self._metrics.decisions.add(attempt.placement.rule)
         if generation.num_attempts > 1 and source is None:
             self._metrics.retries.inc()
         for worker, message in legs(generation, attempt):
@@ -302,7 +302,7 @@ class Dispatcher:
         placement = placement_of(worker)
         attempt = Attempt(message.attempt, 0, placement, worker, None, [], decode_runs=True)
         generation.begin(attempt, self._traces.wall_us())
-        self._metrics.attempts.add(placement.mode.value)
+        self._metrics.attempts.add(placement.mode)
         if message.trace is not None:
             self._traces.attach_decode(
                 message.request_id, message.attempt, message.trace, worker.link.clock

@@ -138,8 +138,11 @@ class Launcher:
         """Raises Overloaded if no worker is ready, or only others are large enough."""
         if not loads:
             raise Overloaded(self._fleet.not_ready_reason() or "no decode worker is ready")
-        most = max(each.max_context for each in loads)
-        if most < query.max_tokens <= (self._fleet.max_context or 0):
+        for each in loads:
+            if query.max_tokens <= each.max_context:
+                return
+        if query.max_tokens <= (self._fleet.max_context or 0):
+            most = max(each.max_context for each in loads)
             raise Overloaded(
                 f"prompt and output may have {query.max_tokens} tokens; the decode worker that "
                 f"takes so many is not ready, the others take {most}"

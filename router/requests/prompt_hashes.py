@@ -17,7 +17,7 @@ class PromptHashes:
     """The hashes of a prompt's blocks, computed once for all sequences that continue it."""
 
     def __init__(self) -> None:
-        self._start = ChainStart(b"")
+        self._start: ChainStart | None = None
         self._hashes: list[bytes] | None = None
         self._computing: tuple[ChainStart, asyncio.Future[list[bytes]]] | None = None
 

@@ -31,8 +31,12 @@ def check_deadline(
     """Raises DeadlineUnreachable if prompts of `running` on the worker that is to compute the
     prompt take too long. `loads` are those from which the placement was made."""
     worker_id = _computing(placement)[0]
-    load = next((each for each in loads if each.worker_id == worker_id), None)
-    if load is None or load.speed is None:
+    for load in loads:
+        if load.worker_id == worker_id:
+            break
+    else:
+        return
+    if load.speed is None:
         return
     left_ms = (generation.deadline - time.monotonic()) * 1000
     if least_wait_ms(load.speed, load.queued_tokens) <= MARGIN * left_ms:

@@ -96,7 +96,8 @@ def _local(
 ) -> tuple[Candidate | None, tuple[Candidate, ...]]:
     """The best worker of those that lack at most so many tokens, among all local candidates; None,
     and no candidates, if every worker lacks more."""
-    if all(_missing(query, each.held_blocks) > most_missing for each in decode):
+    most_held = max([each.held_blocks for each in decode])
+    if _missing(query, most_held) > most_missing:
         return None, ()
     candidates = tuple([_weigh(query, each, RECOMPUTE_WEIGHT) for each in decode])
     near = [each for each in candidates if each.missing_tokens <= most_missing]
@@ -107,7 +108,12 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
     """Decode workers that may take the request."""
     if not decode:
         raise Overloaded("no decode worker is ready")
-    fitting = [each for each in decode if _fits(query, each)]
+    num_blocks = _blocks(query)
+    fitting = [
+        each
+        for each in decode
+        if num_blocks <= each.blocks_total and query.max_tokens <= each.max_context
+    ]
     if not fitting:
         capacity = max(each.blocks_total for each in decode) * query.block_size
         if query.num_tokens > capacity:
@@ -123,30 +129,29 @@ def _decode_loads(query: PlacementQuery, decode: Sequence[WorkerLoad]) -> list[W
             query.max_tokens - query.num_tokens,
             reason="No decode worker that is ready takes so many.",
         )
-    roomy = [each for each in fitting if _has_room(query, each)]
+    roomy = [each for each in fitting if _has_room(num_blocks, each)]
     if not roomy:
         raise Overloaded(
-            f"the prompt needs {_blocks(query)} KV blocks, and no decode worker has so many beside "
+            f"the prompt needs {num_blocks} KV blocks, and no decode worker has so many beside "
             "those that workers which do not answer may still write to",
             RETRY_STUCK_S,
         )
+    if not query.exclude:
+        return roomy
     return [each for each in roomy if each.worker_id not in query.exclude] or roomy
-
-
-def _fits(query: PlacementQuery, load: WorkerLoad) -> bool:
-    return _blocks(query) <= load.blocks_total and query.max_tokens <= load.max_context
 
 
 def _may_prefill(query: PlacementQuery, load: WorkerLoad) -> bool:
     """Whether a prefill worker takes the prompt; the output is not its own."""
-    fits = _blocks(query) <= load.blocks_total and query.num_tokens <= load.max_context
-    return fits and _has_room(query, load)
+    num_blocks = _blocks(query)
+    fits = num_blocks <= load.blocks_total and query.num_tokens <= load.max_context
+    return fits and _has_room(num_blocks, load)
 
 
-def _has_room(query: PlacementQuery, load: WorkerLoad) -> bool:
-    """Whether the prompt may fit even if the worker's stuck blocks never return. The prefix that it
-    holds may lie in these; if it does not, the worker gives the request back."""
-    return _blocks(query) - load.held_blocks <= load.blocks_total - load.blocks_stuck
+def _has_room(num_blocks: int, load: WorkerLoad) -> bool:
+    """Whether a prompt of so many blocks may fit even if the worker's stuck blocks never return.
+    The prefix that it holds may lie in these; if it does not, the worker gives the request back."""
+    return num_blocks - load.held_blocks <= load.blocks_total - load.blocks_stuck
 
 
 def _blocks(query: PlacementQuery) -> int:
@@ -179,10 +184,12 @@ def _weigh(query: PlacementQuery, load: WorkerLoad, weight: float) -> Candidate:
 
 def _pick(query: PlacementQuery, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
     """The preferred or cheapest candidate; near-ties break at random, so routers do not herd."""
+    if len(candidates) == 1:
+        return candidates[0]
     for each in candidates:
         if each.worker_id == query.prefer_decode:
             return each
-    limit = tie_limit(min(each.cost for each in candidates))
+    limit = tie_limit(min([each.cost for each in candidates]))
     return rng.choice([each for each in candidates if each.cost <= limit])
 
 
