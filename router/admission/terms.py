@@ -24,7 +24,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
 
     def count_sequences(self, num: int) -> None:
         """The request starts so many sequences. Raises as `Ticket.widen`."""
-        if self.ticket is not None:
+        if self.ticket is not None and num > self.ticket.width:
             self.ticket.widen(num)
 
 

@@ -25,7 +25,7 @@ from router.api.plan import (
 from router.api.request_fields import GenerationFields
 from router.api.strict_model import check_bounds
 from router.chat.control_text import TemplateInput
-from router.chat.conversation import Conversation, Message, ToolMode
+from router.chat.conversation import Conversation, ToolMode
 from router.chat.markup import ChatMarkup
 from router.chat.message_parser import MessageParser
 from router.chat.prefill import open_end
@@ -80,10 +80,11 @@ async def plan_conversation(
         kept_ids=markup.kept_ids(conversation),
         thoughts=thoughts,
         contents=partial(markup.content_scan, conversation),
+        is_encoded=True,
     )
     choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
     parsers = [
-        markup.parser(conversation, text, choice.request.request_id, reasons) for choice in choices
+        markup.parser_behind(thoughts, conversation, each.request.request_id) for each in choices
     ]
     return ConversationPlan(choices, parsers)
 
@@ -93,8 +94,10 @@ async def _tool_grammar(
 ) -> str | None:
     """The grammar of an answer that may call tools; with `wished`, an answer without calls must
     match that grammar. None if the tools need no grammar. Raises InvalidRequest."""
+    if not conversation.may_call_tools:
+        return None
     form = None if wished is None else only_rule(wished)
-    is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO and conversation.may_call_tools
+    is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO
     if wished is not None and form is None and is_free_to_call:
         raise InvalidRequest(
             "a 'regex' or 'grammar' beside 'tools' needs a 'tool_choice' that leaves nothing open: "
@@ -102,7 +105,7 @@ async def _tool_grammar(
             "tool_choice",
         )
     has_strict = any(tool.strict for tool in conversation.tools)
-    if not conversation.may_call_tools or (is_free_to_call and form is None and not has_strict):
+    if is_free_to_call and form is None and not has_strict:
         return None
 
     strict_only, chosen = is_free_to_call and form is None, conversation.tool_choice.name
@@ -153,8 +156,9 @@ async def encode_conversation(
     def render() -> list[str]:
         template = _template_of(tokenizer, conversation)
         _check(context.markup, template, conversation)
-        _check_tools_length(conversation)
-        num_chars = sum(len(message.content) for message in conversation.messages)
+        if conversation.tools:
+            _check_tools_length(conversation)
+        num_chars = sum([len(message.content) for message in conversation.messages])
         check_num_bytes(context, num_chars, limited_param or "messages")
         return render_conversation(template, conversation, context.markup)
 
@@ -192,20 +196,17 @@ def encode_whole(
 def _is_plain(conversation: Conversation) -> bool:
     """Whether rendering is quick: a few messages of limited length, and nothing else."""
     messages = conversation.messages
-    return (
-        len(messages) <= MAX_INLINE_MESSAGES
-        and not any(message.tool_calls for message in messages)
-        and not conversation.tools
-        and not conversation.documents
-        and not conversation.template_variables
-        and sum(_num_chars(message) for message in messages) <= MAX_INLINE_CHARS
-    )
-
-
-def _num_chars(message: Message) -> int:
-    """Characters of the fields that a template may write."""
-    texts = (message.content, message.reasoning, message.name, message.tool_call_id)
-    return sum(len(text) for text in texts if text)
+    if len(messages) > MAX_INLINE_MESSAGES or conversation.tools:
+        return False
+    if conversation.documents or conversation.template_variables:
+        return False
+    num_chars = 0
+    for each in messages:
+        if each.tool_calls:
+            return False
+        for text in (each.content, each.reasoning, each.name, each.tool_call_id):
+            num_chars += len(text) if text else 0
+    return num_chars <= MAX_INLINE_CHARS
 
 
 def takes_effort(context: ApiContext) -> bool:

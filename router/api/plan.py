@@ -48,7 +48,8 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
 
     `kept_ids` are special tokens whose text the output shows even if special tokens are skipped;
     `thoughts` are the markers of reasoning before the output's answer. `contents` makes what tells
-    the content of one output from its calls, or None if it cannot call.
+    the content of one output from its calls, or None if it cannot call. An `is_encoded` prompt's
+    ids are the tokenizer's, not the client's.
     """
 
     token_ids: list[int]
@@ -56,6 +57,7 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     kept_ids: frozenset[int] = frozenset()
     thoughts: ThoughtMarkers | None = None
     contents: Callable[[], ContentScan | None] = lambda: None
+    is_encoded: bool = False
 
 
 class OutputWish(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ def check_num_bytes(context: ApiContext, num_bytes: int, param: str) -> None:
 
 def check_started_tokens(prompts: list[EncodedPrompt], num_choices: int) -> None:
     """Raises InvalidRequest for prompts that are too long together for so many sequences."""
-    num_tokens = num_choices * sum(len(prompt.token_ids) for prompt in prompts)
+    num_tokens = num_choices * sum([len(prompt.token_ids) for prompt in prompts])
     if num_tokens > MAX_STARTED_TOKENS:
         raise InvalidRequest(
             f"'n': {num_choices} sequences of each prompt have {num_tokens} prompt tokens "
@@ -207,7 +209,8 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         """All choices, in the order of the answer. Raises RequestError if one cannot be served, and
         Overloaded if the router has no room for so many."""
         check_vocabulary(self.fields, self.context.tokenizer.vocab_size)
-        prompts = [self._truncated(prompt) for prompt in prompts]
+        if self.fields.truncate_prompt_tokens is not None:
+            prompts = [self._truncated(prompt) for prompt in prompts]
         check_started_tokens(prompts, self.wish.num_choices)
         self.identity.terms.count_sequences(len(prompts) * self.wish.num_choices)
         check_prompt_report(self.fields, self.wish, prompts)
@@ -222,10 +225,15 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
             for number in range(self.wish.num_choices):
                 seed = choice_seed(first.seed, number)
                 index = len(choices)
-                told = self.wish.prompt_logprobs if self._tells_prompt(index, number) else None
-                sampling = replace(first, seed=seed, prompt_logprobs=told)
+                told = self.wish.prompt_logprobs
+                if told is not None and not self._tells_prompt(index, number):
+                    told = None
+                sampling = first
+                if number or told is not None:
+                    sampling = replace(first, seed=seed, prompt_logprobs=told)
                 choices.append(self._choice(index, shared, sampling))
-        check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
+        if self.identity.positions:
+            check_positions(self.identity, [each.request.sampling.max_tokens for each in choices])
         return choices
 
     def _tells_prompt(self, index: int, number: int) -> bool:
@@ -253,7 +261,9 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         param = self.wish.prompt_param
         if not prompt.token_ids:
             raise InvalidRequest(f"'{param}' must not be empty: it has no tokens", param)
-        check_token_ids(prompt.token_ids, self.context.tokenizer.vocab_size, param)
+        tokenizer = self.context.tokenizer
+        if not (prompt.is_encoded and tokenizer.stays_in_vocabulary):
+            check_token_ids(prompt.token_ids, tokenizer.vocab_size, param)
         max_tokens = output_limit(
             len(prompt.token_ids),
             self.wish.generated_tokens,
@@ -264,11 +274,12 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
         sampling = build_sampling(
             self.fields, self.context.defaults, max_tokens, self.wish.logprobs, name
         )
+        if self.wish.grammar is None and not self.wish.bad_words:
+            return sampling
         return replace(sampling, grammar=self.wish.grammar, bad_words=self.wish.bad_words)
 
     def _has_text(self, prompt: EncodedPrompt) -> bool:
-        special_ids = self.context.tokenizer.special_ids
-        return any(token_id not in special_ids for token_id in prompt.token_ids)
+        return not self.context.tokenizer.special_ids.issuperset(prompt.token_ids)
 
     def _choice(self, index: int, shared: _Shared, sampling: SamplingParams) -> Choice:
         prompt, tokenizer = shared.prompt, self.context.tokenizer

@@ -39,19 +39,21 @@ def build_sampling(
             f"'min_tokens' ({min_tokens}) exceeds the limit of {max_tokens} output tokens",
             "min_tokens",
         )
-    bias = fields.logit_bias or {}
+    bias = fields.logit_bias
     return SamplingParams(
         max_tokens=max_tokens,
         seed=_seed_of(name) if fields.seed is None else _fold(fields.seed),
         min_tokens=min_tokens,
-        temperature=_given(fields.temperature, defaults.temperature),
-        top_k=max(0, int(_given(fields.top_k, defaults.top_k))),
-        top_p=_given(fields.top_p, defaults.top_p),
-        min_p=_given(fields.min_p, defaults.min_p),
-        repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_given(fields.presence_penalty, 0.0),
-        frequency_penalty=_given(fields.frequency_penalty, 0.0),
-        logit_bias={int(key): value for key, value in bias.items()} or None,
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
+        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
+        repetition_penalty=defaults.repetition_penalty
+        if fields.repetition_penalty is None
+        else fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias={int(key): value for key, value in bias.items()} if bias else None,
         logprobs=logprobs,
         stop_token_ids=tuple(sorted(stop_ids)),
         allowed_token_ids=_sorted_ids(fields.allowed_token_ids),
@@ -75,8 +77,10 @@ def stop_rules(
 
 def check_vocabulary(fields: GenerationFields, vocab_size: int) -> None:
     """Raises InvalidRequest if any field but the prompt has an id outside the vocabulary."""
-    check_token_ids(fields.stop_token_ids or (), vocab_size, "stop_token_ids")
-    check_token_ids(fields.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+    if fields.stop_token_ids:
+        check_token_ids(fields.stop_token_ids, vocab_size, "stop_token_ids")
+    if fields.allowed_token_ids:
+        check_token_ids(fields.allowed_token_ids, vocab_size, "allowed_token_ids")
     for key in fields.logit_bias or {}:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             shown = shortened(key, MAX_PARAM_CHARS)
@@ -131,10 +135,6 @@ def _seed_of(text: str) -> int:
 
 def _fold(seed: int) -> int:
     return seed & ((1 << _SEED_BITS) - 1)
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _sorted_ids(token_ids: list[int] | None) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter
@@ -153,7 +153,7 @@ class KeyCheck:
 
     def _caller(self, scope: Scope) -> Caller:
         """Who sends this, by the first of its keys."""
-        keys = list(_keys(scope))
+        keys = _keys(scope)
         if not keys:
             return NOBODY
         return Caller(
@@ -193,16 +193,23 @@ def warn_of_open_doors(settings: RouterSettings) -> None:
         )
 
 
-def _keys(scope: Scope) -> Iterator[str]:
+def _keys(scope: Scope) -> list[str]:
     """The request's keys, at most one from each header; a header sent twice is ignored."""
-    bearers = [value for name, value in scope["headers"] if name == b"authorization"]
+    bearers: list[bytes] = []
+    plain: list[bytes] = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            bearers.append(value)
+        elif name == b"x-api-key":
+            plain.append(value)
+    keys = []
     if len(bearers) == 1:
         scheme, _, key = bearers[0].partition(b" ")
         if scheme.lower() == _SCHEME:
-            yield key.strip().decode("latin-1")
-    plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
+            keys.append(key.strip().decode("latin-1"))
     if len(plain) == 1:
-        yield plain[0].strip().decode("latin-1")
+        keys.append(plain[0].strip().decode("latin-1"))
+    return keys
 
 
 _KINDS = {Door.API: "an API key", Door.CONTROL: "an admin key"}

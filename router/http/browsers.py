@@ -29,14 +29,12 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 PREFLIGHT_AGE_S = 600
 
 _HOST, _ORIGIN, _SITE = b"host", b"origin", b"sec-fetch-site"
-_WATCHED = frozenset((_HOST, _ORIGIN, _SITE))
 _CROSS_SITE = b"cross-site"
 _UNCHECKED_HOST = PROBES | {"/metrics"}
 _PAGES = frozenset(("/", "/dashboard", "/dashboard/", "/docs"))
 _EXPOSED = (b"x-request-id", b"request-id", b"traceparent", b"retry-after")
 _OWN_PREFIX = b"x-baton-"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9\-_, ]{1,1000}")
-_PORT = re.compile(rb":[0-9]*$")
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,14 @@ class BrowserRules:
         """Whether a `Host` header names this router."""
         if self.hosts is None:
             return True
-        return value is not None and _PORT.sub(b"", value.strip().lower()) in self.hosts
-
-    def is_origin(self, value: bytes | None) -> bool:
-        """Whether pages of an origin may use this router."""
         if value is None:
             return False
+        host = value.strip().lower()
+        name, colon, port = host.rpartition(b":")
+        return (name if colon and (port.isdigit() or not port) else host) in self.hosts
+
+    def is_origin(self, value: bytes) -> bool:
+        """Whether pages of an origin may use this router."""
         return value in self.origins or ANY.encode() in self.origins
 
 
@@ -90,17 +90,24 @@ class BrowserCheck:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        found = {name: value for name, value in scope["headers"] if name in _WATCHED}
+        host = origin = site = None
+        for name, value in scope["headers"]:
+            if name == _HOST:
+                host = value
+            elif name == _ORIGIN:
+                origin = value
+            elif name == _SITE:
+                site = value
         rules = self._rules
         if (
             rules.hosts is not None
             and scope["path"] not in _UNCHECKED_HOST
-            and not rules.is_host(found.get(_HOST))
+            and not rules.is_host(host)
         ):
             await self._refuse("host", _WRONG_HOST, scope, receive, send)
-        elif rules.is_origin(found.get(_ORIGIN)):
-            await self._answer_origin(found[_ORIGIN], scope, receive, send)
-        elif found.get(_SITE) == _CROSS_SITE and not _is_navigation(scope):
+        elif origin is not None and rules.is_origin(origin):
+            await self._answer_origin(origin, scope, receive, send)
+        elif site == _CROSS_SITE and not _is_navigation(scope):
             await self._refuse("cross-site", _WRONG_SITE, scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -21,6 +21,12 @@ class WholeAnswer(Response):
     """A document with the headers that name its request, all in one write."""
 
     media_type = "application/json"
+    status_code = _STATUS
+    background = None
+
+    def __init__(self, document: bytes) -> None:
+        """The headers of the base class are made only if they are needed."""
+        self.body = document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the document; use ASGI's `send` only if the connection cannot take it directly."""
@@ -29,6 +35,7 @@ class WholeAnswer(Response):
         if connection_of(scope).try_answer(scope, headers, bytes(self.body)):
             record.status = _STATUS
         else:
+            self.init_headers()
             await super().__call__(scope, receive, send)
 
 

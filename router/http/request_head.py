@@ -17,7 +17,7 @@ FRAMING_HEADERS = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 OTHER_PROTOCOL = Refusal(400, "the request's protocol is not HTTP; use HTTP/1.1")
 
-_OTHER_PROTOCOLS = (b"RTSP/", b"ICE/")  # that the parser also reads
+_RTSP, _ICE = b"RTSP/", b"ICE/"  # that the parser also reads
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*")
 _TARGETS = (b"/", b"http://", b"https://")
 _WHITESPACE = b" \t"
@@ -80,7 +80,7 @@ def is_of_other_protocol(earlier: bytearray, data: bytes, method: bytes, target:
     So this also refuses a request if one with the same method and target, but of the other
     protocol, is written out in its own bytes.
     """
-    if not any(name in data or name in earlier for name in _OTHER_PROTOCOLS):
+    if not (_RTSP in data or _ICE in data or _RTSP in earlier or _ICE in earlier):
         return False
     line = rb"%b +%b +(?:RTSP|ICE)/" % (re.escape(method), re.escape(target))
     return re.search(line, earlier + data) is not None

@@ -277,9 +277,10 @@ def _body(message: MessageDelta) -> ChatMessageBody:
         for call in joined_calls(message.events)
         if call.begin is not None
     ]
+    reasoning = message.reasoning or UNSET
     return ChatMessageBody(
         content=message.content or (None if calls else ""),
-        reasoning_content=message.reasoning or UNSET,
-        reasoning=message.reasoning or UNSET,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
         tool_calls=calls or UNSET,
     )

@@ -39,6 +39,8 @@ NO_TEMPLATES = (
     "/v1/completions takes a prompt that was rendered elsewhere"
 )
 
+_ANY_CHOICE = ToolChoice()
+
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -87,7 +89,7 @@ class ChatMessage(StrictModel):
         """As a `Message`; without a template that lays them out, text parts become lines of one
         text. Raises InvalidRequest."""
         param = f"messages[{place}]"
-        calls = tuple(call.as_call() for call in self.tool_calls or ())
+        calls = tuple([call.as_call() for call in self.tool_calls]) if self.tool_calls else ()
         if self.function_call is not None:
             called = self.function_call
             calls = (*calls, ToolCall(_legacy_id(place), called.name, called.arguments))
@@ -110,13 +112,13 @@ def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """The messages of a conversation. The result of a legacy `function_call` gets the id that the
     call before it has. Raises InvalidRequest."""
     made: list[Message] = []
-    call_id = _legacy_id(0)
+    call_place = 0
     for place, each in enumerate(messages):
         message = each.as_message(place)
         if each.role == "function":
-            message = replace(message, tool_call_id=call_id)
+            message = replace(message, tool_call_id=_legacy_id(call_place))
         elif each.function_call is not None:
-            call_id = _legacy_id(place)
+            call_place = place
         made.append(message)
     return tuple(made)
 
@@ -208,7 +210,7 @@ class ChatRequest(GenerationFields):
             messages=messages_of(self.messages),
             tools=self._usable_tools(),
             tool_choice=self._tool_choice(),
-            parallel_tool_calls=self.parallel_tool_calls is not False and not self.is_legacy,
+            parallel_tool_calls=self.parallel_tool_calls is not False and not self.functions,
             reasoning_effort=self.reasoning_effort,
             template_variables=self.chat_template_kwargs or {},
             documents=tuple(self.documents or ()),
@@ -224,20 +226,24 @@ class ChatRequest(GenerationFields):
     def _usable_tools(self) -> tuple[Tool, ...]:
         if self.functions:
             return tuple(each.as_tool() for each in self.functions)
+        if not self.tools:
+            return ()
         tools, chosen = functions_of(self.tools), self.tool_choice
         if isinstance(chosen, AllowedToolsChoice):
             return only_allowed(tools, (each.function.name for each in chosen.allowed_tools.tools))
         return tools
 
     def _tool_choice(self) -> ToolChoice:
-        chosen = self.function_call if self.is_legacy else self.tool_choice
+        chosen = self.function_call if self.functions else self.tool_choice
+        if chosen is None:
+            return _ANY_CHOICE
         if isinstance(chosen, AllowedToolsChoice):
             return ToolChoice(ToolMode(chosen.allowed_tools.mode))
         if isinstance(chosen, NamedToolChoice):
             return ToolChoice(ToolMode.NAMED, chosen.function.name)
         if isinstance(chosen, ChosenFunction):
             return ToolChoice(ToolMode.NAMED, chosen.name)
-        return ToolChoice(ToolMode(chosen or "auto"))
+        return ToolChoice(ToolMode(chosen))
 
     def check_together(self) -> None:
         """See the base class."""

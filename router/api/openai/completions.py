@@ -108,7 +108,7 @@ async def _encode(context: ApiContext, fields: CompletionRequest, prompt: Prompt
     if isinstance(prompt, str):
         with_special = fields.add_special_tokens is not False
         token_ids = await tokenizer.encode_async(prompt, with_special)
-        return EncodedPrompt(token_ids, prompt if fields.echo else "")
+        return EncodedPrompt(token_ids, prompt if fields.echo else "", is_encoded=True)
     if not fields.echo:
         return EncodedPrompt(prompt)
     skips_special = fields.skip_special_tokens is not False
