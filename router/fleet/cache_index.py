@@ -209,6 +209,8 @@ class CacheIndex:
     def matches(self, hashes: Sequence[bytes], now: float) -> dict[str, PrefixMatch]:
         """How many leading blocks of a prompt each worker holds now and will soon hold, of the
         workers that hold any. Behind the first `EXACT_BLOCKS` blocks, holes may be overlooked."""
+        if not (hashes and (self._held.of(hashes[0]) or self._expected.of(hashes[0]))):
+            return {}  # a new prompt, as many are
         everybody = expecting = 0
         for worker in self._workers.values():
             everybody |= worker.bit

@@ -69,17 +69,16 @@ class ReuseCurve:
         return ratios
 
     def _use(self, value: int) -> None:
-        weight = 1.0 / self.sample_rate
+        weight, tree = (1 << _BITS) / self._limit, self._tree
         before = self._last.get(value)
         if before is None:
             self._misses += weight
             heapq.heappush(self._largest, -value)
         else:
-            distance = round(self._tree.since(before) / self.sample_rate)
-            bucket = _bucket(distance)
+            bucket = _bucket(round(tree.since(before) * weight))
             self._histogram[bucket] = self._histogram.get(bucket, 0.0) + weight
-            self._tree.remove(before)
-        self._last[value] = self._tree.add()
+            tree.remove(before)
+        self._last[value] = tree.add()
         if len(self._last) > self._max_tracked:
             self._lower_rate()
         self._in_tick += 1
@@ -87,7 +86,7 @@ class ReuseCurve:
         if self._num_uses % _HALF_LIFE == 0:
             self._misses /= 2
             self._histogram = {key: value / 2 for key, value in self._histogram.items()}
-        if self._tree.is_full:
+        if tree.is_full:
             self._renumber()
 
     def _lower_rate(self) -> None:
@@ -117,17 +116,15 @@ class _Counter:
     _SIZE = 1 << 13
 
     def __init__(self) -> None:
+        self.is_full = False
         self._sums = [0] * (self._SIZE + 1)
         self._now = 0
         self._marks = 0
 
-    @property
-    def is_full(self) -> bool:
-        return self._now >= self._SIZE
-
     def add(self) -> int:
         """Mark the next time; returns it."""
         self._now += 1
+        self.is_full = self._now >= self._SIZE
         self._change(self._now, 1)
         self._marks += 1
         return self._now
@@ -146,8 +143,9 @@ class _Counter:
         return self._marks - until
 
     def _change(self, time: int, by: int) -> None:
-        while time <= self._SIZE:
-            self._sums[time] += by
+        sums, size = self._sums, self._SIZE
+        while time <= size:
+            sums[time] += by
             time += time & -time
 
 
