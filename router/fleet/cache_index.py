@@ -302,10 +302,13 @@ class CacheIndex:
     def _expire(self, worker: _WorkerBlocks, now: float) -> None:
         while worker.routed and worker.routed[0][0] <= now:
             _, digests = worker.routed.popleft()
-            pending = worker.pending
-            self._forget_pending(
-                worker, [each for each in digests if pending.get(each, now) <= now]
-            )
+            pending, gone = worker.pending, []
+            for each in digests:  # some may be expected again, and later
+                expiry = pending.get(each)
+                if expiry is not None and expiry <= now:
+                    del pending[each]
+                    gone.append(each)
+            self._expected.remove(worker.bit, gone)
 
     def _forget_pending(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
         gone = [each for each in digests if worker.pending.pop(each, None) is not None]
