@@ -303,7 +303,7 @@ class ChoicePlanner(msgspec.Struct, frozen=True):
                 # prompt log-probabilities are not kept with the tokens
                 is_resumable=bool(self.fields.stream) and sampling.prompt_logprobs is None,
                 life=self.identity.life,
-                is_open_ended=self.wish.generated_tokens is None
+                is_open_ended=self.wish.requested_tokens is None
                 and self.wish.default_tokens is None,
                 hashes=shared.hashes,
             ),

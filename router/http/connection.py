@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from prometheus_client import CollectorRegistry, Counter
@@ -248,12 +248,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Handle a part of the URL."""
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.max_head_bytes:
+            self._refuse_head()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Handle a header, or count and drop a trailer."""
-        self._count_head(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.max_head_bytes:
+            self._refuse_head()
         if self._in_body:
             return
         name = name.lower()
@@ -305,12 +309,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving.stop()
         super().on_message_complete()
 
-    def _count_head(self, num_bytes: int) -> None:
-        """Count head bytes. Raises inside the parser, and so ends the parsing."""
-        self._head_bytes += num_bytes
-        if self._head_bytes > self._limits.max_head_bytes:
-            self._refusal = self._limits.head_too_large()
-            raise Refused(self._refusal)
+    def _refuse_head(self) -> NoReturn:
+        """The head is too large. Raises inside the parser, and so ends the parsing."""
+        self._refusal = self._limits.head_too_large()
+        raise Refused(self._refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a malformed or oversized request, if its answer has not begun, and close the
