@@ -45,7 +45,10 @@ class LabelledCounts(Collector):
 
     def add(self, value: str, count: int = 1) -> None:
         """Count something with this label value."""
-        self._values[value] = self._values.get(value, 0) + count
+        try:
+            self._values[value] += count
+        except KeyError:
+            self._values[value] = count
 
     def collect(self) -> Iterable[Metric]:
         """See the library's `Collector`."""

@@ -26,6 +26,8 @@ MAX_WIDTH = 100_000
 _MAX_BITS = 4096
 _MACRO_STEPS = 10
 _EACH, _SIZED, _LITERAL = "each one", "sized one", "literal one"  # no names for templates to write
+_COUNTED_AT_ONCE = (list, tuple, dict)  # tuples: a union would be made anew for each look
+_SIZED_TYPES = (str, list, tuple)
 _WIDTH = re.compile(r"\*|\d{5,}")
 
 
@@ -136,7 +138,7 @@ class _Counted:
 
 @jinja2.pass_context  # which also keeps it from being computed when the template is compiled
 def _each(context: Context, items: Any, weight: int) -> Any:
-    if isinstance(items, list | tuple | dict):  # all at once, which is cheaper
+    if isinstance(items, _COUNTED_AT_ONCE):
         budget, count = CURRENT.get(), len(items)
         budget.step(count)
         if weight:
@@ -147,7 +149,7 @@ def _each(context: Context, items: Any, weight: int) -> Any:
 
 @jinja2.pass_context
 def _sized(context: Context, value: Any) -> Any:
-    if isinstance(value, str | list | tuple):
+    if isinstance(value, _SIZED_TYPES):
         CURRENT.get().write(len(value))
     return value
 
