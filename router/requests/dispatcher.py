@@ -380,7 +380,7 @@ class Dispatcher:
         if fresh and generation.num_attempts > 1:  # a first attempt follows no failure
             generation.failures.on_progress(attempt, num_new)
         trace = generation.trace
-        is_first = not trace.first_token_us
+        is_first = not trace.first_token_received_us
         if fresh and is_first:
             trace.first_token_received_us = now_us
         for each in fresh:

@@ -11,7 +11,13 @@ from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.api.bad_values import CHAT, COMPLETIONS, OWN, REQUIRED, SHARED, VALID
-from tests.unit.router.api_harness import MAX_BODY_BYTES, MAX_CONTEXT, MODEL
+from tests.unit.router.api_harness import (
+    MAX_BODY_BYTES,
+    MAX_CONTEXT,
+    MODEL,
+    LiveApi,
+    write_checkpoint,
+)
 
 CASES = [
     (path, field, value)
@@ -277,3 +283,22 @@ def test_the_template_s_own_message_is_passed_on(api):
     messages = [{"role": "tool", "content": "Hi"}]
     error = check_error(api.post(CHAT, {"model": MODEL, "messages": messages}), 400, "messages")
     assert "a tool message needs tool_call_id" in str(error["message"])
+
+
+def test_a_text_is_refused_whose_tokens_the_model_does_not_know(tmp_path):
+    """The model's vocabulary may be smaller than the tokenizer's."""
+    folder = write_checkpoint(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 100, "eos_token_id": 0}))
+    tokenizer = Tokenizer(folder)
+    try:
+        assert max(tokenizer.encode("wörld", add_special_tokens=False)) >= 100
+        with LiveApi(folder, tokenizer) as small:
+            for answer, param in (
+                (small.chat("wörld"), "messages"),
+                (small.complete("wörld"), "prompt"),
+            ):
+                error = check_error(answer, 400, param)
+                assert "outside the vocabulary of 100 tokens" in str(error["message"])
+            assert not small.generator.requests
+    finally:
+        tokenizer.close()

@@ -82,6 +82,17 @@ def test_any_token_ids_equal_decoding_at_once(ids):
 
 
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1)))
+def test_tokens_that_were_seen_before_decode_the_same(ids):
+    """Inside of a character, too, where a remembered text must not be used."""
+    table = TokenBytes(BYTE_LEVEL)
+    for token_id in range(BYTE_LEVEL.get_vocab_size()):
+        table.of(token_id)
+    detokenizer = Detokenizer(table, frozenset(), at_start=True)
+    text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+    assert text == BYTE_LEVEL.decode(ids, skip_special_tokens=False)
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1)))
 def test_skipped_tokens_leave_no_trace(ids):
     end = BYTE_LEVEL.token_to_id("<|end|>")
     whole = BYTE_LEVEL.decode(ids, skip_special_tokens=True)

@@ -111,8 +111,11 @@ def test_tokens_named_by_the_config_alone_are_added(load, tokenizer):
 
 
 def test_the_model_s_vocabulary_bounds_the_ids(folder, load):
+    assert load().stays_in_vocabulary
     (folder / "config.json").write_text(json.dumps({"vocab_size": 100}))
-    assert load().vocab_size == 100
+    smaller = load()
+    assert smaller.vocab_size == 100
+    assert not smaller.stays_in_vocabulary
 
 
 def test_truncation_in_the_file_is_switched_off(folder, load):
