@@ -333,8 +333,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None:
             self.flow.resume_reading()
             return
-        self.transport.write(refusal.answer())
-        self._close()
+        self._send_last_answer()
 
     def _drop(self, cycle: RequestResponseCycle) -> None:
         """Answer a request in place of the application, which may have begun to read it."""
@@ -343,21 +342,21 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.response_started = True  # here; `disconnected` discards the application's
         else:
             self.pipeline.popleft()
-        cycle.disconnected = True
+        cycle.disconnected = cycle.response_complete = True
         cycle.message_event.set()
 
-    def _close(self) -> None:
-        """Close the connection when the client has read everything, or its time for that is up."""
-        self.transport.close()
-        self._stall.start()
-
-    def _end_after_answers(self) -> None:
-        """Send the last answer behind others, and close when the client does, or its time is up.
-        Closing at once would lose the unread answers of a client that still sends."""
+    def _send_last_answer(self) -> None:
+        """Send the refusal behind the other answers, and nothing more."""
         assert self._last_answer is not None
-        self._unset_keepalive_if_required()
         self.transport.write(self._last_answer.answer())
-        if self.transport.can_write_eof():
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when the client does, or its time to read everything is up: closing
+        at once would lose the unread answers of a client that still sends. A client that has asked
+        for nothing is not waited for."""
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
@@ -463,7 +462,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._go_on)
         if self._last_answer is not None and self._running is None:
             if not self.transport.is_closing():
-                self._end_after_answers()
+                self._send_last_answer()
         elif self.transport.get_write_buffer_size() > 0:
             self._stall.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -239,6 +240,27 @@ async def test_answers_to_the_requests_before_a_malformed_one_are_sent_whole(
     assert json.loads(second.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 30
     assert b"connection: close" in refused
     assert served.cuts("head too large" if status == 431 else "malformed request") == 1
+
+
+async def test_a_refusal_loses_no_answers_that_a_client_who_still_sends_has_not_read(
+    serve: Serve,
+) -> None:
+    """They lie in the buffers of the server's kernel, which a close at once would drop."""
+    served = await serve()
+    served.tokens(60)
+    client = await served.connect()
+    await served.send(client, completion(max_tokens=60, stream=True))
+    await served.until(lambda: served.statuses(200) == 1)
+    await served.send(client, b"nonsense\r\n\r\n")
+    await served.until(lambda: served.cuts("malformed request") == 1)
+    with contextlib.suppress(ConnectionError):
+        await served.send(client, HIDDEN)
+    found = await served.read_all(client)
+    first, refused = re.split(rb"(?=HTTP/1\.1 \d)", found)[1:]
+    assert first.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 400 ")
+    client.close()
+    await served.until_nothing_is_left()
 
 
 async def test_a_client_that_leaves_before_its_refusal_leaves_nothing(serve: Serve) -> None:
