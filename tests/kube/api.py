@@ -45,9 +45,16 @@ class KubeApi:
         return self._client.get("/readyz").status_code == 200
 
     def call(self, method: str, path: str, body: Any = None, kind: str | None = None) -> Json:
-        """One call; returns the answer's object. Raises KubeError."""
+        """One call; returns the answer's object. Raises KubeError. What is only read is asked for
+        again if the connection breaks."""
         headers = {"content-type": kind} if kind else {}
-        response = self._client.request(method, path, json=body, headers=headers)
+        for is_last in (method != "GET", False, True):
+            try:
+                response = self._client.request(method, path, json=body, headers=headers)
+                break
+            except httpx.TransportError:
+                if is_last:
+                    raise
         found: Json = response.json() if response.content else {}
         if response.status_code >= 400:
             raise KubeError(response.status_code, found.get("message", response.text))
