@@ -101,6 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._message_bytes = 0
         self._refusal = MALFORMED
         self._last_answer: Refusal | None = None  # due when the answers before it are sent
+        self._is_ending = False  # all is written; the client has to close
         self._data = b""  # being parsed
         self._waiting = b""  # received, and to be parsed once fewer requests are pipelined
         self._head_start = bytearray()  # of the request whose head is not complete yet
@@ -355,6 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection when the client does, or its time to read everything is up: closing
         at once would lose the unread answers of a client that still sends. A client that has asked
         for nothing is not waited for."""
+        self._is_ending = True
         self._unset_keepalive_if_required()
         if self.cycle is not None and self.transport.can_write_eof():
             self.transport.write_eof()
@@ -449,7 +451,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """The client caught up."""
-        self._stall.stop()
+        if not self._is_ending:
+            self._stall.stop()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
@@ -469,7 +472,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _on_stall_timeout(self) -> None:
         if self.transport.get_write_buffer_size() > 0:
             self._abort("answer not read in time")
-        elif self._last_answer is not None:
+        elif self._is_ending:
             self.transport.close()
 
     def _abort(self, reason: str) -> None:

@@ -10,8 +10,11 @@ import re
 
 import pytest
 
+from protocol.messages import FinishReason
 from router.http.refusals import LOG_INTERVAL_S, RefusalLog
-from tests.unit.router.served_http import Serve, Served, completion
+from router.requests.interface import TokenDelta
+from tests.unit.router.api_harness import Pause
+from tests.unit.router.served_http import SOON_S, Serve, Served, completion
 
 HIDDEN = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
 CLOSE = b"connection: close\r\n"
@@ -259,6 +262,37 @@ async def test_a_refusal_loses_no_answers_that_a_client_who_still_sends_has_not_
     first, refused = re.split(rb"(?=HTTP/1\.1 \d)", found)[1:]
     assert first.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 400 ")
+    client.close()
+    await served.until_nothing_is_left()
+
+
+async def test_a_client_that_reads_its_refusal_and_stays_is_left(serve: Serve) -> None:
+    """Also if it was slow meanwhile: catching up does not stop the timer."""
+    served = await serve(stall_timeout_s=SOON_S)
+    served.tokens(3)
+    client = await served.connect()
+    await served.send(client, completion(max_tokens=3) + b"nonsense\r\n\r\n")
+    await served.until(lambda: served.cuts("malformed request") == 1 and served.statuses(200) == 1)
+    for connection in served.server.server_state.connections:
+        connection.pause_writing()
+        connection.resume_writing()
+    await served.until_nothing_is_left()
+    client.close()
+
+
+async def test_time_to_read_former_answers_ends_no_answer_that_is_being_made(serve: Serve) -> None:
+    served = await serve()
+    pause = Pause()
+    last = TokenDelta([70], finish=FinishReason.LENGTH)
+    served.generator.script = lambda request: [TokenDelta([70]), pause, last]
+    client = await served.connect()
+    await served.send(client, completion(max_tokens=2, stream=True) + b"nonsense\r\n\r\n")
+    await served.until(lambda: served.cuts("malformed request") == 1)
+    for connection in served.server.server_state.connections:
+        connection._on_stall_timeout()
+    pause.end()
+    found = await served.read_all(client)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", found) == [b"200", b"400"]
     client.close()
     await served.until_nothing_is_left()
 
