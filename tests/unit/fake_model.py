@@ -186,5 +186,5 @@ def _record(sequence: Sequence, start: int, size: int) -> None:
 
 
 def ranks_told(told: PromptLogprobs | None) -> list[int] | None:
-    """What `FakeModel` told of a prompt."""
+    """The ranks that `FakeModel` reported for the tokens of a prompt."""
     return None if told is None else [each.rank for each in told.entries()]
