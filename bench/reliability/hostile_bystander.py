@@ -182,14 +182,12 @@ def _run(
     probe = _Probe(host, port, watch, router_pid)
     threading.Thread(target=watch.nap, daemon=True).start()
     while True:
-        stream = _open_stream(host, port, model)
-        watch.last = time.monotonic()  # the wait for the first token is none between tokens
-        with stream:
+        with _ask_for_stream(host, port, model) as stream:
             if not _follow(stream, pipe, watch, probe):
                 return
 
 
-def _open_stream(host: str, port: int, model: str) -> socket.socket:
+def _ask_for_stream(host: str, port: int, model: str) -> socket.socket:
     body = json.dumps(
         {
             "model": model,
@@ -207,9 +205,6 @@ def _open_stream(host: str, port: int, model: str) -> socket.socket:
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     stream.sendall(head.encode() + body)
-    answer = stream.recv(65_536)
-    if b" 200 " not in answer.partition(b"\r\n")[0]:
-        raise SystemExit(1)
     return stream
 
 
@@ -219,8 +214,12 @@ def _follow(
     watch: _Watch,
     probe: _Probe,
 ) -> bool:
-    """Read a stream to its end; False if the parent has gone."""
+    """Read a stream to its end; False if the parent has gone. Raises SystemExit if the stream is
+    refused."""
+    has_begun = False
     while True:
+        if not has_begun:
+            watch.last = time.monotonic()  # the wait for the first token is none between tokens
         probe.ask()
         watched: list[Any] = [stream, pipe, probe.socket]
         readable, _, _ = select.select(watched, [], [], _POLL_S)
@@ -228,9 +227,14 @@ def _follow(
             if each is probe.socket:
                 probe.answered()
             elif each is stream:
-                if not stream.recv(1 << 16):
+                data = stream.recv(1 << 16)
+                if not has_begun and b" 200 " not in data.partition(b"\r\n")[0]:
+                    raise SystemExit(1)
+                if not data:
                     return True
-                watch.piece()
+                if has_begun:
+                    watch.piece()
+                has_begun = True
             else:
                 try:
                     pipe.recv()
