@@ -9,7 +9,6 @@ reasoning before an answer, nor in calls of tools.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,8 +20,7 @@ from router.text.stop_strings import ContentScan, ContentStops, StopMatcher
 from router.text.thoughts import ThoughtMarkers, ThoughtScan
 
 
-@dataclass(frozen=True, slots=True)
-class OutputToken:
+class OutputToken(msgspec.Struct, frozen=True, gc=False):
     """A reported token; `start` and `end` are character offsets of its text in the output."""
 
     token_id: int

@@ -90,21 +90,21 @@ class Completion(Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-class TopLogprob(Struct, frozen=True):
+class TopLogprob(Struct, frozen=True, gc=False):
     """A candidate token. `bytes` are its part of the UTF-8 text."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: tuple[int, ...]
 
 
-class ChatTokenLogprob(Struct, frozen=True):
+class ChatTokenLogprob(Struct, frozen=True, gc=False):
     """A chosen token and the most likely tokens at its position."""
 
     token: str
     logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
 
 
 class ChatLogprobs(Struct, frozen=True):

@@ -190,7 +190,7 @@ def _chat_entries(tokens: Sequence[OutputToken], names: TokenNames) -> list[Chat
     entries: list[ChatTokenLogprob] = []
     for token in tokens:
         chosen = _top_logprob(token.token_id, token.logprobs.logprob, names)
-        top = [_top_logprob(each, value, names) for each, value in token.logprobs.top]
+        top = tuple([_top_logprob(each, value, names) for each, value in token.logprobs.top])
         entries.append(ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
     return entries
 
@@ -218,7 +218,7 @@ def _by_name(pairs: Iterable[tuple[int, float]], names: TokenNames) -> dict[str,
 
 def _top_logprob(token_id: int, logprob: float, names: TokenNames) -> TopLogprob:
     data = names.tokenizer.token_bytes(token_id)
-    return TopLogprob(names.of(token_id), max(LOWEST, logprob), list(data))
+    return TopLogprob(names.of(token_id), max(LOWEST, logprob), tuple(data))
 
 
 def _token_text(data: bytes) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
+from router.api.json_pieces import slices
 from router.api.openai.answers import ChatTokenLogprob, Usage
 from router.api.openai.logprobs import TokenNames, chat_logprobs
 from router.api.openai_responses import answer as api
@@ -28,6 +30,32 @@ from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
 from router.text.tokenizer import Tokenizer
 
+_MOST_TOP = 20
+
+
+@dataclass
+class _Logprobs:
+    """Log-probabilities of tokens in JSON, one by one: `whole` as the output text shows them,
+    `short` as events do, without `bytes`.
+
+    Several events repeat those of the whole text. Each token is encoded once, when it comes, so
+    that the end of a long text is quick.
+    """
+
+    whole: list[bytes] = field(default_factory=list)
+    short: list[bytes] = field(default_factory=list)
+
+    def add(self, entry: ChatTokenLogprob) -> None:
+        """Add those of the next token."""
+        top = [api.TopTextLogprob(each.token, each.logprob) for each in entry.top_logprobs]
+        self.whole.append(msgspec.json.encode(entry))
+        self.short.append(msgspec.json.encode(api.TextLogprob(entry.token, entry.logprob, top)))
+
+    def extend(self, other: _Logprobs) -> None:
+        """Add those of further tokens."""
+        self.whole += other.whole
+        self.short += other.short
+
 
 @dataclass
 class _OpenItem:
@@ -38,7 +66,7 @@ class _OpenItem:
     begin: ToolCallBegin | None = None
     text: str = ""
     is_broken: bool = False
-    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+    logprobs: _Logprobs = field(default_factory=_Logprobs)
 
     def item(self, status: api.ItemStatus) -> api.OutputItem:
         """The item in its present state."""
@@ -56,7 +84,7 @@ class _OpenItem:
         text = "" if is_empty else self.text
         if self.kind is ReasoningText:
             return api.ReasoningText(text)
-        return api.OutputText(text, logprobs=[] if is_empty else self.logprobs)
+        return api.OutputText(text, logprobs=[] if is_empty else _listed(self.logprobs.whole))
 
 
 class ResponseFormat:
@@ -152,8 +180,8 @@ class ResponseFormat:
         item.text += event.text
         place = (self._next(), len(self._done), item.id, event.text)
         if isinstance(event, ContentText):
-            item.logprobs += logprobs
-            return [*begin, api.TextDelta(*place, _shown(logprobs))]
+            item.logprobs.extend(logprobs)
+            return [*begin, api.TextDelta(*place, _listed(logprobs.short))]
         if isinstance(event, ReasoningText):
             return [*begin, api.ReasoningDelta(*place)]
         return [*begin, api.ArgumentsDelta(*place)]
@@ -182,18 +210,22 @@ class ResponseFormat:
             if item.kind is ReasoningText:
                 events.append(api.ReasoningDone(*place))
             else:
-                events.append(api.TextDone(*place, _shown(item.logprobs)))
+                events.append(api.TextDone(*place, _listed(item.logprobs.short)))
             events.append(api.PartDone(self._next(), index, item.id, item.part()))
         whole = item.item("incomplete" if item.is_broken else status)
         events.append(api.ItemDone(self._next(), index, whole))
         self._done.append(whole)
         return events
 
-    def _logprobs(self, event: MessageEvent) -> list[ChatTokenLogprob]:
+    def _logprobs(self, event: MessageEvent) -> _Logprobs:
         """The log-probabilities of an event's tokens, if the client asked for them."""
-        if self._tokens is None:
-            return []
-        return chat_logprobs(self._tokens.of(event), TokenNames(self._tokenizer)).content
+        logprobs = _Logprobs()
+        if self._tokens is not None:
+            names = TokenNames(self._tokenizer)
+            for part in slices(self._tokens.of(event), _MOST_TOP):
+                for entry in chat_logprobs(part, names).content:
+                    logprobs.add(entry)
+        return logprobs
 
     def _response(self, usage: Usage) -> api.Response:
         """The response with its whole output."""
@@ -225,16 +257,9 @@ class ResponseFormat:
         return self._sequence_number
 
 
-def _shown(logprobs: Sequence[ChatTokenLogprob]) -> list[api.TextLogprob]:
-    """The log-probabilities as events show them: without `bytes`."""
-    return [
-        api.TextLogprob(
-            each.token,
-            each.logprob,
-            [api.TopTextLogprob(top.token, top.logprob) for top in each.top_logprobs],
-        )
-        for each in logprobs
-    ]
+def _listed(encoded: Sequence[bytes]) -> Any:
+    """A field's value: the list of these JSON texts."""
+    return msgspec.Raw(b"[" + b",".join(encoded) + b"]") if encoded else []
 
 
 def _framed(events: Sequence[api.ResponseEvent]) -> bytes:
