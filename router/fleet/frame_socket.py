@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
 MAX_AT_ONCE = 64
 MAX_TURN_S = 0.005
-"""A message may hold tokens of hundreds of sequences."""
 RETRY_S = 0.01
 _NOWAIT = int(zmq.NOBLOCK)
 _clock = time.perf_counter
@@ -26,6 +25,9 @@ class FrameSocket:
     """Passes the frames of every message to `take`; an error of `take` or of the socket goes to
     `fail`, once.
 
+    `take` may return an iterator: the rest of its work, which is done step by step, in later turns
+    if need be, and before the next message is taken.
+
     ZeroMQ signals new messages with a readable descriptor, but any other call on the socket
     resets that signal. Every reader therefore takes all messages, and sending also reads.
     """
@@ -33,7 +35,7 @@ class FrameSocket:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        take: Callable[[list[bytes]], None],
+        take: Callable[[list[bytes]], Iterator[None] | None],
         fail: Callable[[Exception], object],
         max_queued: int,
     ) -> None:
@@ -43,13 +45,15 @@ class FrameSocket:
         self._take = take
         self._fail = fail
         self._max_queued = max_queued
+        self._rest: Iterator[None] | None = None
         self._outbox: list[list[bytes]] = []
         self._retry: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._is_receiving = True
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._receive)
-        self._loop.call_soon(self._receive)
+        self._loop.call_soon(self._receive_more)
 
     def send(self, frames: list[bytes]) -> bool:
         """Queue a message, in frames, for the next turn; False if the queue is full."""
@@ -79,28 +83,46 @@ class FrameSocket:
 
     def _receive(self) -> None:
         """Take received messages in batches, bounded in number and time, so that other callbacks
-        get their turn."""
-        if self._take_some():
-            self._loop.call_soon(self._receive)
+        get their turn: one batch in each turn of the loop, until there are no more."""
+        if not self._is_receiving and self._take_some():
+            self._is_receiving = True
+            self._loop.call_soon(self._receive_more)
+
+    def _receive_more(self) -> None:
+        self._is_receiving = False
+        self._receive()
 
     def _take_some(self) -> bool:
-        """Take up to MAX_AT_ONCE messages, and none after MAX_TURN_S; returns whether there may be
-        more."""
+        """Take up to MAX_AT_ONCE messages, and no more after MAX_TURN_S; returns whether there may
+        be more."""
         end = _clock() + MAX_TURN_S
         try:
             for _ in range(MAX_AT_ONCE):
                 if self._is_closed:
                     return False
-                try:
-                    frames = self._next_frames()
-                except zmq.Again:
-                    return False
-                self._take(frames)
+                if self._rest is None:
+                    try:
+                        frames = self._next_frames()
+                    except zmq.Again:
+                        return False
+                    self._rest = self._take(frames)
+                if self._rest is not None and not self._finish_rest(end):
+                    return True
                 if _clock() > end:
                     return True
         except Exception as error:  # noqa: BLE001 - the top: `fail` ends the socket's session
+            self._rest = None
             self._fail(error)
             return False
+        return True
+
+    def _finish_rest(self, end: float) -> bool:
+        """Go on with the rest of a message until `end`; returns whether it is done."""
+        assert self._rest is not None
+        for _ in self._rest:
+            if _clock() > end or self._is_closed:
+                return False
+        self._rest = None
         return True
 
     def _next_frames(self) -> list[bytes]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ from protocol.messages import (
     Ping,
     Pong,
     Prefill,
+    SequenceTokens,
+    StepTokens,
 )
 from protocol.registration import WorkerInfo
 from protocol.wire import decode_control, decode_event, encode, joined, parts
@@ -48,7 +50,25 @@ log = logging.getLogger(__name__)
 
 CLOSE_LINGER_MS = 100
 RECONNECT_S = 0.2
+PART_WORK = 64
+"""Tokens that are taken at once; a step may bring those of hundreds of sequences."""
+LOGPROBS_WORK = 16
+"""A token with log-probabilities counts as this many."""
 _PINGS_TIMED = 64
+
+
+def in_parts(message: StepTokens) -> Iterator[StepTokens]:
+    """The same tokens in messages of little work each: of whole sequences, in order."""
+    part: list[SequenceTokens] = []
+    work = 0
+    for sequence in message.sequences:
+        part.append(sequence)
+        work += len(sequence.token_ids) * (1 if sequence.logprobs is None else LOGPROBS_WORK)
+        if work >= PART_WORK:
+            yield StepTokens(sequences=part)
+            part, work = [], 0
+    if part:
+        yield StepTokens(sequences=part)
 
 
 class LinkCallbacks(Protocol):
@@ -215,7 +235,9 @@ class WorkerLink:
             events.close()
             control.close(CLOSE_LINGER_MS)
 
-    def _serve(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> FrameSocket:
+    def _serve(
+        self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], Iterator[None] | None]
+    ) -> FrameSocket:
         """Pass received frames to `take` until the session ends; its errors end the session."""
         return FrameSocket(socket, take, self._end_session, QUEUE_FRAMES)
 
@@ -234,22 +256,22 @@ class WorkerLink:
         return self._ended is not None and not self._ended.done()
 
     def _reader(
-        self, decode: Callable[[bytes], Any], take: Callable[[Any], None]
-    ) -> Callable[[list[bytes]], None]:
+        self, decode: Callable[[bytes], Any], take: Callable[[Any], Iterator[None] | None]
+    ) -> Callable[[list[bytes]], Iterator[None] | None]:
         """A callback that decodes frames and passes messages to `take` during the session;
         invalid frames are counted."""
 
-        def read(frames: list[bytes]) -> None:
+        def read(frames: list[bytes]) -> Iterator[None] | None:
             if not self._lasts:
-                return
+                return None
             self._last_heard = time.monotonic()
             try:
                 message = decode(frames[0] if len(frames) == 1 else joined(frames))
             except ProtocolError as error:
                 self._metrics.refused.add("undecodable")
                 log.debug("dropped a frame of %s: %s", self._info.worker_id, error)
-                return
-            take(message)
+                return None
+            return take(message)
 
         return read
 
@@ -290,7 +312,8 @@ class WorkerLink:
             return False
         return self._control.send(parts(encode(message)))
 
-    def _take_control(self, message: ControlMessage) -> None:
+    def _take_control(self, message: ControlMessage) -> Iterator[None] | None:
+        """Take a message; the tokens of many sequences are left to be taken in parts."""
         if isinstance(message, HelloAccepted):
             self._accepted(message)
         elif message == NO_HELLO:
@@ -301,8 +324,18 @@ class WorkerLink:
             self._metrics.refused.add("no_hello")
         elif isinstance(message, Pong):
             self._take_pong(message)
+        elif isinstance(message, StepTokens) and len(message.sequences) > 1:
+            return self._take_in_parts(message)
         else:
             self._callbacks.on_control(self._info.worker_id, message)
+        return None
+
+    def _take_in_parts(self, message: StepTokens) -> Iterator[None]:
+        """Take the tokens of some sequences in each step, while the session lasts."""
+        for part in in_parts(message):
+            if self._is_ready:
+                self._callbacks.on_control(self._info.worker_id, part)
+            yield
 
     def _take_pong(self, message: Pong) -> None:
         sent_us = self._sent_us.pop(message.nonce, 0)

@@ -49,6 +49,7 @@ from router.requests.handover import orders
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
 from router.requests.labels import error_label, failure_kind
 from router.requests.launch import Launcher, PlacedListener, legs
+from router.requests.loop_queues import Turnstile
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
 from router.requests.token_stream import Piece, TokenPiece
@@ -76,6 +77,7 @@ class Dispatcher:
         self._retries = Retries(settings, rng)
         self._searches = Searches(settings.resume_wait_s)
         self._deadlines = Deadlines()
+        self._long_launches = Turnstile()
         self._generations: dict[str, Generation] = {}
         self._is_stopping = False
         metrics.inflight.set_function(lambda: self.inflight)
@@ -154,7 +156,9 @@ class Dispatcher:
         if self._launcher.is_long(generation):
             await self._launcher.prepare(generation)
         while True:
-            if generation.attempt is None and not generation.events:
+            if generation.is_idle and self._launcher.is_long(generation):
+                await self._long_launches.passed()
+            if generation.is_idle:
                 self._launch(generation)
             event = await generation.events.get()
             if isinstance(event, End):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from router.fleet.worker import Worker
 from router.requests.attempt import Attempt
 from router.requests.interface import DeltaSink, GenerationRequest, TokenDelta
+from router.requests.loop_queues import Mailbox
 from router.requests.retries import FailureHistory
-from router.requests.single_reader_queue import Mailbox
 from router.requests.token_stream import TokenStream
 from router.requests.trace import AttemptTrace, RequestTrace
 from router.routing.view import Mode
@@ -59,6 +59,11 @@ class Generation:
     def __post_init__(self) -> None:
         is_scored = self.request.sampling.prompt_logprobs is not None
         self.stream = TokenStream(len(self.request.token_ids) if is_scored else 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no attempt runs and no event waits: the next attempt may start."""
+        return self.attempt is None and not self.events
 
     @property
     def num_tokens(self) -> int:

@@ -58,7 +58,8 @@ class Launcher:
             raise PromptTooLong(limit, needed, output)
 
     def is_long(self, generation: Generation) -> bool:
-        """Whether the prompt's blocks are to be hashed in a thread, by `prepare`."""
+        """Whether the prompt's blocks are to be hashed in a thread, by `prepare`, and `open` takes
+        milliseconds."""
         return len(generation.request.token_ids) > LONG_PROMPT_TOKENS
 
     async def prepare(self, generation: Generation) -> None:

@@ -21,15 +21,26 @@ class Pair:
     near: zmq.Socket[bytes]
     far: zmq.Socket[bytes]
     taken: list[bytes] = field(default_factory=list)
+    """Frames; those of one message that is `long` are taken one by one."""
     errors: list[Exception] = field(default_factory=list)
 
     def serve(self, max_queued: int = 1000) -> FrameSocket:
         return FrameSocket(self.near, self.take, self.errors.append, max_queued)
 
-    def take(self, frames: list[bytes]) -> None:
+    def take(self, frames: list[bytes]) -> Iterator[None] | None:
         if frames == [b"bad"]:
             raise ValueError("bad")
+        if frames[0] == b"long":
+            return self._one_by_one(frames[1:])
         self.taken += frames
+        return None
+
+    def _one_by_one(self, frames: list[bytes]) -> Iterator[None]:
+        for frame in frames:
+            if frame == b"bad":
+                raise ValueError("bad")
+            self.taken.append(frame)
+            yield
 
 
 @pytest.fixture
@@ -133,8 +144,7 @@ async def test_all_that_came_can_be_taken_at_once(pair: Pair) -> None:
 async def test_slow_messages_leave_the_loop_to_others(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ticks = itertools.count(step=2 * MAX_TURN_S)
-    monkeypatch.setattr("router.fleet.frame_socket._clock", lambda: next(ticks))
+    slow_clock(monkeypatch)
     served = pair.serve()
     for number in range(5):
         pair.far.send(b"%d" % number)
@@ -143,4 +153,83 @@ async def test_slow_messages_leave_the_loop_to_others(
         await asyncio.sleep(0)
         seen.append(len(pair.taken))
     assert set(seen) >= {1, 2, 3, 4}, "one message a turn"
+    served.close()
+
+
+def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds that a turn's time is over."""
+    ticks = itertools.count(step=2 * MAX_TURN_S)
+    monkeypatch.setattr("router.fleet.frame_socket._clock", lambda: next(ticks))
+
+
+async def test_the_rest_of_a_slow_message_is_taken_in_later_turns_and_before_the_next(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_clock(monkeypatch)
+    served = pair.serve()
+    pair.far.send_multipart([b"long", b"1", b"2", b"3"])
+    pair.far.send(b"4")
+    seen = []
+    while len(pair.taken) < 4:
+        await asyncio.sleep(0)
+        seen.append(len(pair.taken))
+    assert set(seen) >= {1, 2, 3}, "one step a turn"
+    assert pair.taken == [b"1", b"2", b"3", b"4"]
+    served.close()
+
+
+async def test_sending_much_does_not_lengthen_the_turns_of_receiving(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is flushed with a look for messages, since that resets ZeroMQ's signal."""
+    slow_clock(monkeypatch)
+    served = pair.serve()
+    for number in range(40):
+        pair.far.send(b"%d" % number)
+    most = 0
+    while len(pair.taken) < 40:
+        served.send([b"x"])
+        before = len(pair.taken)
+        await asyncio.sleep(0)
+        most = max(most, len(pair.taken) - before)
+    assert most <= 2
+    served.close()
+
+
+async def test_a_message_whose_rest_fails_is_told_and_dropped(pair: Pair) -> None:
+    served = pair.serve()
+    pair.far.send_multipart([b"long", b"1", b"bad", b"2"])
+    await until(lambda: bool(pair.errors))
+    assert (pair.taken, len(pair.errors)) == ([b"1"], 1)
+    served.take_all()
+    assert (pair.taken, len(pair.errors)) == ([b"1"], 1)
+    served.close()
+
+
+async def test_nothing_is_taken_once_the_socket_is_closed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_clock(monkeypatch)
+    served = pair.serve()
+    pair.far.send_multipart([b"long", b"1", b"2", b"3"])
+    while not pair.taken:
+        await asyncio.sleep(0)
+    served.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    served.take_all()
+    assert pair.taken == [b"1"]
+
+
+async def test_the_rest_of_a_message_is_among_all_that_came(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_clock(monkeypatch)
+    served = pair.serve()
+    pair.far.send_multipart([b"long", b"1", b"2", b"3"])
+    pair.far.send(b"4")
+    while not pair.taken:
+        await asyncio.sleep(0)
+    served.take_all()
+    assert pair.taken == [b"1", b"2", b"3", b"4"]
     served.close()

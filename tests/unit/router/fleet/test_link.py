@@ -24,9 +24,12 @@ from protocol.messages import (
     Ping,
     Pong,
     Role,
+    SequenceTokens,
+    StepTokens,
 )
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplingParams, TokenLogprobs
 from protocol.wire import encode
+from router.fleet.link import LOGPROBS_WORK, PART_WORK, in_parts
 from router.fleet.worker import Loss, Worker
 from tests.ports import held_port
 from tests.unit.router.fake_worker import WAIT_S
@@ -270,3 +273,51 @@ class TurnCounter:
 
     def on_fleet(self) -> None:
         pass
+
+
+def tokens_of(number: int, num_tokens: int, has_logprobs: bool) -> SequenceTokens:
+    logprobs = [TokenLogprobs(-1.0)] * num_tokens if has_logprobs else None
+    return SequenceTokens(
+        request_id=f"r{number}", attempt=1, index=0, token_ids=[1] * num_tokens, logprobs=logprobs
+    )
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_a_step_s_tokens_are_taken_in_parts_of_little_work(has_logprobs: bool) -> None:
+    work = LOGPROBS_WORK if has_logprobs else 1
+    sizes = [1] * 200 + [PART_WORK] * 3 + [0, 5]
+    sequences = [tokens_of(i, size, has_logprobs) for i, size in enumerate(sizes)]
+    parts = [each.sequences for each in in_parts(StepTokens(sequences=sequences))]
+    assert [sequence for part in parts for sequence in part] == sequences
+    for part in parts:
+        before_last = sum(len(each.token_ids) for each in part[:-1]) * work
+        assert before_last < PART_WORK, "no part goes on once it has enough"
+    assert len(parts) >= sum(sizes) * work // (PART_WORK + max(sizes) * work)
+
+
+async def test_a_large_step_is_taken_whole_and_before_what_follows(harness: Harness) -> None:
+    (worker,) = await harness.join("d1")
+    taken: list[str] = []
+    harness.fleet.listen(StepReader(taken))
+    names = [f"r{number}" for number in range(300)]
+    worker.send(StepTokens(sequences=[tokens_of(number, 1, True) for number in range(300)]))
+    worker.send(
+        AttemptFailed(request_id="last", attempt=1, worker_id="d1", reason="", retryable=True)
+    )
+    await until(lambda: "last" in taken)
+    assert taken == [*names, "last"]
+
+
+class StepReader(TurnCounter):
+    """Notes the requests that messages name, in order."""
+
+    def __init__(self, taken: list[str]) -> None:
+        super().__init__()
+        self._names = taken
+
+    def on_message(self, worker: Worker, message: ControlMessage) -> None:
+        if isinstance(message, StepTokens):
+            self._names += [each.request_id for each in message.sequences]
+        else:
+            assert isinstance(message, AttemptFailed)
+            self._names.append(message.request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -21,6 +22,10 @@ from protocol.hashing import (
 )
 from protocol.messages import Abort, AttemptFailed, FinishReason, Generate, Prefill
 from protocol.sampling import TokenLogprobs
+from router.fleet.worker import Worker
+from router.requests.attempt import Attempt
+from router.requests.generation import Generation
+from router.requests.launch import legs
 from router.requests.prompt_hashes import PromptHashes
 from tests.unit.router.fake_worker import SECRET
 from tests.unit.router.router_harness import (
@@ -193,6 +198,32 @@ async def test_a_long_prompt_is_hashed_once_and_off_the_loop(
     worker.send(failed(legs[0], worker))
     again = await worker.received.next(Generate)
     assert (again.num_output, sum(elsewhere), on_loop) == (5, num_tokens, [5])
+    for consumer in consumers:
+        await consumer.cancel()
+
+
+async def test_long_prompts_that_wait_for_their_hashes_start_one_in_a_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sequences of a prompt wake up when its hashes are there; starting one takes time."""
+    monkeypatch.setattr("router.requests.launch.LONG_PROMPT_TOKENS", 64)
+    await harness.join("d1")
+    turn, started = 0, Counter[int]()
+
+    def noted(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
+        started[turn] += 1
+        return legs(generation, attempt)
+
+    monkeypatch.setattr("router.requests.dispatcher.legs", noted)
+    shared = PromptHashes()
+    asked = [
+        msgspec.structs.replace(request(400, f"r{number}"), hashes=shared) for number in range(6)
+    ]
+    consumers = [Consumer(harness.dispatcher, each) for each in asked]
+    while started.total() < len(asked):
+        await asyncio.sleep(0)
+        turn += 1
+    assert max(started.values()) == 1
     for consumer in consumers:
         await consumer.cancel()
 
