@@ -119,14 +119,20 @@ class RequestTimes:
 
 
 def stage_times(times: RequestTimes) -> list[StageTime]:
-    """The stages of both parts. The first part ends with the first token or, without one, with the
-    request; UNEXPLAINED is in every part, also if it is 0."""
-    end = times.first_token_us or times.until_us
-    first = _laid_out(Part.FIRST_TOKEN, _first_spans(times), times.received_us, end)
+    """The stages of both parts; UNEXPLAINED is in every part, also if it is 0. An output may have
+    thousands of steps, so this takes milliseconds."""
+    first = first_token_times(times)
     if not times.first_token_us or times.last_token_us <= times.first_token_us:
         return first
     rest = _laid_out(Part.REST, _rest_spans(times), times.first_token_us, times.last_token_us)
     return first + rest
+
+
+def first_token_times(times: RequestTimes) -> list[StageTime]:
+    """The stages of the first part, which ends with the first token or, without one, with the
+    request."""
+    end = times.first_token_us or times.until_us
+    return _laid_out(Part.FIRST_TOKEN, _first_spans(times), times.received_us, end)
 
 
 def _laid_out(part: Part, spans: Iterable[Span], start_us: int, end_us: int) -> list[StageTime]:

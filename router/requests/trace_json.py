@@ -15,10 +15,10 @@ from protocol.traces import DecodeTrace, PrefillTrace
 from router.requests.shifted import shifted
 from router.requests.stages import (
     AttemptTimes,
-    Part,
     RequestTimes,
     Stage,
     StageTime,
+    first_token_times,
     stage_times,
 )
 from router.requests.trace import AttemptTrace, RequestTrace
@@ -83,7 +83,7 @@ def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
 def row_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     """One row of `/requests`."""
     last = trace.attempts[-1].placement if trace.attempts else None
-    rows = [each for each in stage_times(times_of(trace, now_us)) if each.part is Part.FIRST_TOKEN]
+    rows = first_token_times(times_of(trace, now_us))
     largest = max(rows, key=lambda each: each.ms)
     return {
         "request_id": trace.request_id,

@@ -32,7 +32,7 @@ class Diagnosis:
         second = 0
         while True:
             await asyncio.sleep(1.0)
-            self._observer.sample()
+            await self._observer.sample()
             second += 1
             if second % EXAMINE_S == 0:
                 await self.examine()

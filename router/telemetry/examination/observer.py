@@ -1,11 +1,13 @@
 """What the doctor looks at: a fleet's last ten minutes, from traces and load reports.
 
 Owns a sample of the requests that ended, at most `MAX_PER_S` of each second, drawn evenly; stages
-are worked out once per request, off the token path. Reads fleet, traces and the fleet's report.
+are worked out once per request, in a thread: an output may have thousands of steps. Reads fleet,
+traces and the fleet's report.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -54,13 +56,14 @@ class FleetObserver:
         self._workers = WorkerWindow()
         traces.on_ended(self._take_ended)
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Take samples of workers, and the facts of requests that ended; once per second."""
         self._traces.tell_ended()
         now_us, ended, self._ended = self._traces.wall_us(), self._ended, []
         if len(ended) > MAX_PER_S:
             ended = self._rng.sample(ended, MAX_PER_S)
-        self._requests.extend(request_facts(each, now_us) for each in ended)
+        if ended:
+            self._requests.extend(await asyncio.to_thread(_facts, ended, now_us))
         while self._requests and self._requests[0].received_us < now_us - 2 * WINDOW_S * 1e6:
             self._requests.popleft()
         self._workers.sample(self._known(), now_us)
@@ -121,6 +124,10 @@ class FleetObserver:
 
     def _take_ended(self, traces: Sequence[RequestTrace]) -> None:
         self._ended.extend(traces)
+
+
+def _facts(traces: Sequence[RequestTrace], now_us: int) -> list[RequestFacts]:
+    return [request_facts(each, now_us) for each in traces]
 
 
 def _hits(worker_id: str, requests: tuple[RequestFacts, ...]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -14,7 +15,9 @@ from protocol.messages import FinishReason, Generate
 from protocol.registration import WorkerState
 from protocol.traces import ChunkSpan, DecodeTrace, StepSpan, pack_steps
 from router.doctor.doctor import examine
-from router.doctor.observation import MIN_REQUESTS, Observation
+from router.doctor.observation import MIN_REQUESTS, Observation, RequestFacts
+from router.requests.trace import RequestTrace
+from router.requests.trace_json import row_json, trace_json
 from router.telemetry.examination.diagnosis import Diagnosis
 from router.telemetry.examination.observer import MAX_PER_S, FleetObserver
 from router.telemetry.examination.request_facts import request_facts
@@ -69,11 +72,11 @@ async def test_requests_are_sampled_and_workers_measured(
     )  # fmt: skip
     worker.publish(first)
     await until(lambda: harness.fleet.worker("d1").stats is not None)
-    observer.sample()
+    await observer.sample()
     grown = {"steps": 30, "step_us": 41_000, "prefill_tokens": 20, "decode_tokens": 85}
     worker.publish(msgspec.structs.replace(first, counters=grown | {"preemptions": 1}))
     await until(lambda: harness.fleet.worker("d1").stats.counters["steps"] == 30)
-    observer.sample()
+    await observer.sample()
     seen = observer.observe()
     assert len(seen.requests) == MAX_PER_S
     assert {each.cached_tokens for each in seen.requests} == {48}
@@ -100,6 +103,42 @@ async def test_steps_of_a_request_are_summed_up(harness: Harness) -> None:
     assert (facts.num_steps, facts.num_long_steps, facts.num_long_shared_steps) == (40, 1, 1)
     assert (facts.early_step_ms, facts.late_step_ms) == (10.0, 30.0)
     assert facts.ttft_ms == pytest.approx(sum(facts.first.values()))
+
+
+async def test_facts_of_requests_are_worked_out_off_the_loop(
+    harness: Harness, observer: FleetObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output may have thousands of steps."""
+    threads: list[int] = []
+
+    def noted(trace: RequestTrace, now_us: int) -> RequestFacts:
+        threads.append(threading.get_ident())
+        return request_facts(trace, now_us)
+
+    monkeypatch.setattr("router.telemetry.examination.observer.request_facts", noted)
+    (worker,) = await harness.join("d1")
+    await serve(harness, worker, "r", decode_trace())
+    await observer.sample()
+    assert len(observer.observe().requests) == 1
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_a_row_of_the_list_of_requests_needs_no_steps(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list has many rows, and is made on the event loop."""
+    (worker,) = await harness.join("d1")
+    spans = (StepSpan(3, 5, 1, 1, 0), StepSpan(5, 9, 1, 1, 0))
+    await serve(harness, worker, "r", decode_trace(spans=spans))
+    (trace,) = harness.traces.all()
+    trace.last_token_us += 10
+    now_us = harness.traces.wall_us()
+    assert {each["part"] for each in trace_json(trace, now_us)["stages"]} > {"first_token"}
+    rows = [each for each in trace_json(trace, now_us)["stages"] if each["part"] == "first_token"]
+    monkeypatch.delattr("protocol.traces.unpack_steps")
+    row = row_json(trace, now_us)
+    assert [tuple(each) for each in row["stages"]] == [(e["stage"], e["ms"]) for e in rows]
 
 
 async def test_a_worker_that_is_down_is_seen_with_its_losses(
@@ -130,7 +169,7 @@ async def test_the_diagnosis_says_what_it_lacks_and_then_what_it_found(
     for number in range(MIN_REQUESTS):
         await serve(harness, worker, f"r{number}", decode_trace())
         if number % MAX_PER_S == MAX_PER_S - 1:
-            observer.sample()
+            await observer.sample()
     await diagnosis.examine()
     shown = diagnosis.as_json()
     assert shown["is_conclusive"] is True
