@@ -64,12 +64,15 @@ class StopMatcher:
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest suffix of `text` that is a proper prefix of a stop string."""
-        longest = max(len(stop) for stop in self._stop_strings) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stop_strings):
-                return length
-        return 0
+        return max(_overlap(text, stop) for stop in self._stop_strings)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 class ContentScan(Protocol):
