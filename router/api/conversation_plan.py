@@ -209,9 +209,9 @@ def _is_plain(conversation: Conversation) -> bool:
     return num_chars <= MAX_INLINE_CHARS
 
 
-def takes_effort(context: ApiContext) -> bool:
-    """Whether the model's template has a variable for the reasoning effort."""
-    template = context.tokenizer.chat_template
+def takes_effort(context: ApiContext, conversation: Conversation) -> bool:
+    """Whether the template of the conversation has a variable for the reasoning effort."""
+    template = _chosen_template(context.tokenizer, conversation)
     return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
 
 
@@ -244,13 +244,18 @@ def render_conversation(
 
 
 def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate:
-    template = tokenizer.tool_template if conversation.tools else tokenizer.chat_template
+    template = _chosen_template(tokenizer, conversation)
     if template is None:
         raise InvalidRequest(
             "the model has no chat template; use /v1/completions instead",
             conversation.names.messages,
         )
     return template
+
+
+def _chosen_template(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate | None:
+    """The default template, or the one for conversations with tools; None if there is none."""
+    return tokenizer.tool_template if conversation.tools else tokenizer.chat_template
 
 
 def _check(markup: ChatMarkup, template: ChatTemplate, conversation: Conversation) -> None:

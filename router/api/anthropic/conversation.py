@@ -39,12 +39,8 @@ _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(?:\n|\Z)")
 _EFFORT_BUDGETS = ((4096, "low"), (16384, "medium"))
 
 
-def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversation:
-    """The request as a `Conversation`. `can_think`: the model's template accepts an effort; if it
-    does not, none is passed.
-
-    Raises InvalidRequest, which names the field.
-    """
+def conversation_of(request: CountTokensRequest) -> Conversation:
+    """The request as a `Conversation`. Raises InvalidRequest, which names the field."""
     messages: list[Message] = []
     system = _system_of(request)
     if system:
@@ -64,7 +60,7 @@ def conversation_of(request: CountTokensRequest, can_think: bool) -> Conversatio
         ),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        reasoning_effort=_effort(request) if can_think else None,
+        reasoning_effort=_effort(request),
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
         names=_NAMES,

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from protocol.errors import InvalidRequest
@@ -44,10 +45,12 @@ def messages_router(context: ApiContext) -> APIRouter:
     async def conversation(request: Request, fields: CountTokensRequest) -> Conversation:
         _check_version(request)
         check_model(context, fields.model)
-        can_think = takes_effort(context)
-        for name in () if can_think else wishes_for_thinking(fields):
+        asked = await context.convert(request.scope, lambda: conversation_of(fields))
+        if asked.reasoning_effort is None or takes_effort(context, asked):
+            return asked
+        for name in wishes_for_thinking(fields):
             context.ignore(request.scope, name, NO_SWITCH)
-        return await context.convert(request.scope, lambda: conversation_of(fields, can_think))
+        return replace(asked, reasoning_effort=None)
 
     async def create_message(request: Request) -> Response:
         record_of(request.scope).request_id = new_id("msg_")

@@ -73,7 +73,8 @@ def chat_router(context: ApiContext) -> APIRouter:
             prompt_copies=(fields.n or 1) if fields.stream else 1,
         )
         conversation = await context.convert(request.scope, lambda: fields.conversation)
-        if conversation.reasoning_effort is not None and not takes_effort(context):
+        effort = conversation.reasoning_effort
+        if effort is not None and not takes_effort(context, conversation):
             context.ignore(request.scope, "reasoning_effort", NO_SWITCH)
             conversation = replace(conversation, reasoning_effort=None)
         planned = await plan_conversation(

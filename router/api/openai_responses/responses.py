@@ -98,7 +98,7 @@ async def _conversation(
     request: Request, context: ApiContext, fields: InputTokensRequest
 ) -> Conversation:
     asked = await context.convert(request.scope, lambda: conversation_of(fields))
-    if asked.reasoning_effort is None or takes_effort(context):
+    if asked.reasoning_effort is None or takes_effort(context, asked):
         return asked
     context.ignore(request.scope, "reasoning.effort", NO_SWITCH)
     return replace(asked, reasoning_effort=None)
