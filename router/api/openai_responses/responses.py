@@ -37,6 +37,7 @@ from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
 from router.http.request_scope import new_id, record_of
 from router.http.sse import StreamStyle, as_it_is
+from router.requests.event_ids import StreamIdentity
 
 _Fields = TypeVar("_Fields", bound=InputTokensRequest)
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
@@ -68,7 +69,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
                 raise
             planned = await plan_of(await truncated(context, asked, limit))
         keeping = _keeping(request, context, runs, fields, history)
-        blank = blank_response(identity.request_id, identity.created, fields, keeping is not None)
+        blank = blank_response(identity, fields, context.model.name, keeping is not None)
         end = ResponseEnd(keeping)
         answer_format = ResponseFormat(
             blank, planned.parsers[0], context.tokenizer, logprobs is not None, end.take
@@ -177,19 +178,19 @@ async def _grammar(request: Request, context: ApiContext, fields: ResponsesReque
 
 
 def blank_response(
-    request_id: str, created: int, fields: ResponsesRequest, is_kept: bool
+    identity: StreamIdentity, fields: ResponsesRequest, model: str, is_kept: bool
 ) -> api.Response:
-    """The response before it has output; it repeats the request's fields."""
+    """The response before it has output; it repeats the request's fields, but for the `model`."""
     shown = fields.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPEATED)
     tools = [each for each in shown.get("tools", []) if each["type"] == "function"]
     return api.Response(
-        id=request_id,
-        created_at=created,
+        id=identity.request_id,
+        created_at=identity.created,
         status="in_progress",
         background=bool(fields.background),
         previous_response_id=fields.previous_response_id,
         store=is_kept,
-        model=fields.model,
+        model=model,
         output=[],
         instructions=fields.instructions,
         max_output_tokens=fields.max_output_tokens,

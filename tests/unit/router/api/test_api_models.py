@@ -181,6 +181,7 @@ def test_a_model_of_several_names_answers_to_each_and_carries_the_first(checkpoi
             ("/v1/chat/completions", {"messages": messages}),
             ("/v1/completions", {"prompt": "x"}),
             ("/v1/messages", {"messages": messages, "max_tokens": 5}),
+            ("/v1/responses", {"input": "x"}),
         ):
             answer = named.post(path, {"model": "claude-haiku", **fields})
             assert (answer.status_code, answer.json()["model"]) == (200, MODEL)

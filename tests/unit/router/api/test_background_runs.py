@@ -24,10 +24,11 @@ from router.api.openai_responses.responses import blank_response
 from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
+from router.requests.event_ids import StreamIdentity
 
 NAME = ResponseName("owner", "resp-" + "1" * 32)
 FIELDS = ResponsesRequest(model="m", input="x", background=True)
-BLANK = blank_response(NAME.id, 1, FIELDS, is_kept=True)
+BLANK = blank_response(StreamIdentity(NAME.id, 1), FIELDS, "m", is_kept=True)
 
 
 def ended(status: api.ResponseStatus, message: str | None = None) -> api.Response:
