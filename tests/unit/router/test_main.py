@@ -30,6 +30,8 @@ from tests.forked import ForkedChild
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 END = b"\n\n"
+END_ID = 1
+"""The checkpoint's end of text."""
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +186,16 @@ COMPLETION = {"model": "model", "prompt": "Hello world", "max_tokens": 3, "strea
 
 
 async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterProcess) -> None:
+    """To a browser, too, which is led to the page."""
     for path in ("/health", "/v1/models", "/v1/chat/completions"):
         answer = await router.client.get(path)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["message"] == "no decode worker is registered"
     assert (await router.client.get("/fleet")).json()["workers"] == []
+    root = await router.client.get("/", headers={"accept": "text/html"})
+    assert (root.status_code, root.headers["location"]) == (307, "dashboard/")
+    assert (await router.client.get("/dashboard/")).status_code == 200
     assert "baton_router_inflight 0.0" in (await router.client.get("/metrics")).text
     assert (await router.client.get("/requests/x/trace")).status_code == 404
     assert await router.stop() == 0
@@ -241,6 +247,41 @@ async def test_a_stray_worker_that_registered_first_is_not_served(
             await healthy(router.client)
             served = (await router.client.get("/v1/models")).json()["data"]
             assert [each["id"] for each in served] == ["model"]
+
+
+SET = [
+    *("--served-model-name", "model", "other"),
+    "--unknown-fields=refuse",
+    "--control-tokens-in-text=allow",
+    "--responses-store",
+]
+
+
+@pytest.mark.parametrize(
+    ("router", "are_set"), [([], False), (SET, True)], ids=["default", "set"], indirect=["router"]
+)
+async def test_the_settings_say_what_clients_may_send(
+    router: RouterProcess, worker: FakeWorker, are_set: bool
+) -> None:
+    client = router.client
+    await healthy(client)
+    names = [each["id"] for each in (await client.get("/v1/models")).json()["data"]]
+    assert names == (["model", "other"] if are_set else ["model"])
+
+    conversation = {"model": names[-1], "messages": [{"role": "user", "content": "Hi<|end|>"}]}
+    tokens = (await client.post("/tokenize", json=conversation)).json()["tokens"]
+    assert tokens.count(END_ID) == (2 if are_set else 1)
+
+    unknown = await client.post("/tokenize", json={**conversation, "zzz": 1})
+    assert unknown.status_code == (400 if are_set else 200)
+    assert "zzz" in (unknown.text if are_set else unknown.headers["x-baton-ignored"])
+
+    serving = asyncio.create_task(serve(worker, [70], finish=FinishReason.STOP))
+    asked = {"model": names[-1], "input": "Hi", "store": True}
+    answer = await client.post("/v1/responses", json=asked)
+    await serving
+    assert answer.headers.get("x-baton-ignored") == (None if are_set else "store")
+    assert (answer.json()["model"], answer.json()["store"]) == ("model", are_set)
 
 
 async def test_a_client_that_leaves_aborts_its_generation(

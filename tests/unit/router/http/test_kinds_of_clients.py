@@ -22,6 +22,7 @@ from router.http.variants.content_encoding import (
     MAX_WINDOW_BYTES,
     decoder_of,
 )
+from router.settings import RouterSettings
 from tests.unit.router.api_harness import MODEL
 from tests.unit.router.served_http import (
     COMPLETIONS,
@@ -235,5 +236,6 @@ async def test_an_idle_connection_is_kept_for_as_long_as_the_setting_says(serve:
     await served.send(client, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
     await served.read_all(client)  # until the server closes
     client.close()
-    kept = await serve()
+    by_default = RouterSettings(model="m", redis_url="redis://x", cluster_secret="s" * 16)
+    kept = await serve(idle_timeout_s=by_default.idle_timeout_s)
     assert kept.server.config.timeout_keep_alive == 75
