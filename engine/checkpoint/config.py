@@ -257,9 +257,12 @@ def _sliding_windows(keys: JsonKeys, kind: Architecture, num_layers: int) -> tup
         return (window,) * num_layers
     if kind.windows == "none":
         return (None,) * num_layers
-    window = None
-    if keys.flag("use_sliding_window", False):
-        window = keys.integer("sliding_window", 4096)
+    is_windowed = keys.flag("use_sliding_window", False)
+    if kind.windows == "refused":
+        if is_windowed:
+            raise keys.wrong("use_sliding_window", "false or absent")
+        return (None,) * num_layers
+    window = keys.integer("sliding_window", 4096) if is_windowed else None
     if "layer_types" not in keys:
         first = keys.integer("max_window_layers", 28, minimum=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))

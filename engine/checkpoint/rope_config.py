@@ -7,12 +7,13 @@ of GGUF files, which hold a divisor for each frequency. The arithmetic is in `en
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from checkpoint.json_keys import MAX_NUMBER, JsonKeys
 from protocol.errors import ModelLoadError
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "divided")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "telechat3-yarn", "divided")
 DEFAULT_THETA = 10_000.0
 
 _LEAST_BETA = 1e-9
@@ -47,7 +48,8 @@ class RopeConfig:
 def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
     """The rotary embedding that the keys of a config.json describe.
 
-    Raises ModelLoadError for a kind that is not in `ROPE_KINDS` and for a missing or malformed key.
+    `telechat3-yarn` becomes `yarn`. Raises ModelLoadError for a kind that is not in `ROPE_KINDS`
+    and for a missing or malformed key.
     """
     table = _rope_table(config)
     kind = table.text("rope_type", None) or table.text("type", "default")
@@ -78,6 +80,8 @@ def parse_rope(config: JsonKeys, max_position_embeddings: int) -> RopeConfig:
         rope["divisors"] = _divisors(table)
     if kind == "yarn":
         rope |= _yarn_fields(table, max_position_embeddings / original)
+    if kind == "telechat3-yarn":
+        rope |= _telechat_fields(table, max_position_embeddings / original)
     return RopeConfig(**rope)
 
 
@@ -128,4 +132,16 @@ def _yarn_fields(table: JsonKeys, length_ratio: float) -> dict[str, float | bool
         "mscale": table.number("mscale", None, above=_JUST_BELOW_ZERO) or None,
         "mscale_all_dim": table.number("mscale_all_dim", None, above=_JUST_BELOW_ZERO) or None,
         "truncate": table.flag("truncate", True),
+    }
+
+
+def _telechat_fields(table: JsonKeys, length_ratio: float) -> dict[str, float | bool | str | None]:
+    """TeleChat3's YaRN, whose cos and sin grow less with the factor, as in vLLM's
+    `TeleChat3RoPEScaledRotaryEmbedding`."""
+    factor: float = table.number("factor", length_ratio)
+    scale = 0.07 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return {
+        **_yarn_fields(table, length_ratio),
+        "kind": "yarn",
+        "attention_factor": table.number("attention_factor", scale),
     }

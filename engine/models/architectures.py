@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Architecture:
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
     head_dim_required: bool = False
-    windows: str = "none"  # "none", "uniform" (Mistral) or "layers" (Qwen)
+    windows: str = "none"  # "none", "refused", "uniform" (Mistral) or "layers" (Qwen)
     default_window: int | None = 4096  # of "uniform" windows
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
 
@@ -28,8 +28,9 @@ _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
-    "IQuestCoderForCausalLM": _LLAMA,
-    "TeleChat3ForCausalLM": _LLAMA,
+    "IQuestCoderForCausalLM": replace(_LLAMA, windows="refused"),
+    "Telechat3ForCausalLM": _LLAMA,
+    "TeleChat3ForCausalLM": _LLAMA,  # as vLLM spells it
     "InternLM3ForCausalLM": Architecture(
         configurable_biases=True, qkv_bias_key="qkv_bias", o_bias_key="bias", mlp_bias_key="bias"
     ),
@@ -58,7 +59,7 @@ ARCHITECTURES = {
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "iquestcoder": "IQuestCoderForCausalLM",
-    "telechat3": "TeleChat3ForCausalLM",
+    "telechat3": "Telechat3ForCausalLM",
     "internlm3": "InternLM3ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "mistral": "MistralForCausalLM",

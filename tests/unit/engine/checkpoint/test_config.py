@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -90,8 +91,46 @@ def test_without_architectures_the_model_type_tells(model_type):
     assert config.architecture == MODEL_TYPES[model_type]
 
 
-def test_every_architecture_but_the_oldest_spelling_has_a_model_type():
-    assert set(MODEL_TYPES.values()) == ARCHITECTURES.keys() - {"LLaMAForCausalLM"}
+def test_every_architecture_but_other_spellings_has_a_model_type():
+    spellings = {"LLaMAForCausalLM", "TeleChat3ForCausalLM"}
+    assert set(MODEL_TYPES.values()) == ARCHITECTURES.keys() - spellings
+
+
+TELECHAT_3: dict[str, Any] = {
+    "architectures": ["Telechat3ForCausalLM"],
+    "model_type": "telechat3",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "telechat3-yarn",
+        "type": "telechat3-yarn",
+    },
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    "spelling", [{}, {"architectures": ["TeleChat3ForCausalLM"]}, {"architectures": None}]
+)
+def test_the_config_of_telechat3_36b(spelling):
+    config = parse_model_config(JsonKeys(TELECHAT_3 | spelling, "config.json"))
+    assert config.architecture.lower() == "telechat3forcausallm"
+    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (64, 48, 8)
+    assert config.rope == RopeConfig(
+        "yarn", 1e6, 32768, 8192, factor=4.0, attention_factor=1.0 + 0.07 * math.log(4.0)
+    )
 
 
 def test_head_dim_explicit_or_derived():
@@ -174,6 +213,8 @@ def test_qwens_windows_are_per_layer(name, changes, expected):
 
 def test_llama_has_no_window():
     assert parse(sliding_window=5).sliding_windows == (None,) * 4
+    unused = {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0}
+    assert qwen("IQuestCoder", **unused).sliding_windows == (None,) * 4
 
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -217,6 +258,11 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
                 "truncate": False,
             },
         ),
+        (
+            {"kind": "telechat3-yarn", "factor": 8, "attention_factor": 1.2, "beta_fast": 16},
+            {"kind": "yarn", "factor": 8.0, "attention_factor": 1.2, "beta_fast": 16.0},
+        ),
+        ({"kind": "telechat3-yarn"}, {"kind": "yarn", "attention_factor": 1.0}),
     ],
     ids=str,
 )
@@ -259,6 +305,10 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ({"architectures": WITHOUT}, ["'architectures' is missing", "None", *MODEL_TYPES]),
     ({"architectures": WITHOUT, "model_type": "gpt2"}, ["'gpt2'", *MODEL_TYPES]),
     ({"clip_qkv": 8.0}, ["'clip_qkv'"]),
+    (
+        {"architectures": ["IQuestCoderForCausalLM"], "use_sliding_window": True},
+        ["'use_sliding_window'", "false or absent", "true"],
+    ),
     ({"architectures": "LlamaForCausalLM"}, ["'architectures'"]),
     ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": WITHOUT}, ["num_key_value"]),
     ({"architectures": ["Qwen3ForCausalLM"]}, ["'head_dim'", "missing"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def test_queries_grow_with_their_positions_where_kernels_run(make_tiny, paged_mo
         ("LlamaForCausalLM", "LLaMAForCausalLM", {"architectures": ["LLaMAForCausalLM"]}),
         ("LlamaForCausalLM", "LlamaForCausalLM", {"model_type": "llama"}),
         ("LlamaForCausalLM", "IQuestCoderForCausalLM", {"model_type": "iquestcoder"}),
-        ("LlamaForCausalLM", "TeleChat3ForCausalLM", {"model_type": "telechat3"}),
+        ("LlamaForCausalLM", "Telechat3ForCausalLM", {"model_type": "telechat3"}),
         ("LlamaForCausalLM", "InternLM3ForCausalLM", {"model_type": "internlm3", "bias": False}),
         ("Qwen2ForCausalLM", "MiMoForCausalLM", {"model_type": "mimo"}),
         ("SeedOssForCausalLM", "SeedOssForCausalLM", {"model_type": "seed_oss"}),
@@ -132,6 +133,20 @@ def test_another_name_of_an_architecture_computes_the_same(
     torch.testing.assert_close(
         paged.in_chunks(tokens, 8, TABLE), tiny.expected_logits(tokens), **CLOSE
     )
+
+
+def test_the_rope_of_telechat3_is_yarn_with_another_scale(make_tiny, paged_model, text):
+    scaled = {"rope_theta": 500.0, **ROPES["yarn"], "attention_factor": 0.07 * math.log(4.0) + 1.0}
+    tiny = make_tiny(rope_parameters=scaled)
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["rope_parameters"]
+    table = {**ROPES["yarn"], "rope_type": "telechat3-yarn", "type": "telechat3-yarn"}
+    own = {"architectures": ["Telechat3ForCausalLM"], "rope_scaling": table, "rope_theta": 500.0}
+    file.write_text(json.dumps(config | own))
+    tokens = text(45)
+    logits = paged_model(tiny.folder).in_chunks(tokens, 16, TABLE)
+    torch.testing.assert_close(logits, tiny.expected_logits(tokens), **CLOSE)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
