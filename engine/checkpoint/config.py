@@ -200,12 +200,18 @@ def _biases(keys: JsonKeys, kind: Architecture) -> tuple[bool, bool, bool]:
     """Whether q, k and v, o, and the feed-forward layers have biases."""
     if not kind.configurable_biases:
         return kind.qkv_bias, False, False
-    is_one_key = kind.o_bias_key == kind.qkv_bias_key
+    is_one_key = kind.o_bias_keys == kind.qkv_bias_keys
     return (
-        keys.flag(kind.qkv_bias_key, kind.bias_default),
-        keys.flag(kind.o_bias_key, kind.bias_default if is_one_key else False),
-        kind.mlp_bias_key is not None and keys.flag(kind.mlp_bias_key, False),
+        _first_flag(keys, kind.qkv_bias_keys, kind.bias_default),
+        _first_flag(keys, kind.o_bias_keys, kind.bias_default if is_one_key else False),
+        _first_flag(keys, kind.mlp_bias_keys, False),
     )
+
+
+def _first_flag(keys: JsonKeys, names: tuple[str, ...], default: bool) -> bool:
+    """The flag under the first of these names that is there, or `default`."""
+    name = next((each for each in names if each in keys), None)
+    return default if name is None else keys.flag(name, default)
 
 
 def _heads(keys: JsonKeys, kind: Architecture) -> tuple[int, int, int]:

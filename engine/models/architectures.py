@@ -10,10 +10,10 @@ class Architecture:
     """How an architecture differs from the others; the defaults follow transformers."""
 
     configurable_biases: bool  # honours the keys of biases below
-    qkv_bias_key: str = "attention_bias"
-    o_bias_key: str = "attention_bias"
-    mlp_bias_key: str | None = None
-    bias_default: bool = False  # of qkv_bias_key
+    qkv_bias_keys: tuple[str, ...] = ("attention_bias",)  # the first of them that is there
+    o_bias_keys: tuple[str, ...] = ("attention_bias",)
+    mlp_bias_keys: tuple[str, ...] = ()
+    bias_default: bool = False  # of qkv_bias_keys
     qkv_bias: bool = False  # always has biases on q, k, v (and none on o)
     qk_norm: bool = False
     multi_head_default: bool = False  # without num_key_value_heads, one KV head per query head
@@ -23,7 +23,9 @@ class Architecture:
     scales_queries: bool = False  # by their positions (llama_4_scaling_beta)
 
 
-_LLAMA = Architecture(configurable_biases=True, mlp_bias_key="mlp_bias", multi_head_default=True)
+_LLAMA = Architecture(
+    configurable_biases=True, mlp_bias_keys=("mlp_bias",), multi_head_default=True
+)
 _QWEN_2 = Architecture(configurable_biases=False, qkv_bias=True, windows="layers")
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
@@ -32,12 +34,15 @@ ARCHITECTURES = {
     "Telechat3ForCausalLM": _LLAMA,
     "TeleChat3ForCausalLM": _LLAMA,  # as vLLM spells it
     "InternLM3ForCausalLM": Architecture(
-        configurable_biases=True, qkv_bias_key="qkv_bias", o_bias_key="bias", mlp_bias_key="bias"
+        configurable_biases=True,
+        qkv_bias_keys=("qkv_bias", "attention_bias"),
+        o_bias_keys=("bias", "attention_bias"),
+        mlp_bias_keys=("bias", "mlp_bias"),
     ),
     "SeedOssForCausalLM": Architecture(
         configurable_biases=True,
-        o_bias_key="attention_out_bias",
-        mlp_bias_key="mlp_bias",
+        o_bias_keys=("attention_out_bias",),
+        mlp_bias_keys=("mlp_bias",),
         bias_default=True,
         head_dim_required=True,
     ),

@@ -36,7 +36,10 @@ _CLASSES = {
     "Qwen3ForCausalLM": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "SeedOssForCausalLM": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
     "Ministral3ForCausalLM": (transformers.Ministral3Config, transformers.Ministral3ForCausalLM),
+    "InternLM3ForCausalLM": (transformers.InternLM3Config, transformers.LlamaForCausalLM),
+    "IQuestCoderForCausalLM": (transformers.IQuestCoderConfig, transformers.LlamaForCausalLM),
 }
+_OWN_HEAD_DIM = _CLASSES.keys() - {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -87,7 +90,7 @@ def make_tiny(tmp_path: Path) -> MakeTiny:
         **overrides: Any,
     ) -> Tiny:
         config_class, model_class = _CLASSES[architecture]
-        if architecture in ("Qwen3ForCausalLM", "SeedOssForCausalLM", "Ministral3ForCausalLM"):
+        if architecture in _OWN_HEAD_DIM:
             overrides.setdefault("head_dim", 16)
         torch.manual_seed(1234)
         model = model_class(config_class(**(_SIZES | overrides))).eval()

@@ -135,6 +135,24 @@ def test_another_name_of_an_architecture_computes_the_same(
     )
 
 
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("name", ["InternLM3ForCausalLM", "IQuestCoderForCausalLM"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_llama_by_another_configuration_of_transformers(
+    make_tiny, paged_model, text, name, has_biases, is_named
+):
+    tiny = make_tiny(name, attention_bias=has_biases, mlp_bias=has_biases)
+    file = tiny.folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"architectures": [name] if is_named else None}))
+    tokens = text(20)
+    paged = paged_model(tiny.folder)
+    assert paged.config.architecture == name
+    torch.testing.assert_close(
+        paged.in_chunks(tokens, 8, TABLE), tiny.expected_logits(tokens), **CLOSE
+    )
+
+
 def test_the_rope_of_telechat3_is_yarn_with_another_scale(make_tiny, paged_model, text):
     scaled = {"rope_theta": 500.0, **ROPES["yarn"], "attention_factor": 0.07 * math.log(4.0) + 1.0}
     tiny = make_tiny(rope_parameters=scaled)
