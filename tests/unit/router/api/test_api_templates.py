@@ -111,6 +111,27 @@ def test_a_message_that_goes_on_may_hold_look_alikes(typed_api: tuple[LiveApi, b
     )
 
 
+def test_an_answer_goes_on_inside_of_the_reasoning_that_a_prefill_opens(
+    tools_api: LiveApi,
+) -> None:
+    """So it has reasoning, in which no stop string counts and no form applies."""
+    tools_api.reset()
+    tools_api.says(" Stop?</think>{}")
+    messages = [user("Hi"), {"role": "assistant", "content": "<think>Hm."}]
+    chat = {"continue_final_message": True, "add_generation_prompt": False, "stop": ["Stop"]}
+    chat["response_format"] = {"type": "json_object"}
+    body = {"model": MODEL, "messages": messages, **chat}
+    answer = tools_api.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert (answer["reasoning"], answer["content"]) == ("Stop?", "{}")
+    assert "\nstart: thought gap constrained_answer\n" in str(
+        tools_api.generator.requests[-1].sampling.grammar
+    )
+    body = {"model": MODEL, "messages": messages, "max_tokens": 50, "stop_sequences": ["Stop"]}
+    thinking, text = tools_api.post("/v1/messages", body).json()["content"]
+    assert (thinking["thinking"], text["text"]) == ("Stop?", "{}")
+    tools_api.generator.wait_idle()
+
+
 def test_markup_of_earlier_answers_stays_markup(tools_checkpoint: Path, tmp_path: Path) -> None:
     """Clients that know no reasoning send it back inside of the content."""
     folder = Path(shutil.copytree(tools_checkpoint, tmp_path / "model"))
