@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from protocol.errors import InvalidRequest
 from router.api.anthropic.request import (
     AnthropicFunction,
@@ -22,6 +24,7 @@ from router.chat.conversation import (
     Conversation,
     FieldNames,
     Message,
+    Role,
     Tool,
     ToolCall,
     ToolChoice,
@@ -43,8 +46,8 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     """The request as a `Conversation`. Raises InvalidRequest, which names the field."""
     messages: list[Message] = []
     system = _system_of(request)
-    if system:
-        messages.append(Message("system", system))
+    if system.content:
+        messages.append(system)
     for place, each in enumerate(request.messages):
         messages += _messages_of(each, f"messages[{place}]")
     goes_on = messages[-1].role == "assistant"
@@ -67,17 +70,14 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     )
 
 
-def _system_of(request: CountTokensRequest) -> str:
+def _system_of(request: CountTokensRequest) -> Message:
     """The system prompt, without the line that Claude Code puts first: it changes with every
     request, so that no prompt would have a cached prefix."""
-    system = request.system or ""
-    if isinstance(system, str):
-        return _BILLING_LINE.sub("", system, count=1)
-    texts = [each.text for each in system]
+    texts = _texts_of(request.system)
     if texts:
         first = _BILLING_LINE.sub("", texts[0], count=1)
         texts[:1] = [first] if first or not texts[0] else []
-    return "\n".join(texts)
+    return _message_of("system", texts)
 
 
 def _messages_of(message: MessageFields, param: str) -> list[Message]:
@@ -89,11 +89,11 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
         return [_assistant_message(blocks, param)]
     if not blocks:
         raise InvalidRequest(f"'{param}.content' must not be empty", f"{param}.content")
-    texts = [each for each in blocks if isinstance(each, TextBlockFields)]
+    texts = [each.text for each in blocks if isinstance(each, TextBlockFields)]
     if message.role == "system":
         if len(texts) < len(blocks):
             raise InvalidRequest(f"'{param}': a system's content is of 'text'", f"{param}.content")
-        return [Message("system", _text_of(texts))]
+        return [_message_of("system", texts)]
     results = [_result(each) for each in blocks if isinstance(each, ToolResultFields)]
     if len(results) + len(texts) < len(blocks):
         raise InvalidRequest(
@@ -101,7 +101,7 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
         )
     if not texts:
         return results
-    return [*results, Message("user", _text_of(texts), parts=_parts_of(texts))]
+    return [*results, _message_of("user", texts)]
 
 
 def _assistant_message(blocks: Sequence[Block], param: str) -> Message:
@@ -110,34 +110,33 @@ def _assistant_message(blocks: Sequence[Block], param: str) -> Message:
             f"'{param}': 'tool_result' belongs to the user's content", f"{param}.content"
         )
     thoughts = [each.thinking for each in blocks if isinstance(each, ThinkingFields)]
-    texts = [each for each in blocks if isinstance(each, TextBlockFields)]
-    return Message(
-        "assistant",
-        _text_of(texts),
+    return replace(
+        _message_of("assistant", _texts_of(blocks)),
         reasoning="\n".join(thoughts) if thoughts else None,
         tool_calls=tuple(
             ToolCall(each.id, each.name, json.dumps(each.input, ensure_ascii=False))
             for each in blocks
             if isinstance(each, ToolUseFields)
         ),
-        parts=_parts_of(texts),
     )
 
 
 def _result(block: ToolResultFields) -> Message:
-    text = _text_of(block.content or "")
-    return Message(
-        "tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id
-    )
+    texts = _texts_of(block.content)
+    if block.is_error:
+        texts[:1] = [f"Error: {''.join(texts[:1])}"]
+    return replace(_message_of("tool", texts), tool_call_id=block.tool_use_id)
 
 
-def _text_of(content: str | Iterable[TextBlockFields]) -> str:
-    return content if isinstance(content, str) else "\n".join(each.text for each in content)
+def _texts_of(content: str | Iterable[Block] | None) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [each.text for each in content or () if isinstance(each, TextBlockFields)]
 
 
-def _parts_of(texts: Sequence[TextBlockFields]) -> tuple[str, ...]:
-    """The parts of a content that came in several."""
-    return tuple(each.text for each in texts) if len(texts) > 1 else ()
+def _message_of(role: Role, texts: Sequence[str]) -> Message:
+    """A message of these texts, which are parts of its content if there are several."""
+    return Message(role, "\n".join(texts), parts=tuple(texts) if len(texts) > 1 else ())
 
 
 def _tool_choice(choice: AnthropicToolChoice | None) -> ToolChoice:

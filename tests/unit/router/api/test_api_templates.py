@@ -171,3 +171,80 @@ def test_a_template_of_its_own_writes_prompts_with_tools(
         prompt = tokenizer.decode(live.generator.requests[-1].token_ids, False)
         assert prompt.startswith("tools:weather <|start|>user")
     tokenizer.close()
+
+
+LAID_OUT = """\
+{%- for m in messages %}
+{%- if m.content is string %}{{- m.content }}
+{%- else %}{% for part in m.content %}{{- '<' + part.text + '>' }}{% endfor %}{% endif %}
+{%- for call in m.tool_calls or [] %}
+{{- call.function.name + call.function.arguments }}{% endfor %}
+{%- if m.thinking %}({{ m.thinking }}){% endif %};{% endfor %}"""
+FUNCTION_CALL = {"name": "f", "arguments": '{"city": "K"}'}
+
+
+def texts(kind: str, *each: str) -> list[dict[str, str]]:
+    return [{"type": kind, "text": text} for text in each]
+
+
+IN_PARTS = [
+    {"role": "system", "content": texts("text", "s", "t")},
+    {"role": "user", "content": texts("text", "a", "b")},
+    {
+        "role": "assistant",
+        "content": texts("text", "c", "d"),
+        "reasoning": "Hm",
+        "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION_CALL}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": texts("text", "e", "f")},
+]
+ITEMS = [
+    {"role": "system", "content": texts("input_text", "s", "t")},
+    {"role": "user", "content": texts("input_text", "a", "b")},
+    {"type": "reasoning", "summary": texts("summary_text", "Hm")},
+    {"type": "message", "role": "assistant", "content": texts("output_text", "c", "d")},
+    {"type": "function_call", "call_id": "c", **FUNCTION_CALL},
+    {"type": "function_call_output", "call_id": "c", "output": texts("input_text", "e", "f")},
+]
+BLOCKS = [
+    {"role": "user", "content": texts("text", "a", "b")},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm"},
+            *texts("text", "c", "d"),
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"city": "K"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "c", "content": texts("text", "e", "f")}
+        ],
+    },
+]
+
+
+def test_every_api_gives_a_template_what_it_reads(tools_checkpoint: Path, tmp_path: Path) -> None:
+    """Parts as parts, arguments as text, and reasoning under the template's own name."""
+    folder = Path(shutil.copytree(tools_checkpoint, tmp_path / "model"))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": LAID_OUT}))
+    tokenizer = Tokenizer(folder)
+    bodies = {
+        "/v1/chat/completions": {"messages": IN_PARTS},
+        "/tokenize": {"messages": IN_PARTS},
+        "/v1/responses": {"input": ITEMS},
+        "/v1/messages": {
+            "system": texts("text", "s", "t"),
+            "messages": BLOCKS,
+            "max_tokens": 9,
+        },
+    }
+    with LiveApi(folder, tokenizer, max_context=1000) as live:
+        live.reset()
+        prompts = {path: tokenizer.decode(prompt_of(live, path, bodies[path])) for path in bodies}
+        live.generator.wait_idle()
+    tokenizer.close()
+    expected = '<s><t>;<a><b>;<c><d>f{"city": "K"}(Hm);<e><f>;'
+    assert prompts == dict.fromkeys(bodies, expected)
