@@ -139,15 +139,16 @@ def doctor(now_us: int) -> dict[str, Any]:
         "findings": [
             {
                 "rule": "slow_link", "urgency": "soon", "since_us": now_us - 2_400_000_000,
+                "stages": ["transfer"],
                 "title": "Blocks for decode-3 go over TCP instead of RDMA",
                 "text": ["Each request on decode-3 waits 418 ms (p95) for blocks."],
                 "evidence": {
                     "kind": "rate of a transfer while it runs, median", "unit": "GB/s",
                     "bars": [
-                        {"name": "→ decode-1", "value": 38.1},
+                        {"name": "→ decode-1", "value": 38.1, "is_flagged": False},
                         {"name": "→ decode-3", "value": 2.2, "is_flagged": True},
                     ],
-                    "numbers": [{"name": "not hidden, p95", "value": 418, "unit": "ms"}],
+                    "numbers": [{"name": "not hidden, p95", "value": "418 ms"}],
                 },
                 "changes": [
                     {
@@ -159,15 +160,18 @@ def doctor(now_us: int) -> dict[str, Any]:
             },
             {
                 "rule": "pool_balance", "urgency": "urgent",
-                "since_us": now_us - LOST_S * 1_000_000,
+                "since_us": now_us - LOST_S * 1_000_000, "stages": ["queue"],
                 "title": "Prefill is short: two workers do the work of three",
                 "text": ["Requests wait in front of prefill.", "<b>28.6 %</b> miss a target."],
                 "evidence": {
-                    "kind": "queue before prefill, p95 over the last hour", "unit": "ms",
-                    "series": ramp(41, 914),
+                    "kind": "queue before prefill, median", "unit": "ms",
+                    "bars": [
+                        {"name": "prefill-1", "value": 914.2, "is_flagged": False},
+                        {"name": "prefill-2", "value": 871.0, "is_flagged": False},
+                    ],
                     "numbers": [
-                        {"name": "queue p95", "value": 914, "unit": "ms"},
-                        {"name": "prefill", "value": 1.42, "unit": "times"},
+                        {"name": "queue p95", "value": "914 ms"},
+                        {"name": "prefill", "value": "1.42×"},
                     ],
                 },
                 "changes": [
@@ -197,7 +201,8 @@ def cache(now_us: int) -> dict[str, Any]:
         },
         "workers": [
             {
-                "worker_id": name, "hit_rate": 0.44 if name == "decode-2" else 0.71,
+                "worker_id": name, "role": name.partition("-")[0],
+                "hit_rate": 0.44 if name == "decode-2" else 0.71,
                 "hit_rate_history": ramp(0.7, 0.44 if name == "decode-2" else 0.71),
                 "blocks_cached": 9000, "evictions_per_s": 312 if name == "decode-2" else 12,
             }

@@ -14,8 +14,12 @@ from tests.browser.browser import DESKTOP, PHONE, Watched
 from tests.browser.staged import StagedRouter, staged
 
 NO_NUMBERS = {
-    "cluster": "prod", "offers": ["fleet"], "workers": [], "pairs": [], "pressure": {},
-    "totals": {}, "targets": {}, "history": {}, "events": [],
+    "cluster": "prod", "offers": ["fleet"], "workers": [], "pairs": [], "totals": {},
+    "pressure": {"verdict": "No request in the last minute"}, "targets": {}, "events": [],
+    "history": {
+        "start_us": None, "step_ms": 30_000, "goodput": [], "ttft_p50_ms": [], "ttft_p95_ms": [],
+        "tpot_p50_ms": [], "tpot_p95_ms": [], "queue_p95_ms": [],
+    },
 }  # fmt: skip
 
 
@@ -85,7 +89,8 @@ def test_findings_come_by_urgency_and_are_text(pages: Watched) -> None:
         assert "Prefill is short" in first
         assert "over TCP" in last
         expect(page.locator(".dx").first).to_contain_text("<b>28.6 %</b> miss a target.")
-        expect(page.locator(".dx .plot")).to_have_count(1)
+        expect(page.locator(".dx").first.locator(".hb")).to_contain_text("914\u00a0ms")
+        expect(page.locator(".dx").last.locator(".hb")).to_contain_text("2.20\u00a0GB/s")
         expect(page.locator(".hb .exposed")).to_have_count(1)
         expect(page.locator(".dx").first).to_contain_text("prefill 1.19×, decode 0.83×")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -121,6 +123,25 @@ def test_the_waterfall_has_a_bar_for_each_span(pages: Watched, fleet: Fleet) -> 
         assert {"Receive", "Queue", "Transfer", "Handoff", "Decode"} <= named
 
 
+def test_the_spans_of_a_request_open_in_perfetto(pages: Watched, fleet: Fleet) -> None:
+    remote = next(each for each in rows(fleet, "order=slow") if each["prefill"])
+    trace = trace_of(fleet, remote["request_id"])
+    prefill, since_us = trace["attempts"][-1]["prefill"], trace["received_us"]
+    with pages.page(f"requests/{remote['request_id']}") as page:
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Perfetto").click()
+        events = json.loads(Path(download.value.path()).read_text())["traceEvents"]
+    lanes = {each["args"]["name"]: each["tid"] for each in events if each["name"] == "thread_name"}
+    assert {f"{prefill['worker_id']} prefill", f"{remote['decode']} decode"} <= lanes.keys()
+    chunks = [
+        (each["ts"], each["dur"], each["tid"])
+        for each in events
+        if each["ph"] == "X" and each["name"].startswith("Chunk")
+    ]
+    lane = lanes[f"{prefill['worker_id']} prefill"]
+    assert chunks == [(a - since_us, b - a, lane) for a, b, _ in prefill["chunks"]]
+
+
 def test_requests_are_found_by_their_id(pages: Watched, fleet: Fleet) -> None:
     one = rows(fleet, "order=recent&limit=1")[0]["request_id"]
     with pages.page("requests") as page:
@@ -154,6 +175,24 @@ def test_keys_lead_from_view_to_view(pages: Watched) -> None:
         expect(page.get_by_role("dialog")).to_contain_text("search by request id")
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_single_key_shortcuts_can_be_switched_off(pages: Watched) -> None:
+    with pages.page("requests") as page:
+        page.locator(".req-list .row").nth(1).wait_for()
+        page.keyboard.press("j")
+        address = page.evaluate("location.hash")
+        assert address.startswith("#/requests/")
+        first_tokens = page.get_by_role("button", name="First tokens")
+        first_tokens.wait_for()
+        page.keyboard.press("?")
+        page.get_by_label("Single-key shortcuts").uncheck()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        for key in ("j", "k", "z", "1"):
+            page.keyboard.press(key)
+        assert page.evaluate("location.hash") == address
+        expect(first_tokens).to_have_attribute("aria-pressed", "true")
 
 
 def test_numbers_are_written_as_operators_read_them(pages: Watched) -> None:

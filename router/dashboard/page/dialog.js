@@ -15,10 +15,10 @@ const KEYS = [
 	[["?"], "this list"],
 ];
 
-export const isDialogOpen = () => document.querySelector("dialog")?.open ?? false;
+export const isDialogOpen = () => document.querySelector("dialog")?.open;
 
 /** An open dialog; `onClose` gets whether the reader chose the verb. */
-export function Dialog({ title, verb, isDanger, onClose, children }) {
+export function Dialog({ verb, title = `${verb}?`, isDanger, onClose, children }) {
 	const ref = useRef(null);
 	useEffect(() => ref.current.showModal(), []);
 	return html`<dialog
@@ -32,34 +32,29 @@ export function Dialog({ title, verb, isDanger, onClose, children }) {
 			${children}
 			<div class="acts">
 				<button class="btn" value="no" autofocus>${verb ? "Cancel" : "Close"}</button>
-				${verb
-					? html`<button class="btn ${isDanger ? "danger" : "main"}" value="yes">${verb}</button>`
-					: null}
+				${verb && html`<button class="btn ${isDanger ? "danger" : "main"}" value="yes">${verb}</button>`}
 			</div>
 		</form>
 	</dialog>`;
 }
 
-export function KeysDialog({ areOn, onSwitch, onClose }) {
-	return html`<${Dialog} title="Keyboard" onClose=${onClose}>
+export const KeysDialog = ({ areOn, onSwitch, onClose }) =>
+	html`<${Dialog} title="Keyboard" onClose=${onClose}>
 		<table>
 			<tbody>
 				${KEYS.map(
 					([keys, text]) =>
 						html`<tr>
-							<td class="nowrap">
-								${keys.map((each) => (each === "to" ? " to " : html`<kbd>${each}</kbd> `))}
-							</td>
+							<td class="nowrap">${keys.map((each) => (each === "to" ? " to " : html`<kbd>${each}</kbd> `))}</td>
 							<td>${text}</td>
 						</tr>`,
 				)}
 			</tbody>
 		</table>
 		<p>
-			<label class="check"
-				><input type="checkbox" checked=${areOn} onChange=${(e) => onSwitch(e.target.checked)} />
-				Single-key shortcuts</label
-			>
+			<label class="check">
+				<input type="checkbox" checked=${areOn} onChange=${(event) => onSwitch(event.target.checked)} />
+				Single-key shortcuts
+			</label>
 		</p>
 	<//>`;
-}

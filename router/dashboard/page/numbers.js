@@ -4,10 +4,8 @@
 const NB = "\u00a0";
 export const DASH = "–";
 
-/** @param {number|null|undefined} v */
-export const known = (v) => v !== null && v !== undefined && Number.isFinite(v);
+export const known = Number.isFinite;
 
-/** A function that writes a dash for what is not known. */
 const orDash = (write) => (v, ...rest) => (known(v) ? write(v, ...rest) : DASH);
 
 /** 15,234 */
@@ -32,19 +30,14 @@ export const ms1 = orDash((v) =>
 /** A size in memory: `4.00 MiB`. */
 export const bytes = orDash((v) => {
 	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-	let unit = 0;
-	while (v >= 1024 && unit < units.length - 1) {
-		v /= 1024;
-		unit += 1;
-	}
-	return `${unit === 0 ? int(v) : sig3(v)}${NB}${units[unit]}`;
+	const power = Math.min(4, Math.floor(Math.log2(Math.max(1, v)) / 10));
+	return `${(power ? sig3 : int)(v / 1024 ** power)}${NB}${units[power]}`;
 });
 
 /** The rate of a link, in decimal units. */
 export const linkRate = orDash((v) => {
-	if (v === 0) return `0${NB}GB/s`;
-	if (v < 1e6) return `${sig3(v / 1e3)}${NB}kB/s`;
-	return v < 1e7 ? `${sig3(v / 1e6)}${NB}MB/s` : `${sig3(v / 1e9)}${NB}GB/s`;
+	const [size, unit] = v === 0 || v >= 1e7 ? [1e9, "GB"] : v >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
+	return `${sig3(v / size)}${NB}${unit}/s`;
 });
 
 /** Tokens: 1,607, then 14.9k, then 1.20M. */
@@ -79,10 +72,12 @@ export const shortId = (id) => id.replace(/^([A-Za-z]+[-_][A-Za-z0-9]{8}).*$/, "
 /** `1 request`, `7 requests`. */
 export const count = (v, noun) => `${int(v)}${NB}${noun}${v === 1 ? "" : "s"}`;
 
-/** Ticks of an axis from 0 (or `low`) that cover `high`: two or three steps of a round size. */
-export function ticks(high, low = 0) {
-	const span = Math.max(high - low, 1e-9);
-	const power = 10 ** Math.floor(Math.log10(span / 2));
-	const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => span / each <= 2.0001);
-	return [low, low + step, low + 2 * step];
+/** Ticks of an axis from 0 that cover `high`: two steps of a round size. */
+export function ticks(high) {
+	const power = 10 ** Math.floor(Math.log10(high / 2));
+	const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => high / each <= 2.0001);
+	return [0, step, 2 * step];
 }
+
+/** Whether a value is above its target, as far as both are known. */
+export const over = (v, target) => known(v) && known(target) && v > target;

@@ -1,93 +1,100 @@
 // Small components that all views share. Text from outside is set as text: htm makes elements,
 // never markup from strings.
 
+import { setKey } from "./live.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 export { html, useEffect, useLayoutEffect, useRef, useState };
 
-const ICONS = {
-	dot: html`<circle cx="6" cy="6" r="4.5" fill="currentColor" />`,
-	half: html`<circle cx="6" cy="6" r="4.5" fill="none" stroke="currentColor" stroke-width="1.5" /><path
-			d="M6 1.5a4.5 4.5 0 0 1 0 9z"
-			fill="currentColor"
-		/>`,
-	arrow: html`<path d="M6 1v8M2.5 6 6 10l3.5-4" fill="none" stroke="currentColor" stroke-width="1.8" />`,
-	cross: html`<path d="M2 2l8 8M10 2l-8 8" stroke="currentColor" stroke-width="2" />`,
-	clock: html`<circle cx="6" cy="6" r="4.8" fill="none" stroke="currentColor" stroke-width="1.4" /><path
-			d="M6 3v3.2l2 1.3"
-			fill="none"
-			stroke="currentColor"
-			stroke-width="1.4"
-		/>`,
-	check: html`<path d="M1.5 6.5 4.5 9.5 10.5 2.5" fill="none" stroke="currentColor" stroke-width="2" />`,
-	pause: html`<path d="M2 1h3v10H2zM7 1h3v10H7z" fill="currentColor" />`,
-	play: html`<path d="M2 1v10l9-5z" fill="currentColor" />`,
-	theme: html`<circle cx="6" cy="6" r="5.2" fill="none" stroke="currentColor" stroke-width="1.4" /><path
-			d="M6 .8a5.2 5.2 0 0 1 0 10.4z"
-			fill="currentColor"
-		/>`,
-};
-const STATE_ICONS = {
-	ready: "dot",
-	live: "dot",
-	loading: "half",
-	draining: "arrow",
-	lost: "cross",
-	stale: "clock",
-};
+const ring = (r) => `M6 ${6 - r}a${r} ${r} 0 1 1-.01 0z`;
 
-export const Icon = ({ name }) =>
-	html`<svg width="12" height="12" viewBox="0 0 12 12" aria-hidden="true">${ICONS[name]}</svg>`;
+/** What is filled, what is drawn as a line, and the width of that line. */
+const ICONS = {
+	dot: [ring(4.5)],
+	half: ["M6 1.5a4.5 4.5 0 0 1 0 9z", ring(4.5), 1.5],
+	arrow: ["", "M6 1v8M2.5 6 6 10l3.5-4", 1.8],
+	cross: ["", "M2 2l8 8M10 2l-8 8", 2],
+	clock: ["", `${ring(4.8)}M6 3v3.2l2 1.3`, 1.4],
+	check: ["", "M1.5 6.5 4.5 9.5 10.5 2.5", 2],
+	pause: ["M2 1h3v10H2zM7 1h3v10H7z"],
+	play: ["M2 1v10l9-5z"],
+	theme: ["M6 .8a5.2 5.2 0 0 1 0 10.4z", ring(5.2), 1.4],
+};
+const STATE_ICONS = { ready: "dot", live: "dot", draining: "arrow", lost: "cross", stale: "clock" };
+
+export function Icon({ name }) {
+	const [filled, line, width] = ICONS[name];
+	return html`<svg width="12" height="12" viewBox="0 0 12 12" aria-hidden="true">
+		<path d=${filled} fill="currentColor" />
+		<path d=${line} fill="none" stroke="currentColor" stroke-width=${width} />
+	</svg>`;
+}
 
 /** A state by colour, shape and word. */
 export const State = ({ state, text }) =>
-	html`<span class="state ${state}"><${Icon} name=${STATE_ICONS[state] ?? "half"} />${text ?? state}</span>`;
+	html`<span class="state ${state}"><${Icon} name=${STATE_ICONS[state] ?? "half"} />${text}</span>`;
 
-/** The letter of a pool. */
 export const Pool = ({ role }) =>
 	html`<span class="pool ${role[0]}" aria-hidden="true">${role[0].toUpperCase()}</span>`;
 
 export const Tag = ({ kind = "", children }) => html`<span class="tag ${kind}">${children}</span>`;
 
+export const Named = ({ role, id }) => html`<span class="named"><${Pool} role=${role} />${id}</span>`;
+
 /** A bar of parts `[class, share of one]`. */
 export const Bar = ({ parts, extra = "" }) =>
-	html`<span class="bar ${extra}"
-		>${parts
+	html`<span class="bar ${extra}">
+		${parts
 			.filter(([, width]) => width > 0)
-			.map(([kind, width]) => html`<i class=${kind} style=${{ width: `${(width * 100).toFixed(2)}%` }} />`)}</span
-	>`;
+			.map(([kind, width]) => html`<i class=${kind} style=${{ width: `${(width * 100).toFixed(2)}%` }} />`)}
+	</span>`;
 
-export const Facts = ({ rows, extra = "" }) =>
-	html`<dl class="facts ${extra}">
+/** What the patterns of a drawing mean: `entries` are `[class, text]`. */
+export const Legend = ({ entries, extra = "right" }) =>
+	html`<span class="legend ${extra}">
+		${entries.map(([kind, text]) => html`<span><i class=${kind} />${text}</span>`)}
+	</span>`;
+
+/** Figures by name: `rows` are `[name, value, note]`. */
+export const Facts = ({ rows, kind = "facts" }) =>
+	html`<dl class=${kind}>
 		${rows.map(
-			([name, value, note]) =>
-				html`<div><dt>${name}</dt><dd>${value}${note ? html` <small>${note}</small>` : null}</dd></div>`,
+			([name, value, note]) => html`<div><dt>${name}</dt><dd>${value}${note && html` <small>${note}</small>`}</dd></div>`,
 		)}
 	</dl>`;
 
-/** What is missing, and the command or place that changes it. */
-export const Empty = ({ title, children, command, level = "h1" }) =>
-	html`<section class="card empty">
-		<${level}>${title}</${level}>
-		<p>${children}</p>
-		${command ? html`<pre>${command}</pre>` : null}
-	</section>`;
+/** In place of a view: what is missing, and below it `more` about how to get it. */
+export const Empty = ({ title, children, more }) =>
+	html`<section class="card empty"><h1>${title}</h1><p>${children}</p>${more}</section>`;
+
+/** In place of a view: asks for a key, which stays in this tab. */
+export function KeyForm({ title, reason, label, onKey }) {
+	const onSubmit = (event) => {
+		event.preventDefault();
+		setKey(event.target.elements.key.value.trim());
+		onKey();
+	};
+	const form = html`<form class="key" onSubmit=${onSubmit}>
+			<label for="key">${label}</label>
+			<input id="key" name="key" type="password" autocomplete="off" required />
+			<button class="btn main">Unlock</button>
+		</form>
+		<p class="small">It is kept for this tab only and sent as a header, never in an address.</p>`;
+	return html`<${Empty} title=${title} more=${form}>${reason}<//>`;
+}
 
 /** A group of buttons of which one is pressed: `options` are `[value, name]`. */
 export const Choice = ({ label, options, value, onChoose }) =>
 	html`<div class="seg" role="group" aria-label=${label}>
 		${options.map(
 			([each, name]) =>
-				html`<button type="button" aria-pressed=${String(each === value)} onClick=${() => onChoose(each)}>
-					${name}
-				</button>`,
+				html`<button aria-pressed=${each === value} onClick=${() => onChoose(each)}>${name}</button>`,
 		)}
 	</div>`;
 
-/** A section with a heading, and a note beside it. */
-export const Card = ({ title, note, extra = "", children }) =>
+export const Card = ({ title, note, head, extra = "", children }) =>
 	html`<section class="card ${extra}">
-		<header><h2>${title}</h2>${note ? html`<span class="small dim">${note}</span>` : null}</header>
+		<header><h2>${title}</h2>${note && html`<span class="small dim">${note}</span>`}${head}</header>
 		${children}
 	</section>`;
 
@@ -97,11 +104,24 @@ export const Columns = ({ names }) =>
 		<tr>${names.map((each) => [each].flat()).map(([name, kind]) => html`<th scope="col" class=${kind}>${name}</th>`)}</tr>
 	</thead>`;
 
-/** A table that scrolls sideways where it is too wide, also by keyboard; its children are rows. */
-export const Table = ({ label, columns, extra, style, children }) =>
-	html`<${Scroll} label=${label}>
-		<table class=${extra} style=${style}><${Columns} names=${columns} /><tbody>${children}</tbody></table>
-	<//>`;
+/** A row is its cells, or `{ cells, kind }`. Cells have their column's class; the first one names the row,
+ * unless its column has a class. */
+export const PlainTable = ({ columns, rows, extra, style }) =>
+	html`<table class=${extra} style=${style}>
+		<${Columns} names=${columns} />
+		<tbody>
+			${rows.map((row) => {
+				const { kind, cells = row } = row;
+				const kinds = columns.map((each) => [each].flat()[1]);
+				const cell = (content, i) =>
+					i || kinds[0] ? html`<td class=${kinds[i]}>${content}</td>` : html`<th scope="row">${content}</th>`;
+				return html`<tr class=${kind}>${cells.map(cell)}</tr>`;
+			})}
+		</tbody>
+	</table>`;
+
+/** A table that scrolls sideways where it is too wide, also by keyboard. */
+export const Table = ({ label, ...table }) => html`<${Scroll} label=${label}><${PlainTable} ...${table} /><//>`;
 
 export const Scroll = ({ label, children }) =>
 	html`<div class="scroll" tabindex="0" role="region" aria-label=${label}>${children}</div>`;
@@ -109,21 +129,20 @@ export const Scroll = ({ label, children }) =>
 /** A name for screen readers where the eye needs none. */
 export const unseen = (text) => html`<span class="sr">${text}</span>`;
 
-/** Asks for a key; `onKey` gets it. */
-export function KeyForm({ label, onKey }) {
-	const onSubmit = (event) => {
-		event.preventDefault();
-		onKey(event.target.elements.key.value.trim());
-	};
-	return html`<form class="key" onSubmit=${onSubmit}>
-			<label for="key">${label}</label>
-			<input id="key" name="key" type="password" autocomplete="off" required />
-			<button class="btn main">Unlock</button>
-		</form>
-		<p class="small">It is kept for this tab only and sent as a header, never in an address.</p>`;
+export const isTyping = (event) => /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+
+/** What single keys do, on the page and in the view that is shown. */
+export const shortcuts = {};
+
+/** Adds single-key actions while the component is shown. */
+export function useShortcuts(actions) {
+	useLayoutEffect(() => {
+		Object.assign(shortcuts, actions);
+		return () => Object.keys(actions).forEach((key) => delete shortcuts[key]);
+	});
 }
 
-export const isTyping = (event) => /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
+export const clamped = (v, low, high) => Math.min(high, Math.max(low, v));
 
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
 
@@ -159,32 +178,32 @@ export function useWidth() {
 	const ref = useRef(null);
 	const [width, setWidth] = useState(0);
 	useLayoutEffect(() => {
-		const element = ref.current;
-		const measure = () => setWidth(element.clientWidth);
+		const measure = () => setWidth(ref.current.clientWidth);
 		const observer = new ResizeObserver(measure);
 		measure();
-		observer.observe(element);
+		observer.observe(ref.current);
 		return () => observer.disconnect();
 	}, []);
 	return [ref, width];
 }
 
-/** The answer to `load(signal)`, loaded again when `deps` change or every `everyMs`. */
-export function useLoaded(load, deps, everyMs = 0) {
-	const [state, setState] = useState({ value: null, error: null });
+/** The answer to `load(signal)`, loaded again when `deps` change, or after `waitMs(answer)` if that is not 0. */
+export function useLoaded(load, deps, waitMs = () => 0) {
+	const [state, setState] = useState({});
 	useEffect(() => {
 		const stop = new AbortController();
 		let timer = null;
 		const run = async () => {
-			try {
-				const value = await load(stop.signal);
-				if (!stop.signal.aborted) setState({ value, error: null });
-			} catch (error) {
-				if (!stop.signal.aborted) setState((former) => ({ value: former.value, error }));
-			}
-			if (everyMs && !stop.signal.aborted) timer = setTimeout(run, everyMs);
+			const loaded = await load(stop.signal).then(
+				(value) => ({ value }),
+				(error) => ({ error }),
+			);
+			if (stop.signal.aborted) return;
+			setState((former) => ({ value: former.value, ...loaded }));
+			const wait = waitMs(loaded.value);
+			if (wait) timer = setTimeout(run, wait);
 		};
-		setState({ value: null, error: null });
+		setState({});
 		run();
 		return () => {
 			stop.abort();

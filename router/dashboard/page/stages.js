@@ -25,74 +25,75 @@ const STAGES = {
 	unexplained: ["Unexplained", "none"],
 };
 /** More of the first token's time than this without a span means that spans are missing. */
-export const MOST_UNEXPLAINED = 0.02;
+const MOST_UNEXPLAINED = 0.02;
 
-export const stageName = (stage) => STAGES[stage]?.[0] ?? stage;
-export const stageKind = (stage, isLocal) => {
+const stageName = (stage) => STAGES[stage]?.[0] ?? stage;
+const stageKind = (stage, isLocal) => {
 	const [, kind, local] = STAGES[stage] ?? [stage, "fill-n"];
-	return isLocal && local ? local : kind;
+	return (isLocal && local) || kind;
 };
 export const total = (stages) => stages.reduce((all, { ms }) => all + ms, 0);
+export const largest = (stages) => stages.toSorted((a, b) => b.ms - a.ms)[0];
 
-/** The largest stage that has a name. */
-export function largest(stages) {
-	const named = stages.filter(({ stage }) => stage !== "unexplained");
-	return named.reduce((best, each) => (best && best.ms >= each.ms ? best : each), null);
+/** The largest stage that has a name, and its percentage of them all. */
+export function largestNamed(stages) {
+	const worst = largest(stages.filter(({ stage }) => stage !== "unexplained"));
+	if (!worst?.ms) return null;
+	return { ...worst, name: stageName(worst.stage).toLowerCase(), percent: Math.round((worst.ms / total(stages)) * 100) };
 }
 
 export function StageBar({ stages, isLocal }) {
 	const all = total(stages);
-	const parts = stages
-		.filter(({ ms }) => all && ms / all > 0.004)
-		.map(({ stage, ms }) => [stageKind(stage, isLocal), ms / all]);
-	return html`<${Bar} parts=${parts} />`;
+	const parts = stages.map(({ stage, ms }) => [stageKind(stage, isLocal), ms / all]);
+	return html`<${Bar} parts=${parts.filter(([, share]) => share > 0.004)} />`;
 }
 
 /** Every millisecond belongs to one row; rows add up to the head of their part. */
 export function StageTable({ trace }) {
 	const isLocal = !trace.attempts.at(-1)?.prefill;
-	const first = trace.stages.filter((each) => each.part === "first_token");
-	const rest = trace.stages.filter((each) => each.part === "rest");
-	const title = trace.first_token_us ? "Up to the first token" : "Until now, without a token";
+	const titles = {
+		first_token: trace.first_token_us ? "Up to the first token" : "Until now, without a token",
+		rest: "From the first token to the last",
+	};
 	const columns = ["stage and place", ["ms", "num"], ["share", "num"], ["what happened", "wide-col"]];
 	return html`<${Card} title="Where every millisecond went">
 		<${Scroll} label="Stages">
 			<table class="stages">
 				<caption class="sr">Stages of the request</caption>
 				<${Columns} names=${columns} />
-				${part(first, title, isLocal, true)}
-				${rest.length ? part(rest, "From the first token to the last", isLocal, false) : null}
+				${Object.entries(titles).map(([part, title]) => rows(trace.stages, part, title, isLocal))}
 			</table>
 		<//>
 	<//>`;
 }
 
-function part(stages, title, isLocal, isFirst) {
+function rows(allStages, part, title, isLocal) {
+	const stages = allStages.filter((each) => each.part === part);
 	const all = total(stages);
-	return html`<tbody data-part=${isFirst ? "first_token" : "rest"}>
+	if (!stages.length) return null;
+	return html`<tbody data-part=${part}>
 		<tr class="grp">
 			<th scope="rowgroup" colspan="4">
-				<span>${title}<b class="end">${ms1(all)} ms</b></span
-				><${StageBar} stages=${stages} isLocal=${isLocal} />
+				<span>${title}<b class="end">${ms1(all)} ms</b></span><${StageBar} stages=${stages} isLocal=${isLocal} />
 			</th>
 		</tr>
-		${stages.map((each) => row(each, all, isLocal, isFirst))}
+		${stages.map((each) => row(each, all, isLocal))}
 	</tbody>`;
 }
 
-function row({ stage, where, ms, text }, all, isLocal, isFirst) {
+function row({ part, stage, where, ms, text }, all, isLocal) {
 	const isOpen = stage === "unexplained";
-	const part = all ? ms / all : 0;
-	const isMissing = isOpen && isFirst && part > MOST_UNEXPLAINED;
+	const share = all ? ms / all : 0;
+	const isMissing = isOpen && part === "first_token" && share > MOST_UNEXPLAINED;
 	return html`<tr data-stage=${stage} data-ms=${ms}>
 		<th scope="row">
 			<i class="sw ${isOpen ? "open" : stageKind(stage, isLocal)}" />${stageName(stage)}
-			${isMissing ? html` <${Tag} kind="warn">missing spans<//>` : null}
-			${where ? html`<span class="at">${where}</span>` : null}
+			${isMissing && html` <${Tag} kind="warn">missing spans<//>`}
+			${where && html`<span class="at">${where}</span>`}
 			<span class="at more">${text}</span>
 		</th>
 		<td class="num">${ms1(ms)}</td>
-		<td class="num">${(part * 100).toFixed(1)} %</td>
+		<td class="num">${(share * 100).toFixed(1)} %</td>
 		<td class="dim wide-col">${text}</td>
 	</tr>`;
 }
