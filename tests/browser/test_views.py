@@ -177,6 +177,15 @@ def test_keys_lead_from_view_to_view(pages: Watched) -> None:
         expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+def test_the_link_to_the_content_stays_in_its_view(pages: Watched) -> None:
+    with pages.page("doctor") as page:
+        skip = page.get_by_role("link", name="Skip to the content")
+        skip.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#main")).to_be_focused()
+        expect(page).to_have_title("Doctor · Baton")
+
+
 def test_single_key_shortcuts_can_be_switched_off(pages: Watched) -> None:
     with pages.page("requests") as page:
         page.locator(".req-list .row").nth(1).wait_for()

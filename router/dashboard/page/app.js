@@ -51,7 +51,7 @@ function App() {
 
 	useEffect(() => {
 		const onHash = () => {
-			setRoute(route());
+			location.hash === "#main" || setRoute(route());
 			scrollTo(0, 0);
 			document.getElementById("main").focus({ preventScroll: true });
 		};
