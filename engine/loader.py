@@ -21,6 +21,7 @@ from engine.attention.base import AttentionBackend
 from engine.attention.cpu_backend import KernelAttention, orders_for, supports
 from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.attention.torch_backend import TorchAttention
+from engine.batch_invariance import check_card_settings, check_cpu_kernels
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.checkpoint.files import model_fingerprint
 from engine.checkpoint.stored_tensors import OpenTensors
@@ -36,6 +37,7 @@ from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_format import MIN_CAPABILITY, needs_capability
 from engine.gpu.fp8_linear import why_not_fp8
 from engine.gpu.graphs import CudaCapture, DecodeGraphs, graph_sizes
+from engine.gpu.invariant_backend import InvariantBackend
 from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool, blocks_for_fraction, check_room
@@ -55,6 +57,7 @@ from scheduling.step_model import StepModel
 logger = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview | None]
+Card = CardBackend | InvariantBackend
 EnterPhase = Callable[[str], None]
 """Called when a phase of loading begins: `kernels`, `weights`, `memory` or `graphs`."""
 _DEFAULT_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -88,7 +91,10 @@ class EngineConfig:
     kernels_dir: Path | None = None
     """A folder of kernels that `build_library` has built; they need no compiler."""
     cuda_graphs: bool = True
-    """Whether a card captures its decode steps as CUDA graphs, if FlashInfer computes attention."""
+    """Whether a card captures its decode steps as CUDA graphs, unless torch computes attention."""
+    batch_invariant: bool = False
+    """Whether a sequence's results may not depend on what else is in its steps. On a card, slower
+    kernels compute attention and products; on a CPU our own kernels are required."""
     grammars: GrammarLimits = DEFAULT_LIMITS
     open_tensors: OpenTensors | None = None
     """Opens another worker's tensors, which are loaded in place of those in `folder`."""
@@ -167,6 +173,8 @@ def _load(
     dtype = model_config.dtype if config.dtype == "auto" else config.dtype
     kernels = _kernels(config, device, dtype, model_config.head_dim)
     has_kernel = kernels is not None and supports(dtype, model_config.head_dim)
+    if config.batch_invariant and device.type != "cuda":
+        check_cpu_kernels(dtype, has_kernel and _has_products(dtype, kernels))
     kv_dtype = _kv_dtype(config, dtype, device, has_kernel)
     card = _card_backend(config, device, model_config, dtype, kv_dtype)
     weight_bits = _weight_bits(config.weights, dtype, kernels, device)
@@ -180,6 +188,8 @@ def _load(
         fingerprint += "-blocks"
     if kv_dtype == FP8:  # the layout does not say in which type it was computed
         fingerprint += f"-{dtype}"
+    if card and card.numerics:  # keys and values have the same bits only if computed alike
+        fingerprint += f"-{card.numerics}"
     layout = whole.kv_layout(fingerprint, config.scheduler.block_size, kv_dtype)
     if dtype == "bfloat16" and kernels is not None:
         order = _order(config.kv_order, orders_for(layout, kernels), ranks is not None)
@@ -195,6 +205,7 @@ def _load(
         kernels,
         weight_bits,
         card.ops() if card else None,
+        card.linear if card else None,
     )
     if ranks is not None:
         layout = layout.shard(ranks.shard.rank, ranks.shard.size)
@@ -243,12 +254,17 @@ def _kernels(
         return None
 
 
+def _has_products(dtype: str, kernels: ctypes.CDLL | None) -> bool:
+    """Whether our own kernels multiply weights of this dtype."""
+    return dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
+
+
 def _weight_bits(
     weights: str, dtype: str, kernels: ctypes.CDLL | None, device: torch.device
 ) -> int:
     """Bits per weight: 16 means the weights in `dtype`, 12 the same values packed. Raises
     ConfigError."""
-    is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
+    is_ours = _has_products(dtype, kernels)
     if weights == "exact16":
         return 16
     if weights == "auto":
@@ -269,8 +285,7 @@ def _keeps_blocks(
 ) -> bool:
     """Whether quantized weights of a GGUF file are there and multiplied as they are. Another worker
     sends none."""
-    is_ours = dtype == "bfloat16" and kernels is not None and bool(kernels.baton_has_linear())
-    may_keep = is_ours and config.weights == "auto" and ranks is None
+    may_keep = _has_products(dtype, kernels) and config.weights == "auto" and ranks is None
     return may_keep and config.open_tensors is None and has_blocks(config.folder)
 
 
@@ -316,8 +331,12 @@ def _card_backend(
     model_config: ModelConfig,
     dtype: str,
     kv_dtype: str,
-) -> CardBackend | None:
-    """FlashInfer's kernels, if wanted and available; like `_kernels`, for a card."""
+) -> Card | None:
+    """FlashInfer's kernels, if wanted and available; like `_kernels`, for a card. In
+    batch-invariant mode, our own."""
+    if device.type == "cuda" and config.batch_invariant:
+        check_card_settings(config.attention, config.weights)
+        return InvariantBackend(model_config, device, torch_dtype(dtype))
     if config.attention == "torch" or device.type != "cuda":
         return None
     try:
@@ -346,7 +365,7 @@ class _Parts:
     layout: KvLayout
     context: int  # tokens of a request, at most
     kernels: ctypes.CDLL | None
-    card: CardBackend | None
+    card: Card | None
     ranks: Ranks | None
 
     def assembled(
@@ -427,7 +446,7 @@ class _Parts:
         """Numbers of the graphs that `graphs` will capture, for sizing memory."""
         captures = self.card is not None and self.config.cuda_graphs and self.ranks is None
         sizes = graph_sizes(self.config.scheduler.max_batch_size) if captures else []
-        return Graphs(len(sizes), len(set(self.model_config.sliding_windows)))
+        return Graphs(len(sizes), self.card.graph_wrappers if self.card else 0)
 
     def pool_size(self, context: int) -> int:
         """The blocks that fit into the configured fraction of memory, but no more than a full batch

@@ -140,5 +140,6 @@ def engine_config(settings: WorkerSettings, folder: Path) -> EngineConfig:
         kv_order=settings.kv_order,
         kernels_dir=None if settings.kernels_dir is None else Path(settings.kernels_dir),
         cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
         grammars=GrammarLimits(settings.mask_wait_ms / 1e3, settings.mask_limit_s),
     )

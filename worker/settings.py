@@ -97,7 +97,14 @@ class WorkerSettings:
         "those for this CPU: they are built at first use, into the user's cache",
     )
     cuda_graphs: bool = setting(
-        True, help="capture decode steps as CUDA graphs at start, where FlashInfer runs them"
+        True, help="capture decode steps as CUDA graphs at start, unless attention is torch's"
+    )
+    batch_invariant: bool = setting(
+        False,
+        help="compute each sequence's tokens and KV with the same bits whatever else is in its "
+        "steps; on cuda by slower kernels (attention auto; not with weights fp8), and the same for "
+        "all workers that hand over to each other; on cpu our own kernels do so anyway, and "
+        "others are refused",
     )
     one_step_ahead: str = setting(
         "auto",

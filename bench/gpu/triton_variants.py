@@ -16,10 +16,17 @@ from typing import Any
 import torch
 
 from engine.attention.base import KvTarget
+from engine.attention.invariant_backend import TileCall
+from engine.attention.tiles import Partials, TileShape, TileTensors
 from engine.gpu.fp8_format import FP8, MIN_CAPABILITY
 
 _WIDTHS = (64, 1024, 4096, 16384)  # of rows: each takes another block or number of warps
 _NUM_Q, _NUM_KV, _BLOCK_SIZE = 4, 2, 16
+
+_GROUPS = (1, 4, 8)  # query heads per KV head
+_SMALL = 89  # and 86: less shared memory than 8.0
+_SHARED_BYTES = {8: 163 << 10, _SMALL: 99 << 10, 9: 227 << 10, 10: 227 << 10}
+"""Of a thread block at most, by compute capability (CUDA's programming guide)."""
 
 Build = tuple[str, Callable[[], object]]  # what has not been launched has no result
 
@@ -32,6 +39,8 @@ def triton_builds(
     for dtype, head_dim in product(dtypes, head_dims):
         kv_dtypes = (dtype, FP8) if has_fp8(capability) else (dtype,)
         calls += _heads(dtype, head_dim, kv_dtypes)
+        calls += _tiles(dtype, head_dim, kv_dtypes)
+    calls += [call for dtype in dtypes for call in _products(dtype)]
     return [(f"triton: {name}", _compiling(capability, run)) for name, run in calls]
 
 
@@ -81,6 +90,42 @@ def _heads(dtype: torch.dtype, head_dim: int, kv_dtypes: Sequence[torch.dtype]) 
             yield f"store, {name}", partial(ops.store, heads[:, _NUM_Q:].clone(), target)
 
 
+def _tiles(dtype: torch.dtype, head_dim: int, kv_dtypes: Sequence[torch.dtype]) -> Iterator[Build]:
+    """Batch-invariant attention, with parts that are joined."""
+    from engine.gpu.invariant_ops import attend_tiles  # needs Triton
+
+    for kv_dtype, group, window in product(kv_dtypes, _GROUPS, (None, 4096)):
+        pool = torch.zeros((2, 1, 1, _BLOCK_SIZE, head_dim)).to(kv_dtype)
+        q = torch.zeros((1, group, head_dim), dtype=dtype)
+        blocks = torch.zeros(4, dtype=torch.int32)
+        items, joins = blocks.view(1, 4), torch.zeros((1, 3), dtype=torch.int32)
+        tiles = TileTensors(items, items, joins, blocks)
+        partials = Partials.empty(group, head_dim, q.device)
+        shape = TileShape.of(group)
+        call = TileCall(q, q.clone(), pool[0], pool[1], tiles, shape, partials, window)
+        name = f"heads of {head_dim}, {dtype}, KV in {kv_dtype}, groups of {group}"
+        what = f"tiles, {name}{', sliding window' * (window is not None)}"
+        yield what, partial(attend_tiles, call)
+
+
+def _products(dtype: torch.dtype) -> Iterator[Build]:
+    """Batch-invariant products, in parts that are added."""
+    from engine.gpu.invariant_ops import multiply  # needs Triton
+
+    x, weight, bias = (torch.zeros(each, dtype=dtype) for each in ((1, 4096), (256, 4096), 256))
+    for out_dtype, has_bias, adds in (
+        (dtype, False, False),
+        (dtype, True, False),
+        (dtype, False, True),
+        (dtype, True, True),
+        (torch.float32, False, False),
+    ):
+        out = torch.zeros((1, 256), dtype=out_dtype)
+        ends = (bias if has_bias else None, out if adds else None)
+        name = f"product, {dtype} to {out_dtype}{', bias' * has_bias}{', added' * adds}"
+        yield name, partial(multiply, x, weight, *ends, out)
+
+
 class _NoDriver:
     """Stands in for Triton's driver, which needs a card."""
 
@@ -107,7 +152,11 @@ def _compiles_only(capability: int) -> Iterator[None]:
     run = jit.run
 
     def warm_up(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self, *args, **(kwargs | {"warmup": True}))
+        kernel = run(self, *args, **(kwargs | {"warmup": True}))
+        limit = _SHARED_BYTES[capability // 10 if capability != _SMALL else capability]
+        if kernel.metadata.shared > limit:
+            raise RuntimeError(f"needs {kernel.metadata.shared} bytes of shared memory of {limit}")
+        return kernel
 
     driver.set_active(_NoDriver(compiler.GPUTarget("cuda", capability, 32)))
     jit.run = warm_up

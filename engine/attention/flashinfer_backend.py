@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import KvTarget, Segment
+from engine.attention.fixed_buffers import CopyFence
 from engine.attention.paging import PagedBatch, page
 from engine.device import to_device
 from engine.kv_pool import KvPool
@@ -252,23 +253,6 @@ class FlashInferAttention:
             max_token_per_sequence=int(np.diff(starts).max()),  # else a Python loop counts them
             **arguments,
         )
-
-
-class CopyFence:
-    """Prevents overwriting host memory that a device is still reading."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
-
-    def mark(self) -> None:
-        """Record that all reads of the memory are queued on the current stream."""
-        if self._event is not None:
-            self._event.record()
-
-    def wait(self) -> None:
-        """Wait until the device has done the reads before the last `mark`."""
-        if self._event is not None:
-            self._event.synchronize()
 
 
 def _leading_decodes(batch: PagedBatch) -> int:

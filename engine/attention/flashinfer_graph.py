@@ -13,64 +13,44 @@ from typing import Any
 import torch
 
 from engine.attention.base import KvTarget, Segment
+from engine.attention.fixed_buffers import CopyFence, FixedBuffers
 from engine.attention.flashinfer_backend import (
     LAYOUT,
-    CopyFence,
     FlashInferChoice,
     PoolLayers,
     load_flashinfer,
 )
 from engine.attention.paging import PagedBatch, pad_decodes, page
 
-_ALIGNMENT = 512  # bytes, as of an allocation of its own
-
 
 class DecodeBuffers:
     """The arrays that captured kernels read, for up to M sequences. Graphs that take turns on one
-    stream share them. All lie in one piece of memory, so that a step needs one copy to fill them.
-    """
+    stream share them."""
 
     def __init__(self, max_sequences: int, max_blocks: int, device: torch.device) -> None:
         """Zeroed buffers for contexts with at most `max_blocks` blocks in total."""
-        shapes = (
+        arrays = (
             ("slots", max_sequences, torch.int64),
             ("block_starts", max_sequences + 1, torch.int32),
             ("last_lens", max_sequences, torch.int32),
             ("blocks", max_blocks, torch.int32),  # last: a step fills its beginning only
         )
-        spans, num_bytes = {}, 0
-        for name, count, dtype in shapes:
-            spans[name] = (num_bytes, count * dtype.itemsize, dtype)
-            num_bytes += -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        pinned = device.type == "cuda"
-        self._staged = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self._copied = CopyFence(device)
-
-        def view(memory: torch.Tensor, name: str) -> torch.Tensor:
-            start, size, dtype = spans[name]
-            return memory[start : start + size].view(dtype)
-
-        self.slots = view(self._packed, "slots")  # [M] int64
-        self.block_starts = view(self._packed, "block_starts")  # [M + 1] int32
-        self.last_lens = view(self._packed, "last_lens")  # [M] int32
-        self.blocks = view(self._packed, "blocks")  # [max_blocks] int32
-        self._host = {name: view(self._staged, name).numpy() for name in spans}
-        self._blocks_start = spans["blocks"][0]
+        self._buffers = FixedBuffers(arrays, device)
+        self.slots = self._buffers["slots"]  # [M] int64
+        self.block_starts = self._buffers["block_starts"]  # [M + 1] int32
+        self.last_lens = self._buffers["last_lens"]  # [M] int32
+        self.blocks = self._buffers["blocks"]  # [max_blocks] int32
 
     def fill(self, batch: PagedBatch) -> None:
         """Copy the arrays of a batch of decodes to the beginning of each buffer."""
-        self._copied.wait()
-        for name, array in (
-            ("slots", batch.slots),
-            ("block_starts", batch.block_starts),
-            ("last_lens", batch.last_lens),
-            ("blocks", batch.blocks),
-        ):
-            self._host[name][: len(array)] = array
-        end = self._blocks_start + batch.blocks.nbytes
-        self._packed[:end].copy_(self._staged[:end], non_blocking=True)
-        self._copied.mark()
+        self._buffers.fill(
+            {
+                "slots": batch.slots,
+                "block_starts": batch.block_starts,
+                "last_lens": batch.last_lens,
+                "blocks": batch.blocks,
+            }
+        )
 
 
 class FixedDecode:

@@ -33,6 +33,7 @@ from engine.device import dtype_name, wait_for
 from engine.gpu.toolchain import first_error, prepare_builds
 from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
 from engine.kv_pool import KvPool
+from engine.layers.linear import MakeLinear
 from engine.layers.ops import LayerOps
 from engine.sampling.top_p import FindCut
 
@@ -73,6 +74,11 @@ class CardBackend:
     installed.
     """
 
+    numerics = ""
+    """Nothing that workers would have to agree on: results depend on the batch anyway."""
+    linear: MakeLinear | None = None
+    """The model chooses its linear layers itself."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -101,6 +107,11 @@ class CardBackend:
             self.choice.prefill,
             "tensor cores" if self.choice.decode_on_tensor_cores else "plain cores",
         )
+
+    @property
+    def graph_wrappers(self) -> int:
+        """Wrappers of FlashInfer in each graph."""
+        return len(set(self._config.sliding_windows))
 
     def ops(self) -> LayerOps:
         """The operations between a layer's products."""

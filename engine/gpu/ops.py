@@ -15,7 +15,7 @@ from engine.layers.ops import Rotation, TorchOps
 
 _GATE_BLOCK = 1024
 _SEARCH_BLOCK, _SEARCH_WARPS = 1024, 8
-_ROUNDING = {"enable_fp_fusion": False}
+ROUNDING = {"enable_fp_fusion": False}
 """Options of every launch: products and sums round one by one, as they are written. The default
 differs between versions of Triton, and workers of two versions have to round alike."""
 
@@ -39,7 +39,7 @@ class TritonOps:
         if rows:
             block = _power_of_two(size)
             kernels.rms_norm[(rows,)](
-                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block), **_ROUNDING
+                x, weight, out, size, self._eps, BLOCK=block, num_warps=_warps(block), **ROUNDING
             )
         return out
 
@@ -59,7 +59,7 @@ class TritonOps:
         out = gate_up.new_empty((rows, size))
         if rows:
             grid = (rows, -(-size // _GATE_BLOCK))
-            kernels.silu_gate[grid](gate_up, out, size, BLOCK=_GATE_BLOCK, **_ROUNDING)
+            kernels.silu_gate[grid](gate_up, out, size, BLOCK=_GATE_BLOCK, **ROUNDING)
         return out
 
     def rotate_and_store(
@@ -94,7 +94,7 @@ def scale_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             LIMIT=FP8_LIMIT,
             BLOCK=block,
             num_warps=_warps(block),
-            **_ROUNDING,
+            **ROUNDING,
         )
     return values, scales
 
@@ -115,7 +115,7 @@ def lowest_kept(scaled: torch.Tensor, weights: torch.Tensor, needed: torch.Tenso
             size,
             BLOCK=_SEARCH_BLOCK,
             num_warps=_SEARCH_WARPS,
-            **_ROUNDING,
+            **ROUNDING,
         )
     return out
 
@@ -165,7 +165,7 @@ def _launch(
             ROTATED=rotation is not None,
             LIMIT=FP8_LIMIT if keys.dtype == FP8 else 0.0,
             num_warps=1,
-            **_ROUNDING,
+            **ROUNDING,
         )
     return heads[:, : num_heads - 2 * num_kv]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +31,10 @@ class LinearLayer(Protocol):
 
     def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in fp32, without `add`; written to `out` [N, outputs], fp32, where given."""
+
+
+MakeLinear = Callable[[Matrix, torch.Tensor | None], LinearLayer]
+"""Makes the layer for a weight [outputs, inputs] and a bias [outputs] or None."""
 
 
 def linear_layer(

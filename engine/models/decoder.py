@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,7 +26,7 @@ from engine.cpu.fused_layers import FusedLayer, FusedLayers
 from engine.cpu.fused_step import Ends, FusedStep
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.native_linear import NativeLinear
-from engine.layers.linear import LinearLayer, linear_layer
+from engine.layers.linear import LinearLayer, MakeLinear, linear_layer
 from engine.layers.ops import LayerOps, NativeOps, Rotation, StoringOps, TorchOps
 from engine.layers.rope import Rope, query_scale
 
@@ -56,17 +57,15 @@ class _Layer:
         self,
         config: ModelConfig,
         weights: LayerWeights,
-        kernels: ctypes.CDLL | None,
-        bits: int,
-        memory: HugePages,
+        linear: MakeLinear,
     ) -> None:
         self.input_norm = weights.input_norm  # [H]
-        self.qkv = linear_layer(weights.qkv, weights.qkv_bias, kernels, bits, memory)
+        self.qkv = linear(weights.qkv, weights.qkv_bias)
         self.qk_norm = _qk_norm(config, weights)
-        self.o = linear_layer(weights.o, weights.o_bias, kernels, bits, memory)
+        self.o = linear(weights.o, weights.o_bias)
         self.post_norm = weights.post_norm  # [H]
-        self.gate_up = linear_layer(weights.gate_up, weights.gate_up_bias, kernels, bits, memory)
-        self.down = linear_layer(weights.down, weights.down_bias, kernels, bits, memory)
+        self.gate_up = linear(weights.gate_up, weights.gate_up_bias)
+        self.down = linear(weights.down, weights.down_bias)
 
 
 class DecoderModel:
@@ -77,7 +76,7 @@ class DecoderModel:
     the small operations; a card uses `ops`, where given; otherwise torch computes them. With
     `weight_bits` 12 the kernels store the same values in fewer bits; 8 and 4 round the weights of
     all products to integers, but lm_head to at least 8 bits. Without kernels, 8 bits means fp8, and
-    lm_head is not rounded.
+    lm_head is not rounded. `linear`, where given, makes all linear layers instead.
     """
 
     def __init__(
@@ -87,6 +86,7 @@ class DecoderModel:
         kernels: ctypes.CDLL | None = None,
         weight_bits: int = 16,
         ops: LayerOps | None = None,
+        linear: MakeLinear | None = None,
     ) -> None:
         self.config = config
         self.device = weights.final_norm.device
@@ -95,12 +95,12 @@ class DecoderModel:
         self._final_norm = weights.final_norm
         weights.layers.reverse()
         self._layers = []
-        memory = HugePages()
+        packed = partial(linear_layer, kernels=kernels, memory=HugePages())
         while weights.layers:
-            layer = _Layer(config, weights.layers.pop(), kernels, weight_bits, memory)
-            self._layers.append(layer)
+            make = linear or partial(packed, bits=weight_bits)
+            self._layers.append(_Layer(config, weights.layers.pop(), make))
         logits_bits = 16 if kernels is None else max(weight_bits, 8)
-        self._lm_head = linear_layer(weights.lm_head, None, kernels, logits_bits, memory)
+        self._lm_head = (linear or partial(packed, bits=logits_bits))(weights.lm_head, None)
         self._rope = Rope(config.rope, config.head_dim, self.device)
         self._ops = ops or _layer_ops(config, self.device, self.dtype, kernels)
         self._kernels = kernels

@@ -3,9 +3,9 @@
 A choice is a function of (seed, index, logits) and the sequence's own parameters and tokens, bit
 for bit. No other row, no padding and no thread count changes it, so any worker and any attempt
 that computes the same logits continues a text identically. Whether logits are the same is the
-model's part: our kernels on CPUs give the same bits whatever else is in a batch, a card does not
-(docs/gpu.md). Hence sums over the vocabulary are sums of integers (exact in any
-order), and filters cut at a value, never at a rank (tokens with equal logits stay together).
+model's part: our kernels on CPUs give the same bits whatever else is in a batch, a card does so in
+batch-invariant mode only (docs/gpu.md). Hence sums over the vocabulary are sums of integers (exact
+in any order), and filters cut at a value, never at a rank (tokens with equal logits stay together).
 
 The order follows OpenAI, vLLM and Hugging Face: the mask of allowed tokens, repetition penalty,
 frequency and presence penalties, logit bias, forbidden words, `min_tokens` mask. Greedy sampling

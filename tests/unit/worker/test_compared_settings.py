@@ -27,6 +27,8 @@ IN_FINGERPRINTS = {
 """A difference changes a fingerprint that Hello and the registration carry: neither workers nor
 routers use one another."""
 REFUSED_OTHERWISE = {
+    "batch_invariant": "a card's kernels are named in the fingerprint, see test_invariant_backend; "
+    "on a CPU the setting changes nothing",
     "transport": "a worker refuses a pool for another transport, see `try_add_transfer_peer`",
     "cluster_secret": "the CURVE handshake fails, and block hashes differ",
     "revision": "other weights have another fingerprint; the same ones may have two revisions",

@@ -1,0 +1,142 @@
+"""The backend of a model on a CUDA card in batch-invariant mode: our own Triton kernels only.
+
+A row's results have the same bits whatever else is in its step. The kernels decide the bits, so
+what depends on them (compute capability, versions) is part of `numerics`, which workers compare
+before they hand over to each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.flashinfer_backend import PoolLayers
+from engine.attention.invariant_backend import (
+    Attend,
+    FixedInvariantDecodes,
+    InvariantAttention,
+    InvariantBuffers,
+)
+from engine.attention.tiles import Partials
+from engine.checkpoint.blocks import Matrix
+from engine.checkpoint.config import ModelConfig
+from engine.gpu.invariant_linear import InvariantLinear, Multiply
+from engine.gpu.tuning import MixedStep
+from engine.kv_pool import KvPool
+from engine.layers.linear import LinearLayer
+from engine.layers.ops import LayerOps
+from engine.sampling.top_p import FindCut
+from protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_KERNELS_VERSION = 1
+"""Raise this with every change that changes a bit of the kernels' results."""
+_MIN_CAPABILITY = (8, 0)  # the first cards that multiply bf16
+_HEAD_DIMS = (16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class InvariantKernels:
+    """The kernels' launches, and a name for all that decides their bits."""
+
+    attend_tiles: Attend
+    multiply: Multiply
+    numerics: str
+
+    @classmethod
+    def on(cls, device: torch.device) -> InvariantKernels:
+        """The kernels for `device`, a card. Raises ConfigError."""
+        capability = torch.cuda.get_device_capability(device)
+        card = ".".join(map(str, capability))
+        if capability < _MIN_CAPABILITY:
+            raise ConfigError(
+                f"batch_invariant needs a card of compute capability 8.0 or more, not {card}"
+            )
+        try:
+            triton = importlib.import_module("triton")
+        except (ImportError, OSError) as error:
+            raise ConfigError(f"batch_invariant needs Triton on a card: {error}") from error
+        from engine.gpu.invariant_ops import attend_tiles, multiply  # needs Triton
+
+        versions = f"triton{triton.__version__}-torch{torch.__version__.split('+')[0]}"
+        numerics = f"invariant{_KERNELS_VERSION}-card{card}-{versions}"
+        return cls(attend_tiles, multiply, numerics)
+
+
+class InvariantBackend:
+    """The kernels for one model. Raises ConfigError if they do not support it."""
+
+    graph_wrappers = 0
+    """Wrappers of FlashInfer in each graph."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        kernels: InvariantKernels | None = None,
+    ) -> None:
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise ConfigError(
+                f"batch_invariant on a card needs dtype bfloat16 or float16, not {dtype}"
+            )
+        if config.head_dim not in _HEAD_DIMS:
+            sizes = ", ".join(map(str, _HEAD_DIMS))
+            raise ConfigError(
+                f"batch_invariant takes heads of {sizes} on a card, not of {config.head_dim}"
+            )
+        self._kernels = kernels or InvariantKernels.on(device)
+        self._config = config
+        self._dtype = dtype
+        self._partials = Partials.empty(config.num_heads, config.head_dim, device)
+        self.numerics = self._kernels.numerics
+        logger.info("batch-invariant: attention and products by our own kernels, %s", self.numerics)
+
+    def ops(self) -> LayerOps:
+        """The operations between a layer's products, which are row by row."""
+        from engine.gpu.ops import TritonOps  # needs Triton
+
+        return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
+
+    def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """A layer for `weight` [outputs, inputs]."""
+        assert isinstance(weight, torch.Tensor)
+        return InvariantLinear(weight, bias, self._kernels.multiply)
+
+    def find_cut(self) -> FindCut:
+        """The search for the cut of top-p, in one kernel."""
+        from engine.gpu.ops import lowest_kept  # needs Triton
+
+        return lowest_kept
+
+    def attention(self, pool: KvPool) -> InvariantAttention:
+        """Attention for any batch over `pool`."""
+        return InvariantAttention(self.layers(pool), self._partials, self._kernels.attend_tiles)
+
+    def tuned_attention(self, pool: KvPool, typical: MixedStep) -> InvariantAttention:
+        """The same: nothing is tuned."""
+        return self.attention(pool)
+
+    def fixed_decodes(
+        self, pool: KvPool, max_sequences: int, max_blocks: int
+    ) -> Callable[[int], FixedInvariantDecodes]:
+        """A factory of attention for a fixed number of decodes, for capture in graphs. All share
+        buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
+        layers = self.layers(pool)
+        buffers = InvariantBuffers(layers, max_sequences, max_blocks)
+        attend_tiles = self._kernels.attend_tiles
+
+        def make(size: int) -> FixedInvariantDecodes:
+            return FixedInvariantDecodes(layers, size, buffers, self._partials, attend_tiles)
+
+        return make
+
+    def layers(self, pool: KvPool) -> PoolLayers:
+        """The model's layers in `pool`, as views for the kernels."""
+        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)
