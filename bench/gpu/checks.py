@@ -19,6 +19,7 @@ from engine.checkpoint.weights import LayerWeights, Weights
 from engine.device import wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.kv_pool import KvPool
+from engine.layers.linear import MakeLinear
 from engine.layers.ops import LayerOps
 from engine.models.decoder import DecoderModel
 
@@ -75,8 +76,7 @@ def attention_of(device: str) -> str:
 
 def check_decode(card: Card, passes: Passes, batch: int, context: int) -> Row:
     """Bytes of weights and KV that decode reads per second, as a share of the copy bandwidth."""
-    segments, positions = decodes_of(passes, batch, context)
-    step_s = seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+    step_s = decode_s(card, passes, batch, context)
     needs = step_needs(passes.model.config)
     share = needs.decode_bytes(batch, context) / step_s / card.copy_bytes_per_s
     goal = ">= 85" if (batch, context) in ((1, 1024), (1, 8192), (128, 8192)) else ""
@@ -108,17 +108,7 @@ def check_graphs(card: Card, passes: Passes, batch: int, context: int) -> Row:
 
 def check_prefill(card: Card, passes: Passes, chunk: int) -> Row:
     """Arithmetic rate of one chunk, as a share of a large product's rate."""
-    num_blocks = -(-chunk // BLOCK_SIZE)
-    segment = Segment(chunk, chunk, range(num_blocks))
-    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
-    positions = torch.arange(chunk, device=card.device)
-    last = torch.tensor([chunk - 1], device=card.device)
-
-    def step() -> None:
-        passes.attention.plan([segment])
-        passes.model.forward(tokens, positions, passes.attention, last)
-
-    step_s = seconds(step, card.device)
+    step_s = chunk_s(card, passes, chunk)
     share = step_needs(passes.model.config).prefill_flops(chunk) / step_s / card.flops_per_s
     goal = ">= 70" if chunk >= 2048 else ""
     note = f"{chunk / step_s:.0f} tokens/s"
@@ -142,9 +132,14 @@ def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1
 
 
 def random_model(
-    config: ModelConfig, device: torch.device, ops: LayerOps | None = None, weight_bits: int = 16
+    config: ModelConfig,
+    device: torch.device,
+    ops: LayerOps | None = None,
+    weight_bits: int = 16,
+    linear: MakeLinear | None = None,
 ) -> DecoderModel:
-    """A model of this shape with random bf16 weights, made on the device; 8 bits mean fp8."""
+    """A model of this shape with random bf16 weights, made on the device; 8 bits mean fp8. `ops`
+    and `linear` as in DecoderModel."""
     hidden, head = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head, config.num_kv_heads * head
 
@@ -173,7 +168,7 @@ def random_model(
     layers = [layer() for _ in range(config.num_layers)]
     embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
     weights = Weights(embed, layers, ones(hidden), head_weight)
-    return DecoderModel(config, weights, weight_bits=weight_bits, ops=ops)
+    return DecoderModel(config, weights, weight_bits=weight_bits, ops=ops, linear=linear)
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:
@@ -192,6 +187,26 @@ def _wait_for_all(device: torch.device) -> None:
     """Wait until a card has finished the work of all streams."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def decode_s(card: Card, passes: Passes, batch: int, context: int) -> float:
+    """Seconds of a decode step."""
+    segments, positions = decodes_of(passes, batch, context)
+    return seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
+
+
+def chunk_s(card: Card, passes: Passes, chunk: int) -> float:
+    """Seconds of a step of one chunk without a context."""
+    segment = Segment(chunk, chunk, range(-(-chunk // BLOCK_SIZE)))
+    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
+    positions = torch.arange(chunk, device=card.device)
+    last = torch.tensor([chunk - 1], device=card.device)
+
+    def step() -> None:
+        passes.attention.plan([segment])
+        passes.model.forward(tokens, positions, passes.attention, last)
+
+    return seconds(step, card.device)
 
 
 def decodes_of(passes: Passes, batch: int, context: int) -> tuple[list[Segment], list[int]]:

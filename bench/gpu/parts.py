@@ -33,7 +33,9 @@ from engine.checkpoint.config import ModelConfig, load_model_config, parse_model
 from engine.device import available_bytes, kv_torch_dtype
 from engine.gpu.backend import CardBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
+from engine.gpu.invariant_backend import InvariantBackend
 from engine.kv_pool import KvPool
+from engine.models.decoder import DecoderModel
 from protocol.layout import FP8
 
 LLAMA_8B = {
@@ -183,6 +185,17 @@ def fp8(device: torch.device) -> Iterator[Row]:
     yield from check_fast_accum(card)
 
 
+def invariant(device: torch.device) -> Iterator[Row]:
+    """The batch-invariant mode: bits of a text in different steps, and the mode's cost."""
+    from bench.gpu.invariant import DECODES, Bits, check_bits, check_cost
+
+    card, bits, sizes = Card(device, 1.0, 1.0), Bits(), list(DECODES)
+    in_mode = _invariant_passes(_llama(), device, bits.num_blocks, sizes)
+    yield from check_bits(card, in_mode, bits)
+    plain = _passes(_llama(), device, bits.num_blocks, sizes)
+    yield from check_cost(card, plain, in_mode)
+
+
 def memory(device: torch.device) -> Iterator[Row]:
     """The memory that an engine takes, compared with its fraction of the card."""
     from bench.gpu.memory import check_memory
@@ -234,6 +247,7 @@ PARTS: dict[str, Part] = {
     "overlap": overlap,
     "build-fp8": build_fp8,
     "fp8": fp8,
+    "invariant": invariant,
     "memory": memory,
     "peer": peer,
     "split": split,
@@ -272,7 +286,26 @@ def _passes(
     """The shape with FlashInfer and graphs. Raises FlashInferUnavailable."""
     backend = CardBackend(config, device, torch.bfloat16, kv_torch_dtype(kv_dtype), max(sizes))
     model = random_model(config, device, backend.ops(), bits)
-    layout = config.kv_layout("bench", BLOCK_SIZE, kv_dtype)
+    return _passes_by(backend, model, num_blocks, sizes, kv_dtype)
+
+
+def _invariant_passes(
+    config: ModelConfig, device: torch.device, num_blocks: int, sizes: list[int]
+) -> Passes:
+    """The shape in batch-invariant mode, with graphs. Raises ConfigError."""
+    backend = InvariantBackend(config, device, torch.bfloat16)
+    model = random_model(config, device, backend.ops(), linear=backend.linear)
+    return _passes_by(backend, model, num_blocks, sizes, _BF16)
+
+
+def _passes_by(
+    backend: CardBackend | InvariantBackend,
+    model: DecoderModel,
+    num_blocks: int,
+    sizes: list[int],
+    kv_dtype: str,
+) -> Passes:
+    device, layout = model.device, model.config.kv_layout("bench", BLOCK_SIZE, kv_dtype)
     room = available_bytes(device) - (_ROOM_BYTES if device.type == "cuda" else 0)
     pool = KvPool(layout, fitting_blocks(num_blocks, layout.block_bytes, room), device)
     _fill(pool)

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from bench.accuracy import Kind, compare, held_text
-from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row, decodes_of, seconds
+from bench.gpu.checks import Card, Passes, Row, chunk_s, decode_s, seconds
 from bench.gpu.models import LogitsError
-from engine.attention.base import Segment
 from engine.gpu.fp8_linear import scaled_rows
 from protocol.layout import FP8
 
@@ -66,10 +65,10 @@ def check_gain(
     """Time of a step in bf16 divided by that with weights and KV in fp8; `decodes` are (batch,
     context) pairs."""
     for batch, context in decodes:
-        step_s = [_decode_s(card, passes, batch, context) for passes in (plain, narrow)]
+        step_s = [decode_s(card, passes, batch, context) for passes in (plain, narrow)]
         yield _gain(f"batch {batch} at {context}", *step_s)
-    chunk_s = [_chunk_s(card, passes, chunk) for passes in (plain, narrow)]
-    yield _gain(f"chunk of {chunk}", *chunk_s)
+    step_s = [chunk_s(card, passes, chunk) for passes in (plain, narrow)]
+    yield _gain(f"chunk of {chunk}", *step_s)
 
 
 def check_fast_accum(card: Card, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[Row]:
@@ -109,21 +108,3 @@ class _Product:
 def _gain(what: str, plain_s: float, narrow_s: float) -> Row:
     note = f"{1e3 * plain_s:.2f} against {1e3 * narrow_s:.2f} ms"
     return Row("fp8", f"{what}: bf16's time over fp8's", plain_s / narrow_s, "x", note=note)
-
-
-def _decode_s(card: Card, passes: Passes, batch: int, context: int) -> float:
-    segments, positions = decodes_of(passes, batch, context)
-    return seconds(lambda: passes.decode([1] * batch, positions, segments), card.device)
-
-
-def _chunk_s(card: Card, passes: Passes, chunk: int) -> float:
-    segment = Segment(chunk, chunk, range(-(-chunk // BLOCK_SIZE)))
-    tokens = torch.ones(chunk, dtype=torch.int64, device=card.device)
-    positions = torch.arange(chunk, device=card.device)
-    last = torch.tensor([chunk - 1], device=card.device)
-
-    def step() -> None:
-        passes.attention.plan([segment])
-        passes.model.forward(tokens, positions, passes.attention, last)
-
-    return seconds(step, card.device)

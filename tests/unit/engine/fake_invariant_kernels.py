@@ -12,7 +12,11 @@ import torch
 
 from engine.attention.invariant_backend import TileCall
 from engine.attention.tiles import ALL_PARTS, NO_ITEM, PART_TOKENS
-from engine.gpu.invariant_backend import InvariantKernels
+from engine.gpu.invariant_backend import InvariantBackend, InvariantKernels
+from engine.kv_pool import KvPool
+from engine.layers.ops import TorchOps
+from engine.sampling import top_p
+from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
 
 KEYS = 64
 State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -131,3 +135,20 @@ def multiply(
 
 
 KERNELS = InvariantKernels(attend_tiles, multiply, "invariant-stand-in")
+
+
+class StandIn(InvariantBackend):
+    """The backend on a CPU."""
+
+    def ops(self) -> TorchOps:
+        """torch's, which are row by row, too."""
+        return TorchOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
+
+    def find_cut(self) -> top_p.FindCut:
+        """torch's."""
+        return top_p.lowest_kept
+
+    def layers(self, pool: KvPool) -> TorchPoolLayers:
+        """Stores by torch."""
+        windows, num_heads = self._config.sliding_windows, self._config.num_heads
+        return TorchPoolLayers(pool, windows, num_heads, self._dtype)

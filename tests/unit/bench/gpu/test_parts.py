@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench.gpu import ahead as gpu_ahead
 from bench.gpu import checks as gpu_checks
+from bench.gpu import invariant as gpu_invariant
 from bench.gpu import mixed as gpu_mixed
 from bench.gpu import parts as gpu_parts
 from bench.gpu.checks import Row
@@ -24,6 +28,7 @@ from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
 from tests.unit.engine.attention import fake_flashinfer
 from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
+from tests.unit.engine.fake_invariant_kernels import KERNELS, StandIn
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -77,6 +82,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = {
         "CardBackend": FakeBackend,
         "CudaCapture": Capture,
+        "InvariantBackend": partial(StandIn, kernels=KERNELS),
         "LLAMA_8B": gpu_parts.LLAMA_8B | SMALL,
         "DECODE_BATCHES": (1, 3),
         "GRAPH_BATCHES": (3,),
@@ -89,10 +95,16 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     }
     for name, value in changed.items():
         monkeypatch.setattr(gpu_parts, name, value)
+    monkeypatch.setattr(gpu_parts._llama, "__defaults__", (2,))
     monkeypatch.setattr(gpu_checks.seconds, "__defaults__", (1,))
     monkeypatch.setattr(gpu_checks.check_overhead, "__defaults__", (2, 16))
     monkeypatch.setattr(gpu_mixed, "MIXED_STEPS", (MixedStep(2, 20, 18),))
     monkeypatch.setattr(gpu_mixed.check_kernels, "__defaults__", (((17, 40),),))
+    bits = gpu_invariant.Bits(length=40, num_compared=6, chunks=(7,), batches=(1, 3))
+    monkeypatch.setattr(gpu_invariant.Bits.__init__, "__defaults__", tuple(vars(bits).values()))
+    monkeypatch.setattr(gpu_invariant, "DECODES", (1, 3))
+    monkeypatch.setattr(gpu_invariant, "COST_CONTEXT", 96)
+    monkeypatch.setattr(gpu_invariant.check_cost, "__defaults__", ((1, 3), (17,)))
     load = gpu_ahead.Decodes(batch=2, context=32, num_steps=2, num_traced=1)
     monkeypatch.setattr(gpu_ahead.Decodes.__init__, "__defaults__", tuple(vars(load).values()))
     monkeypatch.setattr(gpu_ahead.Prefills.__init__, "__defaults__", (17, 2, 1))
@@ -132,6 +144,31 @@ def test_a_part_gives_its_rows(small: None, part: str) -> None:
     rows: list[Row] = list(gpu_parts.PARTS[part](CPU))
     assert [row.name for row in rows] == EXPECTED[part]
     assert {row.part for row in rows} <= {part, "overhead"}
+
+
+def by_batch(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> None:
+    """A product whose order of sums depends on the number of rows."""
+    order = torch.arange(x.shape[1]).roll(len(x))
+    KERNELS.multiply(x[:, order], weight[:, order], *rest)
+
+
+def test_bits_and_cost_of_the_batch_invariant_mode(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(gpu_parts.invariant(CPU))
+    assert [row.name for row in rows] == [
+        "chunks of 7, alone: logits that differ",
+        "chunks of 7, beside 2: logits that differ",
+        "decodes, batch 1: logits that differ",
+        "decodes, batch 3: logits that differ",
+        "decode, batch 1 at 96: time over that without the mode",
+        "decode, batch 3 at 96: time over that without the mode",
+        "chunk of 17: time over that without the mode",
+    ]
+    assert [(row.value, row.unit, row.goal) for row in rows[:4]] == 4 * [(0, "of 6", "= 0")]
+    wrong = partial(StandIn, kernels=replace(KERNELS, multiply=by_batch))
+    monkeypatch.setattr(gpu_parts, "InvariantBackend", wrong)
+    assert all(row.value > 0 for row in gpu_parts.invariant(CPU) if row.goal)
 
 
 def test_a_model_gets_the_attention_that_was_found_faster():

@@ -13,38 +13,17 @@ import torch
 from engine import loader
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.engine import Engine
-from engine.gpu.invariant_backend import InvariantBackend, InvariantKernels
-from engine.kv_pool import KvPool
-from engine.layers.ops import TorchOps
+from engine.gpu.invariant_backend import InvariantKernels
 from engine.loader import EngineConfig, load_engine
-from engine.sampling import top_p
 from protocol.errors import ConfigError
 from protocol.sampling import TokenLogprobs
 from scheduling.scheduler import SchedulerConfig
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
-from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
-from tests.unit.engine.fake_invariant_kernels import KERNELS, multiply
+from tests.unit.engine.fake_invariant_kernels import KERNELS, StandIn, multiply
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE = 16
-
-
-class StandIn(InvariantBackend):
-    """The backend on a CPU."""
-
-    def ops(self) -> TorchOps:
-        """torch's, which are row by row, too."""
-        return TorchOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
-
-    def find_cut(self) -> top_p.FindCut:
-        """torch's."""
-        return top_p.lowest_kept
-
-    def layers(self, pool: KvPool) -> TorchPoolLayers:
-        """Stores by torch."""
-        windows, num_heads = self._config.sliding_windows, self._config.num_heads
-        return TorchPoolLayers(pool, windows, num_heads, self._dtype)
 
 
 def config(chunk: int = 512, **fields: Any) -> EngineConfig:
