@@ -422,7 +422,8 @@ class _Parts:
         """The sampler, with a card's kernel where there is one."""
         vocab_size = self.model_config.vocab_size
         if self.card is not None:
-            return Sampler(vocab_size, find_cut=self.card.find_cut())
+            log_totals = self.card.log_totals()
+            return Sampler(vocab_size, find_cut=self.card.find_cut(), log_totals=log_totals)
         return Sampler(vocab_size, self.kernels)
 
     def measured_attention(self, pool: KvPool) -> AttentionBackend:

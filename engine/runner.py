@@ -188,7 +188,8 @@ class ModelRunner:
         for chunk, segment in zip(batch.chunks, segments[num_decodes:], strict=True):
             end = row + segment.wanted_len
             if chunk.sequence.needs_prompt_logits:
-                record_chunk(self._model, hidden[row:end], chunk)
+                log_totals = self._sampler.log_totals
+                record_chunk(self._model, hidden[row:end], chunk, log_totals=log_totals)
             row = end
 
     def _masks(self, sampled: list[Sequence]) -> tuple[dict[int, TokenMask], dict[int, Row]]:

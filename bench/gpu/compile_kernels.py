@@ -98,7 +98,8 @@ def main() -> int:
         with TemporaryDirectory(prefix="baton-triton-") as folder:
             os.environ["TRITON_CACHE_DIR"] = folder  # else a second run would compile nothing
             return int(sum(_compile(group, arguments) for group in groups) > 0)
-    reason = prepare_builds(os.environ) or compile_sample(os.environ)
+    needs_nvcc = set(arguments.kind) != {"triton"}
+    reason = needs_nvcc and (prepare_builds(os.environ) or compile_sample(os.environ))
     if reason:
         print(f"no kernel can be built: {reason}", file=sys.stderr)
         return 1

@@ -110,8 +110,10 @@ def _tiles(dtype: torch.dtype, head_dim: int, kv_dtypes: Sequence[torch.dtype]) 
 
 def _products(dtype: torch.dtype) -> Iterator[Build]:
     """Batch-invariant products, in parts that are added."""
-    from engine.gpu.invariant_ops import multiply  # needs Triton
+    from engine.gpu.invariant_ops import log_totals, multiply  # needs Triton
 
+    if dtype == torch.bfloat16:  # logits have one dtype for all
+        yield "totals of log-probabilities", partial(log_totals, torch.zeros((1, 64)))
     x, weight, bias = (torch.zeros(each, dtype=dtype) for each in ((1, 4096), (256, 4096), 256))
     for out_dtype, has_bias, adds in (
         (dtype, False, False),

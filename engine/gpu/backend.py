@@ -125,6 +125,9 @@ class CardBackend:
 
         return lowest_kept
 
+    def log_totals(self) -> None:
+        """The sampler's own way of totalling log-probabilities."""
+
     def attention(
         self, pool: KvPool, choice: FlashInferChoice | None = None
     ) -> FlashInferAttention:

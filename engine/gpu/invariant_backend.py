@@ -29,6 +29,7 @@ from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps
+from engine.sampling.chosen_tokens import LogTotals
 from engine.sampling.top_p import FindCut
 from protocol.errors import ConfigError
 
@@ -46,6 +47,7 @@ class InvariantKernels:
 
     attend_tiles: Attend
     multiply: Multiply
+    log_totals: LogTotals
     numerics: str
 
     @classmethod
@@ -61,11 +63,15 @@ class InvariantKernels:
             triton = importlib.import_module("triton")
         except (ImportError, OSError) as error:
             raise ConfigError(f"batch_invariant needs Triton on a card: {error}") from error
-        from engine.gpu.invariant_ops import attend_tiles, multiply  # needs Triton
+        from engine.gpu.invariant_ops import attend_tiles, log_totals, multiply  # needs Triton
 
-        versions = f"triton{triton.__version__}-torch{torch.__version__.split('+')[0]}"
-        numerics = f"invariant{_KERNELS_VERSION}-card{card}-{versions}"
-        return cls(attend_tiles, multiply, numerics)
+        triton_version, torch_version = (
+            v.split("+")[0] for v in (triton.__version__, torch.__version__)
+        )
+        numerics = (
+            f"invariant{_KERNELS_VERSION}-card{card}-triton{triton_version}-torch{torch_version}"
+        )
+        return cls(attend_tiles, multiply, log_totals, numerics)
 
 
 class InvariantBackend:
@@ -114,6 +120,10 @@ class InvariantBackend:
         from engine.gpu.ops import lowest_kept  # needs Triton
 
         return lowest_kept
+
+    def log_totals(self) -> LogTotals:
+        """What reported log-probabilities are relative to."""
+        return self._kernels.log_totals
 
     def attention(self, pool: KvPool) -> InvariantAttention:
         """Attention for any batch over `pool`."""

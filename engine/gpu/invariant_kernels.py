@@ -1,4 +1,5 @@
-"""Triton kernels whose results for a row do not depend on the other rows: attention and products.
+"""Triton kernels whose results for a row do not depend on the other rows: attention, products, and
+the totals of log-probabilities.
 
 Shapes of tiles are fixed, and sums have one order. A long sum is divided into parts of fixed size;
 each part is summed from zero, and the parts are added in order. One program may compute all parts
@@ -249,3 +250,21 @@ def sum_parts(  # noqa: PLR0913 - a kernel
     if ADDS:
         sums += tl.load(add + row * outputs + columns, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + row * outputs + columns, sums.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def log_totals(logits, out, size, BLOCK: tl.constexpr):
+    """Each program computes log(sum(exp(logits))) of one row [size], block by block."""
+    row = logits + tl.program_id(0).to(tl.int64) * size
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(row + columns, mask=columns < size, other=float("-inf"))
+        largest = tl.maximum(largest, values)
+    base = tl.max(largest, axis=0)
+    totals = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(row + columns, mask=columns < size, other=float("-inf"))
+        totals += tl.exp(values - base)
+    tl.store(out + tl.program_id(0), base + tl.log(tl.sum(totals, axis=0)))

@@ -20,6 +20,7 @@ _PRODUCT_LAUNCH = {"num_warps": 4, "num_stages": 3}
 _FEW_TILES = 64
 """Products of up to this many tiles get a program for each part of their sums."""
 _SUM_BLOCK = 1024
+_TOTAL_BLOCK, _TOTAL_WARPS = 4096, 8
 _WIDE_HEAD = 256
 
 
@@ -131,3 +132,15 @@ def multiply(
             num_warps=4,
             **ROUNDING,
         )
+
+
+def log_totals(logits: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(row))) of each row of `logits` [R, V], fp32, contiguous; returns [R, 1]."""
+    assert logits.is_contiguous()
+    rows, size = logits.shape
+    out = logits.new_empty((rows, 1))
+    if rows:
+        kernels.log_totals[(rows,)](
+            logits, out, size, BLOCK=_TOTAL_BLOCK, num_warps=_TOTAL_WARPS, **ROUNDING
+        )
+    return out

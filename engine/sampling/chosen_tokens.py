@@ -7,7 +7,7 @@ Knows neither sequences nor why a token was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +16,9 @@ import numpy.typing as npt
 import torch
 
 from engine.device import to_host
+
+LogTotals = Callable[[torch.Tensor], torch.Tensor]
+"""log(sum(exp(row))) of each row of logits [R, vocab], fp32, as [R, 1]."""
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):

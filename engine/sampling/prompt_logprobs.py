@@ -11,6 +11,7 @@ import torch
 
 from engine.device import to_device
 from engine.models.decoder import RunnableModel
+from engine.sampling.chosen_tokens import LogTotals
 from scheduling.batch import Chunk
 from scheduling.prompt_record import PromptRecord, PromptRows
 
@@ -24,6 +25,7 @@ def record_chunk(
     hidden: torch.Tensor,
     chunk: Chunk,
     max_slice_elements: int = MAX_SLICE_ELEMENTS,
+    log_totals: LogTotals | None = None,
 ) -> None:
     """Record the log-probability of each token that follows a position of the chunk.
 
@@ -41,14 +43,17 @@ def record_chunk(
     for first in range(0, len(followers), size):
         ids = to_device(torch.tensor(followers[first : first + size]), hidden.device)
         logits = model.logits(hidden[first : first + len(ids)])
-        sequence.prompt_record.put(chunk.start + first, prompt_rows(logits, ids, num_top))
+        rows = prompt_rows(logits, ids, num_top, log_totals)
+        sequence.prompt_record.put(chunk.start + first, rows)
 
 
-def prompt_rows(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> PromptRows:
+def prompt_rows(
+    logits: torch.Tensor, ids: torch.Tensor, num_top: int, log_totals: LogTotals | None = None
+) -> PromptRows:
     """Log-probabilities and ranks of the tokens `ids` [R], int64, in `logits` [R, vocab], fp32, and
     each row's `num_top` likeliest tokens."""
     chosen = logits.gather(-1, ids[:, None])  # [R, 1]
-    total = logits.logsumexp(dim=-1, keepdim=True)  # [R, 1]
+    total = logits.logsumexp(dim=-1, keepdim=True) if log_totals is None else log_totals(logits)
     best = logits.topk(num_top, dim=-1)
     return PromptRows(
         _packed(chosen - total, "<f4"),

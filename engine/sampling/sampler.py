@@ -22,7 +22,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.chosen_tokens import Choices, ChosenLogprobs, SampledToken, read_tokens
+from engine.sampling.chosen_tokens import (
+    Choices,
+    ChosenLogprobs,
+    LogTotals,
+    SampledToken,
+    read_tokens,
+)
 from engine.sampling.row_argmax import largest
 from engine.sampling.row_numbers import Adjustments, Draws, RowNumbers, SampleRow
 from engine.sampling.top_p import FindCut, lowest_kept
@@ -53,7 +59,7 @@ class Sampler:
     """Samples from logits over a vocabulary of `vocab_size`; holds no state between calls.
 
     `kernels` (see engine.native) find the largest logits in host memory, `find_cut` the cut of
-    top-p on a card.
+    top-p on a card. `log_totals`, where given, totals the log-probabilities that are reported.
     """
 
     def __init__(
@@ -61,7 +67,9 @@ class Sampler:
         vocab_size: int,
         kernels: ctypes.CDLL | None = None,
         find_cut: FindCut = lowest_kept,
+        log_totals: LogTotals | None = None,
     ) -> None:
+        self.log_totals = log_totals
         self._vocab_size = vocab_size
         self._kernels = kernels
         self._find_cut = find_cut
@@ -82,7 +90,7 @@ class Sampler:
         highest, chosen = largest(adjusted, self._kernels)
         _check_finite(highest, logits)
         chosen = self._with_draws(chosen, adjusted, highest, numbers.draws)
-        return read_tokens(chosen, _logprobs(logits, rows, numbers.asked, chosen))
+        return read_tokens(chosen, _logprobs(logits, rows, numbers.asked, chosen, self.log_totals))
 
     @torch.inference_mode()
     def choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Choices:
@@ -96,7 +104,7 @@ class Sampler:
         is_chosen = highest.isfinite()
         is_finite = is_chosen if adjusted is logits else logits.amax(dim=-1).isfinite()
         chosen = chosen.masked_fill(~is_chosen, 0)
-        logprobs = _logprobs(logits, rows, numbers.asked, chosen)
+        logprobs = _logprobs(logits, rows, numbers.asked, chosen, self.log_totals)
         return Choices(chosen, is_chosen, is_finite, logprobs)
 
     def _with_draws(
@@ -206,13 +214,15 @@ def _logprobs(
     rows: Sequence[SampleRow],
     asked: torch.Tensor | None,
     chosen: torch.Tensor,
+    log_totals: LogTotals | None,
 ) -> ChosenLogprobs | None:
     """Log-probabilities for the rows `asked` [L]; `chosen` [R] are the ids chosen from `logits`
     [R, vocab]."""
     if asked is None:
         return None
     wanted = [(position, row.params.logprobs) for position, row in enumerate(rows)]
-    logprobs = logits[asked].log_softmax(dim=-1)
+    raw = logits[asked]
+    logprobs = raw.log_softmax(dim=-1) if log_totals is None else raw - log_totals(raw)
     best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[-1]), dim=-1)
     return ChosenLogprobs(
         [position for position, count in wanted if count is not None],

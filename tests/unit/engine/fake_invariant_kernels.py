@@ -134,7 +134,13 @@ def multiply(
         out[row] = (sums if add is None else sums + add[row].float()).to(out.dtype)
 
 
-KERNELS = InvariantKernels(attend_tiles, multiply, "invariant-stand-in")
+def log_totals(logits: torch.Tensor) -> torch.Tensor:
+    """As `engine.gpu.invariant_ops.log_totals`."""
+    assert logits.is_contiguous()
+    return torch.cat([row.logsumexp(0).view(1, 1) for row in logits])
+
+
+KERNELS = InvariantKernels(attend_tiles, multiply, log_totals, "invariant-stand-in")
 
 
 class StandIn(InvariantBackend):

@@ -16,7 +16,7 @@ from engine.engine import Engine
 from engine.gpu.invariant_backend import InvariantKernels
 from engine.loader import EngineConfig, load_engine
 from protocol.errors import ConfigError
-from protocol.sampling import TokenLogprobs
+from protocol.sampling import PromptLogprobs, TokenLogprobs
 from scheduling.scheduler import SchedulerConfig
 from tests.paths import DEMO_MODEL
 from tests.sequences import greedy, sequence_of
@@ -55,20 +55,25 @@ PROMPTS = [[(7 * i + 31 * n) % 1900 + 20 for i in range(n)] for n in (90, 33, 61
 Text = list[tuple[int, TokenLogprobs | None]]
 
 
-def texts(engine: Engine, prompts: list[list[int]], num_output: int = 5) -> list[Text]:
-    """The continuations, with the log-probabilities of 20 tokens at each place."""
+def texts(
+    engine: Engine, prompts: list[list[int]], num_output: int = 5
+) -> list[tuple[Text, PromptLogprobs | None]]:
+    """The continuations, with the log-probabilities of 20 tokens at each place, and the prompts'
+    log-probabilities."""
     found: dict[str, Text] = {}
+    sequences = []
     for number, prompt in enumerate(prompts):
-        params = greedy(num_output, logprobs=20)
+        params = greedy(num_output, logprobs=20, prompt_logprobs=2)
         name = f"r{number}"
         sequence = sequence_of(prompt, params, BLOCK_SIZE, request_id=name, root_hash=name.encode())
+        sequences.append(sequence)
         engine.scheduler.add(sequence)
     while engine.scheduler.has_work:
         result = engine.run(engine.plan())
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             text = found.setdefault(produced.sequence.request_id, [])
             text.append((produced.token_id, logprobs))
-    return [found[f"r{number}"] for number in range(len(prompts))]
+    return [(found[each.request_id], each.take_prompt_logprobs()) for each in sequences]
 
 
 def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_other_chunks(kernels) -> None:
@@ -82,14 +87,33 @@ def test_a_product_whose_sums_depend_on_the_batch_is_found_out(kernels) -> None:
         order = torch.arange(x.shape[1]).roll(len(x))
         multiply(x[:, order], weight[:, order], *rest)
 
-    kernels[0] = InvariantKernels(KERNELS.attend_tiles, by_batch, "")
+    kernels[0] = replace(KERNELS, multiply=by_batch)
     [alone] = texts(engine(512), PROMPTS[:1])
     assert texts(engine(16), PROMPTS)[0] != alone
 
 
+def test_log_probabilities_are_totalled_by_the_modes_kernel(kernels) -> None:
+    totalled = []
+
+    def log_totals(logits: torch.Tensor) -> torch.Tensor:
+        totalled.append(len(logits))
+        return KERNELS.log_totals(logits) + 1.0
+
+    kernels[0] = replace(KERNELS, log_totals=log_totals)
+    [(changed, of_prompt)] = texts(engine(512), PROMPTS[:1])
+    kernels[0] = KERNELS
+    [(text, _)] = texts(engine(512), PROMPTS[:1])
+    assert totalled == [len(PROMPTS[0]) - 1, 1, 1, 1, 1, 1]
+    assert of_prompt is not None
+    for (_, moved), (_, expected) in zip(changed, text, strict=True):
+        assert moved is not None
+        assert expected is not None
+        assert moved.logprob == pytest.approx(expected.logprob - 1.0)
+
+
 def test_workers_must_agree_on_the_mode_to_hand_over(kernels) -> None:
     ours = engine(512).layout
-    kernels[0] = InvariantKernels(KERNELS.attend_tiles, multiply, "")
+    kernels[0] = replace(KERNELS, numerics="")
     theirs = engine(512).layout
     assert ours.model_fingerprint == f"{theirs.model_fingerprint}-{KERNELS.numerics}"
     assert ours.fingerprint != theirs.fingerprint

@@ -93,3 +93,13 @@ def test_norms_and_gates_are_row_by_row() -> None:
     for rows in ([0], [36], [5, 30, 5]):
         assert torch.equal(ops.norm(x[rows], weight), ops.norm(x, weight)[rows])
         assert torch.equal(ops.gate(x[rows]), ops.gate(x)[rows])
+
+
+@pytest.mark.parametrize("size", [7, 4096, 5000])
+def test_totals_of_log_probabilities_are_those_of_float64(size: int) -> None:
+    logits = 9 * torch.randn((3, size), generator=torch.Generator().manual_seed(0))
+    logits = logits.to(DEVICE)
+    totals = invariant_ops.log_totals(logits)
+    expected = logits.double().logsumexp(dim=-1, keepdim=True)
+    torch.testing.assert_close(totals.double(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(invariant_ops.log_totals(logits[1:2]), totals[1:2])
