@@ -98,7 +98,7 @@ class TokenBytes:
         self.strips_leading_space = True
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The printable stand-in of every byte, as GPT-2's byte-level BPE defines it."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -107,7 +107,7 @@ def _byte_alphabet() -> dict[str, int]:
     return stand_ins
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = byte_alphabet()
 
 
 def _byte_level(token: str) -> bytes:

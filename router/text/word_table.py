@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain, islice
 from typing import Any
 
@@ -23,12 +23,14 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 
 from router.text.character_classes import SPACES, character_classes
+from router.text.token_bytes import byte_alphabet
 
 MAX_TEXT_CHARS = 8192
 MAX_WORD_CHARS = 128
 MAX_WORDS = 1 << 15
 MAX_NEW_WORDS = 16
-"""Up to this many unknown words of a text are encoded one by one; with more, the whole text is."""
+"""Up to this many unknown words of a text are looked up in the model; with more, the whole text is
+encoded."""
 
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA_3 = (
@@ -43,6 +45,7 @@ _SAMPLE = (
     "I'll SAY \"it's\" 12345 times,\n\n  don't  you?!\n\t x=[1.5];\x00\x1c\x1f\x7f \r\n\f _a  "
 )
 
+_STAND_INS = {byte: character for character, byte in byte_alphabet().items()}
 _find_seam = re.compile("[A-Za-z](?= [A-Za-z])").search
 _Ids = tuple[int, ...]
 
@@ -52,12 +55,13 @@ class WordTable:
 
     def __init__(self, tokenizer: HfTokenizer, pattern: str) -> None:
         """`pattern` is one of `PATTERNS`."""
-        self._tokenizer = tokenizer
+        self._model = tokenizer.model
+        self._added = _added_tokens(tokenizer)
         self._find = re.compile(_for_python(pattern)).findall
         self._find_uncertain = re.compile(f"[^{character_classes().certain}]").search
         self._must_be_nfc = tokenizer.normalizer is not None
-        self._cut = _cutter(tokenizer)
-        self._has_seams = not any(" " in each for each in _added_tokens(tokenizer))
+        self._cut = _cutter(self._added)
+        self._has_seams = not any(" " in each for each in self._added)
         self._ids: dict[str, _Ids] = {}
 
     def takes(self, text: str) -> bool:
@@ -73,19 +77,31 @@ class WordTable:
         """The text's token ids, without special tokens; None if the tokenizer is needed."""
         if not self.takes(text):
             return None
-        words = self._words(text)
         known = self._ids  # entries are never removed; `_bound` replaces the dict
-        try:
-            return list(chain.from_iterable(map(known.__getitem__, words)))
-        except KeyError:
-            new = {word for word in words if word not in known}
-        if len(new) > MAX_NEW_WORDS or max(map(len, new), default=0) > MAX_WORD_CHARS:
-            return None
-        for word in new:
-            (encoding,) = self._tokenizer.encode_batch_fast([word], add_special_tokens=False)
-            known[word] = tuple(encoding.ids)
-        self._bound()
-        return list(chain.from_iterable(map(known.__getitem__, words)))
+        found = map(known.__getitem__, self._words(text))
+        ids: list[int] = []
+        num_new = 0
+        while True:
+            try:
+                ids.extend(chain.from_iterable(found))
+                break
+            except KeyError as unknown:  # `ids` has the words before it, `found` those behind it
+                (word,) = unknown.args
+            num_new += 1
+            if num_new > MAX_NEW_WORDS or len(word) > MAX_WORD_CHARS:
+                return None
+            known[word] = self._ids_of(word)
+            ids += known[word]
+        if num_new:
+            self._bound()
+        return ids
+
+    def _ids_of(self, word: str) -> _Ids:
+        """The ids of a word, from the model alone: a third of the cost of an encoding."""
+        if word in self._added:
+            return (self._added[word],)
+        stand_ins = word.encode().decode("latin-1").translate(_STAND_INS)
+        return tuple([token.id for token in self._model.tokenize(stand_ins)])
 
     def learn(self, text: str, encoding: Encoding) -> bool:
         """Learn the words of a text from its encoding; False if the encoding has other words."""
@@ -189,18 +205,19 @@ def _for_python(pattern: str) -> str:
     return pattern
 
 
-def _cutter(tokenizer: HfTokenizer) -> Callable[[str], list[Any]] | None:
+def _cutter(added: Collection[str]) -> Callable[[str], list[Any]] | None:
     """A function that splits a text into alternating plain texts and added tokens. Of several
     added tokens that begin at one place, the longest counts."""
-    added = _added_tokens(tokenizer)
     if not added:
         return None
     longest_first = sorted(added, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
 
 
-def _added_tokens(tokenizer: HfTokenizer) -> set[str]:
-    return {each.content for each in tokenizer.get_added_tokens_decoder().values()} - {""}
+def _added_tokens(tokenizer: HfTokenizer) -> dict[str, int]:
+    """The ids of the added tokens by their texts."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: id_ for id_, token in added.items() if token.content}
 
 
 def _by_word(encoding: Encoding) -> list[list[int]]:
