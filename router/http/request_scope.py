@@ -12,10 +12,10 @@ the body that were ignored.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from os import urandom
 from typing import Protocol
 from urllib.parse import quote
 
@@ -39,6 +39,7 @@ MAX_CLIENT_ID_CHARS = 128
 MAX_IGNORED_BYTES = 1024
 _KEY = "baton.request"
 _OTHER = "other"
+_ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _UNCOUNTED = nullcontext()
 
@@ -59,7 +60,7 @@ class RequestRecord:
     headers: dict[bytes, bytes]
     budget: ByteBudget
     trace: TraceContext | None = None
-    request_id: str = field(default_factory=lambda: new_id("req-"))
+    request_id: str = field(default_factory=lambda: f"req-{urandom(_ID_BYTES).hex()}")
     arrived_us: int = field(default_factory=wall_us)
     ended_us: int = 0
     status: int | None = None
@@ -75,6 +76,10 @@ class RequestRecord:
         """The value of the client's header with this lower-case name, if there is one."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def use_prefix(self, prefix: str) -> None:
+        """Begin the id as the endpoint's ids do; its unguessable digits stay."""
+        self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
 
     def terms(self) -> RequestTerms:
         """What the request may do. Raises InvalidRequest for a malformed time to wait."""
@@ -133,11 +138,6 @@ class RequestRecord:
         if self.ignored:
             names.append((b"x-baton-ignored", ignored_header(self.ignored)))
         return names
-
-
-def new_id(prefix: str) -> str:
-    """An unguessable id: 32 hexadecimal digits after the prefix."""
-    return prefix + secrets.token_hex(16)
 
 
 def ignored_header(names: Sequence[str]) -> bytes:

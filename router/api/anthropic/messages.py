@@ -28,7 +28,7 @@ from router.api.stream_identity import identify
 from router.api.structured_outputs import schema_grammar
 from router.chat.conversation import Conversation
 from router.http.anthropic_errors import anthropic_error
-from router.http.request_scope import new_id, record_of
+from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is, named_event
 from router.text.grammar import check_schema_length
 from router.text.json_schemas import SchemaReader
@@ -53,7 +53,7 @@ def messages_router(context: ApiContext) -> APIRouter:
         return replace(asked, reasoning_effort=None)
 
     async def create_message(request: Request) -> Response:
-        record_of(request.scope).request_id = new_id("msg_")
+        record_of(request.scope).use_prefix("msg_")
         fields = await read_body(request, context, MessagesRequest)
         asked = await conversation(request, fields)
         generation = fields.generation

@@ -43,7 +43,7 @@ from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar
 from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
-from router.http.request_scope import new_id, record_of
+from router.http.request_scope import record_of
 from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
 from router.text.bad_words import bad_word_tokens
@@ -55,7 +55,7 @@ def chat_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_chat_completion(request: Request) -> Response:
-        record_of(request.scope).request_id = new_id("chatcmpl-")
+        record_of(request.scope).use_prefix("chatcmpl-")
         fields = await read_body(request, context, ChatRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)

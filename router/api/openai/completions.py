@@ -41,7 +41,7 @@ from router.api.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar
-from router.http.request_scope import new_id, record_of
+from router.http.request_scope import record_of
 from router.requests.choices import Choice
 from router.requests.output_text import TextDelta
 from router.text.bad_words import bad_word_tokens
@@ -56,7 +56,7 @@ def completions_router(context: ApiContext) -> APIRouter:
     router = APIRouter()
 
     async def create_completion(request: Request) -> Response:
-        record_of(request.scope).request_id = new_id("cmpl-")
+        record_of(request.scope).use_prefix("cmpl-")
         fields = await read_body(request, context, CompletionRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)

@@ -35,7 +35,7 @@ from router.api.stream_identity import identify
 from router.api.strict_model import check_bounds
 from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
-from router.http.request_scope import new_id, record_of
+from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is
 from router.requests.event_ids import StreamIdentity
 
@@ -49,7 +49,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
     router = APIRouter()
 
     async def create_response(request: Request) -> Response:
-        record_of(request.scope).request_id = new_id("resp-")
+        record_of(request.scope).use_prefix("resp-")
         fields = await read_body(request, context, ResponsesRequest)
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
