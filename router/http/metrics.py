@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from router.fast_metrics import TokenCounter, TokenHistogram, buckets
+from router.fast_metrics import MAX_ASIDE, TokenCounter, TokenHistogram, buckets
 
 CLIENT_GONE_STATUS = 499
 """The status that counts requests whose client left before the end."""
@@ -74,7 +74,10 @@ class ApiMetrics:
             registry,
         )
         self.output_tokens = TokenCounter(
-            "baton_output_tokens", "Generated tokens that reached the API", registry
+            "baton_output_tokens",
+            "Generated tokens that reached the API",
+            registry,
+            more=lambda: self.between_tokens.count,  # all but those of each choice's first delta
         )
 
     def endpoint(self, name: str) -> EndpointMetrics:
@@ -137,10 +140,12 @@ class _Endpoints(Collector):
 
 
 class LatencyProbe:
-    """Observes the deltas of one choice."""
+    """Observes the deltas of one choice. Every token pays for it."""
 
     def __init__(self, metrics: ApiMetrics, arrived: float, counts_prompt: bool) -> None:
         self._metrics = metrics
+        self._clock = metrics.clock
+        self._aside = metrics.between_tokens.aside
         self._previous = arrived
         self._has_token = False
         self._counts_prompt = counts_prompt
@@ -148,17 +153,25 @@ class LatencyProbe:
 
     def observe(self, num_tokens: int, cached_tokens: int) -> None:
         """Count tokens that just arrived; they share the time since the previous delta."""
-        if self._counts_prompt and cached_tokens > self._cached_tokens:
-            self._metrics.cached_tokens.value += cached_tokens - self._cached_tokens
-            self._cached_tokens = cached_tokens
+        if cached_tokens > self._cached_tokens:
+            self._count_cached(cached_tokens)
         if num_tokens == 0:
             return
-        now = self._metrics.clock()
+        now = self._clock()
         elapsed = now - self._previous
         self._previous = now
-        self._metrics.output_tokens.value += num_tokens
-        if self._has_token:
+        if self._has_token and num_tokens == 1:  # nearly every delta
+            self._aside.append(elapsed)
+            if len(self._aside) >= MAX_ASIDE:
+                self._metrics.between_tokens.sort_in()
+        elif self._has_token:
             self._metrics.between_tokens.observe(elapsed / num_tokens, num_tokens)
         else:
+            self._metrics.output_tokens.value += num_tokens
             self._metrics.first_token.observe(elapsed)
             self._has_token = True
+
+    def _count_cached(self, cached_tokens: int) -> None:
+        if self._counts_prompt:
+            self._metrics.cached_tokens.value += cached_tokens - self._cached_tokens
+        self._cached_tokens = cached_tokens

@@ -7,7 +7,7 @@ from dataclasses import fields
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from router.fast_metrics import TokenCounter, TokenHistogram
+from router.fast_metrics import MAX_ASIDE, PhaseHistograms, TokenCounter, TokenHistogram
 from router.fleet.metrics import FleetMetrics
 from router.http.metrics import ApiMetrics
 from router.settings import RouterSettings
@@ -32,6 +32,37 @@ def test_they_show_what_the_librarys_own_would() -> None:
         for _ in range(2):
             same.observe(value)
         same_counter.inc()
+    assert shown(ours) == shown(theirs)
+
+
+def test_values_are_put_aside_until_they_are_many_or_read() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = TokenHistogram("pauses", "Pauses", BOUNDS, ours)
+    same = Histogram("pauses", "Pauses", buckets=BOUNDS, registry=theirs)
+    values = [0.25 * (place % 11) for place in range(MAX_ASIDE + 3)]
+    for number, value in enumerate(values, start=1):
+        histogram.observe(value)
+        same.observe(value)
+        assert histogram.count == number
+        assert len(histogram.aside) == number % MAX_ASIDE
+    assert shown(ours) == shown(theirs)
+    assert histogram.aside == []
+
+
+def test_phases_are_put_aside_until_they_are_many_or_read() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    names = {"queue_ms": ("queue", "Queue"), "decode_ms": ("decode", "Decode")}
+    phases = PhaseHistograms(names, BOUNDS, ours)
+    same = {
+        key: Histogram(name, text, buckets=BOUNDS, registry=theirs)
+        for key, (name, text) in names.items()
+    }
+    for place in range(MAX_ASIDE + 3):
+        durations = {"queue_ms": 250.0 * (place % 11), "decode_ms": None if place % 2 else 500.0}
+        phases.observe(durations)
+        for key, value in durations.items():
+            if value is not None:
+                same[key].observe(value / 1000)
     assert shown(ours) == shown(theirs)
 
 
