@@ -4,6 +4,8 @@
 
 Recording is what `router.telemetry` and the metrics learn of requests: traces, forecasts, receipts,
 counters, histograms, history and cache figures. `bench.router.recording` measures what it costs.
+What stays on: the two fields of a trace that the dispatcher sets with each token, for the price of
+a statement.
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ SILENT: list[tuple[Any, str, Callable[..., None]]] = [
     (TraceStore, "end", _forget),
     (TraceStore, "attach_decode", _nothing),
     (TraceStore, "attach_prefill", _nothing),
-    (RequestTrace, "note_tokens", _nothing),
     (launch, "forecast", _nothing),
     (ReuseCurve, "use", _nothing),
     (fast_metrics.LabelledCounts, "add", _nothing),

@@ -384,14 +384,18 @@ class Dispatcher:
         if fresh and generation.num_attempts > 1:  # a first attempt follows no failure
             generation.failures.on_progress(attempt, num_new)
         trace = generation.trace
-        is_first = not trace.first_token_received_us
-        if fresh and is_first:
+        is_first = bool(fresh) and not trace.first_token_received_us
+        if is_first:
             trace.first_token_received_us = now_us
         for each in fresh:
             cached, told = generation.cached_tokens, each.prompt_logprobs
             delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)
             generation.deliver(delta)
-            trace.note_tokens(len(each.token_ids), self._traces.wall_us() if is_first else now_us)
+            if is_first:
+                now_us = self._traces.wall_us()  # the first token is timed when it is delivered
+                trace.first_token_us = trace.first_token_us or now_us
+            trace.last_token_us = now_us
+        trace.num_output_tokens = len(stream.token_ids)
         if stream.finish is not None:
             generation.drop_attempt()
             return

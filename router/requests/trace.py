@@ -66,7 +66,7 @@ class RequestTrace(msgspec.Struct):
 
     `context` is the trace that the request is part of, the client's own or one that begins here;
     `owner` the digest of the key that sent the request, `key` its name. `phases` are the durations
-    at the end.
+    at the end. The dispatcher counts and times the tokens, without a call for each.
     """
 
     request_id: str
@@ -84,13 +84,6 @@ class RequestTrace(msgspec.Struct):
     owner: bytes = b""
     key: str = ""
     phases: dict[str, float | None] = {}
-
-    def note_tokens(self, count: int, now_us: int) -> None:
-        """Tokens went out to the client."""
-        if not self.first_token_us:
-            self.first_token_us = now_us
-        self.last_token_us = now_us
-        self.num_output_tokens += count
 
     def find(self, attempt: int) -> AttemptTrace | None:
         """The attempt with this number, if there is one."""

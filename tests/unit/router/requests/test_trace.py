@@ -119,8 +119,7 @@ def test_durations_of_a_remote_attempt(store: TraceStore) -> None:
     prefill = prefill_trace("p1", received_us=500, scheduled_us=2_000, chunks=chunks)
     store.attach_prefill("r", 1, prefill, is_final=False)
     store.attach_decode("r", 1, DecodeTrace(worker_id="d1", received_us=1, first_step_us=11_000))
-    trace.note_tokens(1, 1_020_000)
-    trace.note_tokens(4, 1_060_000)
+    trace.first_token_us, trace.last_token_us, trace.num_output_tokens = 1_020_000, 1_060_000, 5
     assert trace.durations() == {
         "tokenize_ms": 0.0,
         "placement_ms": 0.0,
@@ -165,8 +164,7 @@ def test_histograms_count_what_happened_only(
     run(store, "r")
     assert registry.get_sample_value("baton_handoff_seconds_count") == 0
     trace = store.begin("s", 5)
-    trace.note_tokens(1, 2_000_000)
-    trace.note_tokens(1, 2_500_000)
+    trace.first_token_us, trace.last_token_us, trace.num_output_tokens = 2_000_000, 2_500_000, 2
     store.end(trace, "finished")
     assert registry.get_sample_value("baton_decode_seconds_sum") == 0.5
 
