@@ -9,6 +9,7 @@ divided by the sampling rate. Pure, and bounded in memory.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 MAX_TRACKED = 4096
@@ -27,9 +28,9 @@ class ReuseCurve:
         self._max_tracked = max_tracked
         self._limit = 1 << _BITS  # hashes below it are sampled
         self._limit_digest = b"\xff" * 64  # the same, to compare whole hashes with
-        self._last: dict[int, int] = {}  # sampled hash -> time of its last use
+        self._last: dict[int, int] = {}  # sampled hash -> number of its last use
         self._largest: list[int] = []  # a heap of the sampled hashes, negated
-        self._tree = _Counter()
+        self._times: list[int] = []  # these numbers, in order
         self._histogram: dict[int, float] = {}
         self._misses = 0.0  # first uses
         self._num_uses = 0
@@ -69,30 +70,30 @@ class ReuseCurve:
         return ratios
 
     def _use(self, value: int) -> None:
-        weight, tree = (1 << _BITS) / self._limit, self._tree
+        weight = (1 << _BITS) / self._limit
         before = self._last.get(value)
         if before is None:
             self._misses += weight
             heapq.heappush(self._largest, -value)
         else:
-            bucket = _bucket(round(tree.since(before) * weight))
+            num_later = len(self._times) - bisect_right(self._times, before)
+            bucket = _bucket(round(num_later * weight))
             self._histogram[bucket] = self._histogram.get(bucket, 0.0) + weight
-            tree.remove(before)
-        self._last[value] = tree.add()
+            self._forget(before)
+        self._num_uses += 1
+        self._last[value] = self._num_uses
+        self._times.append(self._num_uses)
         if len(self._last) > self._max_tracked:
             self._lower_rate()
         self._in_tick += 1
-        self._num_uses += 1
         if self._num_uses % _HALF_LIFE == 0:
             self._misses /= 2
             self._histogram = {key: value / 2 for key, value in self._histogram.items()}
-        if tree.is_full:
-            self._renumber()
 
     def _lower_rate(self) -> None:
         """Drop the largest hash, and sample only smaller ones from now on."""
         self._limit = -heapq.heappop(self._largest)
-        self._tree.remove(self._last.pop(self._limit))
+        self._forget(self._last.pop(self._limit))
         self._limit_digest = self._limit.to_bytes(_DIGEST_BYTES, "big")
 
     def _halve_rate(self) -> None:
@@ -101,52 +102,11 @@ class ReuseCurve:
         self._limit_digest = self._limit.to_bytes(_DIGEST_BYTES, "big")
         self._in_tick = 0
         while self._largest and -self._largest[0] >= self._limit:
-            self._tree.remove(self._last.pop(-heapq.heappop(self._largest)))
+            self._forget(self._last.pop(-heapq.heappop(self._largest)))
 
-    def _renumber(self) -> None:
-        """Number the last uses from zero again."""
-        self._tree = _Counter()
-        for value, _ in sorted(self._last.items(), key=lambda each: each[1]):
-            self._last[value] = self._tree.add()
-
-
-class _Counter:
-    """Marks at increasing times; counts those since a time (Fenwick, 1994)."""
-
-    _SIZE = 1 << 13
-
-    def __init__(self) -> None:
-        self.is_full = False
-        self._sums = [0] * (self._SIZE + 1)
-        self._now = 0
-        self._marks = 0
-
-    def add(self) -> int:
-        """Mark the next time; returns it."""
-        self._now += 1
-        self.is_full = self._now >= self._SIZE
-        self._change(self._now, 1)
-        self._marks += 1
-        return self._now
-
-    def remove(self, time: int) -> None:
-        """Take a mark away."""
-        self._change(time, -1)
-        self._marks -= 1
-
-    def since(self, time: int) -> int:
-        """How many marks are later than `time`."""
-        until = 0
-        while time:
-            until += self._sums[time]
-            time &= time - 1
-        return self._marks - until
-
-    def _change(self, time: int, by: int) -> None:
-        sums, size = self._sums, self._SIZE
-        while time <= size:
-            sums[time] += by
-            time += time & -time
+    def _forget(self, number: int) -> None:
+        """This is no last use any more. The list is short, and what moves is one block."""
+        del self._times[bisect_left(self._times, number)]
 
 
 def _bucket(distance: int) -> int:

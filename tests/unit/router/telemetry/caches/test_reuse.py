@@ -62,11 +62,12 @@ def test_a_larger_cache_never_misses_more_and_nothing_is_nothing() -> None:
 
 
 def test_it_goes_on_after_many_uses() -> None:
-    """Times are numbered again when they run out."""
+    """Old uses are forgotten: what the curve remembers is bounded."""
     curve = ReuseCurve(max_tracked=64)
     for turn in range(40_000):
         curve.use([digest(turn % 32)])
         curve.tick()
+    assert len(curve._times) == len(curve._last) == 32
     (hit, miss) = curve.miss_ratio([40, 16])
     assert hit is not None
     assert miss is not None
