@@ -193,6 +193,14 @@ async def test_another_protocol_is_refused(serve: Serve, data: bytes, size: int)
     assert "HTTP/1.1" in error["message"]
 
 
+@pytest.mark.parametrize("cut", range(len("GET /live "), len("GET /live RTSP/1.1\r\n")))
+async def test_another_protocol_is_refused_wherever_its_name_is_cut(serve: Serve, cut: int) -> None:
+    served = await serve()
+    status, error = await refusal(served, WITH_RTSP[:cut], WITH_RTSP[cut:])
+    assert status == 400
+    assert "HTTP/1.1" in error["message"]
+
+
 async def test_another_protocol_right_behind_a_body_is_refused(serve: Serve) -> None:
     served = await serve()
     served.tokens(1)
