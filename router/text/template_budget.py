@@ -28,6 +28,7 @@ _MACRO_STEPS = 10
 _EACH, _SIZED, _LITERAL = "each one", "sized one", "literal one"  # no names for templates to write
 _COUNTED_AT_ONCE = (list, tuple, dict)  # isinstance() is faster with a tuple than with a union
 _SIZED_TYPES = (str, list, tuple)
+_METHODS = frozenset(dir(dict))
 _WIDTH = re.compile(r"\*|\d{5,}")
 
 
@@ -99,6 +100,19 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         CURRENT.get().step(_MACRO_STEPS if isinstance(__obj, Macro) else 1)
         _check_arguments(__obj, args, kwargs)
         return _checked(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item for a template. The sandbox raises and catches two errors for each field that a
+        message lacks."""
+        if type(obj) is dict and type(argument) is str and argument not in _METHODS:
+            return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute for a template, or else an item."""
+        if type(obj) is dict and attribute not in _METHODS:
+            return self.getitem(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandboxed `format` of a text; None for any other value."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jinja2
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from protocol.errors import InvalidRequest, ModelLoadError
 from router.text import template_budget
 from router.text.chat_template import ChatTemplate
-from router.text.template_budget import BudgetExceeded
+from router.text.template_budget import CURRENT, Budget, BudgetedEnvironment, BudgetExceeded
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 LOOP = "{% set ns = namespace(s='x') %}{% for i in range(60) %}BODY{% endfor %}{{ ns.s }}"
@@ -121,3 +123,30 @@ def test_the_largest_conversation_fits() -> None:
     )
     text = ChatTemplate(source, {}).render([{"role": "user", "content": " x" * 500}] * 16_384)
     assert len(text) == 16_384 * 999
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "m.role", "m['role']", "m.name", "m['name']", "m.name is defined", "m['name'] is none",
+        "m.get('role')", "m['get'] is defined", "m.items() | list", "m['items']",
+        "m.keys is defined",
+        "m['keys'] is defined", "m.__class__ is defined", "m['__class__'] is defined", "m[0]",
+        "m.inner.deep", "m['inner']['none'] is defined", "m.inner.none", "'a'.upper()", "x[1]",
+        "x.append is defined", "m.update({})", "m.clear is defined", "m[['role']]",
+    ],
+)  # fmt: skip
+def test_fields_are_found_as_in_the_sandbox(expression: str) -> None:
+    message = {"role": "user", "items": ["own"], "inner": {"deep": 1}}
+
+    def found(environment: jinja2.Environment) -> str:
+        token = CURRENT.set(Budget())
+        try:
+            template = environment.from_string("{{ " + expression + " }}")
+            return template.render(m=dict(message), x=[1, 2])
+        except (jinja2.TemplateError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            CURRENT.reset(token)
+
+    assert found(BudgetedEnvironment()) == found(ImmutableSandboxedEnvironment())
