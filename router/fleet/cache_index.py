@@ -12,6 +12,7 @@ burst of equal prompts goes to the same worker as the first one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,9 @@ class CacheIndex:
         self._unsorted: deque[tuple[_WorkerBlocks, Iterator[bytes]]] = deque()
         self._free_bits: list[int] = []
         self._num_bits = 0
+        self._everybody = 0  # the bits of all workers
+        self._names: dict[int, str] = {}  # by bit
+        self._next_expiry = math.inf  # of expected blocks, or earlier
         self.gaps = 0
 
     def join(self, worker_id: str, incarnation: str) -> None:
@@ -86,13 +90,17 @@ class CacheIndex:
         if not self._free_bits:
             self._free_bits.append(1 << self._num_bits)
             self._num_bits += 1
-        self._workers[worker_id] = _WorkerBlocks(incarnation, self._free_bits.pop())
+        bit = self._free_bits.pop()
+        self._workers[worker_id] = _WorkerBlocks(incarnation, bit)
+        self._everybody |= bit
+        self._names[bit] = worker_id
 
     def leave(self, worker_id: str) -> None:
         """Forget a worker."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             worker.is_gone = True
+            self._everybody &= ~worker.bit
             self._forget_pending(worker, list(worker.pending))
             self._sort(worker, worker.hashes)
 
@@ -185,8 +193,7 @@ class CacheIndex:
     def tidy(self, now: float) -> None:
         """Index the next part of caches that were too large to index at once, and forget expired
         expectations. Call it periodically."""
-        for worker in self._workers.values():
-            self._expire(worker, now)
+        self._expire_all(now)
         self._sort_some()
 
     def expect(self, worker_id: str, hashes: Sequence[bytes], now: float) -> None:
@@ -202,6 +209,7 @@ class CacheIndex:
         if new:
             worker.pending.update(dict.fromkeys(new, expiry))
             worker.routed.append((expiry, new))
+            self._next_expiry = min(self._next_expiry, expiry)
             self._expected.add(worker.bit, new)
         while len(worker.pending) > MAX_PENDING and len(worker.routed) > 1:
             self._forget_pending(worker, worker.routed.popleft()[1])
@@ -209,31 +217,28 @@ class CacheIndex:
     def matches(self, hashes: Sequence[bytes], now: float) -> dict[str, PrefixMatch]:
         """How many leading blocks of a prompt each worker holds now and will soon hold, of the
         workers that hold any. Behind the first `EXACT_BLOCKS` blocks, holes may be overlooked."""
-        if not (hashes and (self._held.of(hashes[0]) or self._expected.of(hashes[0]))):
-            return {}  # a new prompt, as many are
-        everybody = expecting = 0
-        for worker in self._workers.values():
-            everybody |= worker.bit
-            if worker.routed and worker.routed[0][0] <= now:
-                self._expire(worker, now)
-            if worker.pending:
-                expecting |= worker.bit
+        if not hashes:
+            return {}
+        if now >= self._next_expiry:
+            self._expire_all(now)
+        first, everybody = hashes[0], self._everybody
+        if not self._held.of(first) & everybody:
+            expecting = self._expected.of(first)
+            if not expecting:
+                return {}  # a new prompt, as many are
+            soon = _by_bit(self._held.runs(hashes, expecting, also=self._expected))
+            return {self._names[bit]: PrefixMatch(0, count) for bit, count in soon.items()}
         runs = self._held.runs(hashes, everybody)
-        if runs and runs[-1].num_blocks == len(hashes):
+        expecting = sum(each.bit for each in self._workers.values() if each.pending)
+        if runs[-1].num_blocks == len(hashes):
             expecting &= ~runs[-1].workers
-        held, soon = _by_bit(runs), _NOTHING
+        found = {bit: PrefixMatch(count, count) for bit, count in _by_bit(runs).items()}
         if expecting:
             start = next(each.num_blocks for each in runs if each.workers & expecting)
             soon = _by_bit(self._held.runs(hashes, expecting, start, also=self._expected))
-        found: dict[str, PrefixMatch] = {}
-        if not held and not soon:
-            return found
-        for worker_id, worker in self._workers.items():
-            count = held.get(worker.bit, 0)
-            expected = soon.get(worker.bit, count)
-            if expected:
-                found[worker_id] = PrefixMatch(count, expected)
-        return found
+            for bit, count in soon.items():
+                found[bit] = PrefixMatch(found.get(bit, NO_MATCH).held, count)
+        return {self._names[bit]: each for bit, each in found.items()}
 
     def match(self, worker_id: str, hashes: Sequence[bytes], now: float) -> PrefixMatch:
         """The same of one worker."""
@@ -299,6 +304,14 @@ class CacheIndex:
                 if worker.is_gone and not any(each is worker for each, _ in self._unsorted):
                     self._free_bits.append(worker.bit)
 
+    def _expire_all(self, now: float) -> None:
+        """Forget all expired expectations."""
+        self._next_expiry = math.inf
+        for worker in self._workers.values():
+            self._expire(worker, now)
+            if worker.routed:
+                self._next_expiry = min(self._next_expiry, worker.routed[0][0])
+
     def _expire(self, worker: _WorkerBlocks, now: float) -> None:
         while worker.routed and worker.routed[0][0] <= now:
             _, digests = worker.routed.popleft()
@@ -313,9 +326,6 @@ class CacheIndex:
     def _forget_pending(self, worker: _WorkerBlocks, digests: Iterable[bytes]) -> None:
         gone = [each for each in digests if worker.pending.pop(each, None) is not None]
         self._expected.remove(worker.bit, gone)
-
-
-_NOTHING: dict[int, int] = {}
 
 
 def _by_bit(runs: list[Run]) -> dict[int, int]:
