@@ -90,14 +90,8 @@ class BrowserCheck:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        host = origin = site = None
-        for name, value in scope["headers"]:
-            if name == _HOST:
-                host = value
-            elif name == _ORIGIN:
-                origin = value
-            elif name == _SITE:
-                site = value
+        headers = dict(scope["headers"])
+        host, origin, site = headers.get(_HOST), headers.get(_ORIGIN), headers.get(_SITE)
         rules = self._rules
         if (
             rules.hosts is not None

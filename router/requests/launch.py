@@ -217,11 +217,13 @@ def _sampling(generation: Generation, attempt: Attempt) -> SamplingParams:
 
 def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generate | Prefill]]:
     """The messages that start an attempt, each with its worker."""
-    request = generation.request
+    request, token_ids = generation.request, generation.request.token_ids
+    if attempt.first_index:
+        token_ids = token_ids + generation.stream.token_ids[: attempt.first_index]
     common: dict[str, Any] = {
         "request_id": request.request_id,
         "attempt": attempt.number,
-        "token_ids": request.token_ids + generation.stream.token_ids[: attempt.first_index],
+        "token_ids": token_ids,
         "num_output": attempt.first_index,
         "sampling": _sampling(generation, attempt),
         "priority": request.priority,
