@@ -85,26 +85,17 @@ class PhaseHistograms(Collector):
         self._bounds_ms = [1000 * each for each in bounds]
         self._counts = {key: [0] * (len(bounds) + 1) for key in phases}
         self._sums_ms = dict.fromkeys(phases, 0.0)
-        self._aside: list[Mapping[str, float | None]] = []
         registry.register(self)
 
-    def observe(self, durations_ms: Mapping[str, float | None]) -> None:
-        """Observe every phase that happened; None for one that did not. The mapping must not
-        change any more."""
-        self._aside.append(durations_ms)
-        if len(self._aside) >= MAX_ASIDE:
-            self._sort_in()
-
-    def _sort_in(self) -> None:
+    def observe(self, durations_ms: Sequence[Mapping[str, float | None]]) -> None:
+        """Observe many requests: every phase that happened; None for one that did not."""
         for key, counts in self._counts.items():
-            values = [value for each in self._aside if (value := each[key]) is not None]
+            values = [value for each in durations_ms if (value := each[key]) is not None]
             self._sums_ms[key] += sum(values)
             count_by_bucket(values, self._bounds_ms, counts)
-        self._aside.clear()
 
     def collect(self) -> Iterable[Metric]:
         """See the library's `Collector`."""
-        self._sort_in()
         for key, (name, text) in self._phases.items():
             total_s = self._sums_ms[key] / 1000
             shown = buckets(self._bounds, self._counts[key])

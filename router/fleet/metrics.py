@@ -5,9 +5,11 @@ The metrics of the HTTP side live with the API. One object per registry, created
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from router.fast_metrics import LabelledCounts, PhaseHistograms, TokenHistogram
 from router.routing.view import Mode, Rule
@@ -47,10 +49,13 @@ BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected")
 
 
 class FleetMetrics:
-    """Counters, gauges and histograms; each is an attribute."""
+    """Counters, gauges and histograms; each is an attribute. `before_reading` is called before they
+    are read, for those who count many things at once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.before_reading: Callable[[], None] = lambda: None
         self._registry = registry
+        registry.register(_Reading(self))  # the first to be read
         self._phases = PhaseHistograms(_PHASES, _SECONDS, registry)
         self.inflight = self._gauge("inflight", "Generations that have not ended")
         self.workers = self._gauge("workers", "Usable workers", "role")
@@ -125,6 +130,18 @@ class FleetMetrics:
         self._predicted.observe(predicted_ms / 1000)
         self._prediction_error.observe(abs(predicted_ms - took_ms) / 1000)
 
-    def observe_durations(self, durations: Mapping[str, float | None]) -> None:
-        """Observe the phases of a generation that ended, in milliseconds; skip None."""
+    def observe_durations(self, durations: Sequence[Mapping[str, float | None]]) -> None:
+        """Observe the phases of generations that ended, in milliseconds; skip None."""
         self._phases.observe(durations)
+
+
+class _Reading(Collector):
+    """Has no metrics, and tells when others are read: a registry reads in order."""
+
+    def __init__(self, metrics: FleetMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """See the library's `Collector`."""
+        self._metrics.before_reading()
+        return ()

@@ -21,10 +21,12 @@ from router.http.origin import CURRENT_ORIGIN
 from router.routing.forecast import Forecast
 from router.routing.view import Placement
 
-_MAX_UNTOLD = 4096
+MAX_UNTOLD = 64
+"""Generations that are accounted for at once, in about a millisecond."""
 _SAME_CLOCK = ClockReading(0, 0)
 EndListener = Callable[["RequestTrace"], None]
-BatchListener = Callable[[Sequence["RequestTrace"]], None]
+Durations = dict[str, float | None]
+BatchListener = Callable[[Sequence["RequestTrace"], Sequence[Durations]], None]
 MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 
 
@@ -65,8 +67,8 @@ class RequestTrace(msgspec.Struct):
     """One generation from its arrival to its end; `outcome` stays None while it runs.
 
     `context` is the trace that the request is part of, the client's own or one that begins here;
-    `owner` the digest of the key that sent the request, `key` its name. `phases` are the durations
-    at the end. The dispatcher counts and times the tokens, without a call for each.
+    `owner` the digest of the key that sent the request, `key` its name. The dispatcher counts and
+    times the tokens, without a call for each.
     """
 
     request_id: str
@@ -83,7 +85,6 @@ class RequestTrace(msgspec.Struct):
     context: TraceContext | None = None
     owner: bytes = b""
     key: str = ""
-    phases: dict[str, float | None] = {}
 
     def find(self, attempt: int) -> AttemptTrace | None:
         """The attempt with this number, if there is one."""
@@ -110,7 +111,7 @@ class RequestTrace(msgspec.Struct):
             return None
         return decode / (self.num_output_tokens - 1)
 
-    def durations(self) -> dict[str, float | None]:
+    def durations(self) -> Durations:
         """Milliseconds of each phase of the last attempt; None where it did not happen. Written
         without helpers where it can be: every request that ends pays for it."""
         received, first, last = self.received_us, self.first_token_us, self.last_token_us
@@ -132,7 +133,7 @@ class RequestTrace(msgspec.Struct):
         return found
 
 
-_NOTHING: dict[str, float | None] = dict.fromkeys(
+_NOTHING: Durations = dict.fromkeys(
     (
         "tokenize_ms", "placement_ms", "dispatch_ms", "queue_ms", "prefill_ms", "ttft_ms",
         "delivery_ms", "handoff_ms", "first_step_ms", "decode_ms", "tpot_ms", "total_ms",
@@ -153,22 +154,32 @@ class TraceStore:
         self._on_ended: list[BatchListener] = []
         self._untold: list[RequestTrace] = []
         self._on_moved: list[MovedListener] = []
+        metrics.before_reading = self.tell_ended
 
     def on_end(self, listener: EndListener) -> None:
         """Call `listener` with each trace when its generation has ended."""
         self._on_end.append(listener)
 
     def on_ended(self, listener: BatchListener) -> None:
-        """Call `listener` with the traces of generations that have ended, many at once: one by one
-        would cost each request more. A listener calls `tell_ended` before it answers others."""
+        """Call `listener` with the traces of generations that have ended and their durations, many
+        at once: one by one would cost each request more. A listener calls `tell_ended` before it
+        answers others."""
         self._on_ended.append(listener)
 
     def tell_ended(self) -> None:
-        """Tell the listeners of `on_ended` which generations have ended since the last call."""
+        """Account for the generations that have ended since the last call: in the metrics, and
+        with the listeners of `on_ended`."""
         untold, self._untold = self._untold, []
-        if untold:
-            for listener in self._on_ended:
-                listener(untold)
+        if not untold:
+            return
+        durations = [each.durations() for each in untold]
+        self._metrics.observe_durations(durations)
+        for trace in untold:
+            self._count_sources(trace)
+            if len(trace.attempts) == 1 and trace.first_token_received_us:
+                self._observe_forecast(trace, trace.attempts[0])
+        for listener in self._on_ended:
+            listener(untold, durations)
 
     def on_moved(self, listener: MovedListener) -> None:
         """Call `listener` when all blocks of an attempt have moved."""
@@ -192,20 +203,14 @@ class TraceStore:
         return trace
 
     def end(self, trace: RequestTrace, outcome: str) -> None:
-        """Close a trace: "finished", "failed", or "closed" if the consumer went away. Its
-        durations go into the metrics. Once a later life of the stream has begun, only the later
-        life's trace is kept."""
+        """Close a trace: "finished", "failed", or "closed" if the consumer went away. Once a later
+        life of the stream has begun, only the later life's trace is kept."""
         trace.outcome = outcome
         trace.finished_us = self.wall_us()
-        trace.phases = trace.durations()
-        self._metrics.observe_durations(trace.phases)
-        self._count_sources(trace)
-        if len(trace.attempts) == 1 and trace.first_token_received_us:
-            self._observe_forecast(trace, trace.attempts[0])
         for listener in self._on_end:
             listener(trace)
         self._untold.append(trace)
-        if len(self._untold) >= _MAX_UNTOLD:
+        if len(self._untold) >= MAX_UNTOLD:
             self.tell_ended()
         if self._running.get(trace.request_id) is not trace:
             return
@@ -287,7 +292,7 @@ class TraceStore:
         return found.find(attempt) if found else None
 
 
-def _add_phases(attempt: AttemptTrace, found: dict[str, float | None]) -> None:
+def _add_phases(attempt: AttemptTrace, found: Durations) -> None:
     """Add the phases of one attempt, on whichever worker they took place.
 
     The handoff lasts from the end of the last chunk to the first decode step that has its KV.

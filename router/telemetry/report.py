@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
-from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
 from router.routing.view import Mode
 from router.telemetry.fleet_load import FleetLoad, SteadyLoad, fleet_load, tpot_target_ms
 from router.telemetry.pairs import PairKey, PairPaths, PairTable
@@ -169,11 +169,10 @@ class FleetReport:
 
     # -- reports of ended requests ------------------------------------------------------------
 
-    def _take_ended(self, traces: Sequence[RequestTrace]) -> None:
+    def _take_ended(self, traces: Sequence[RequestTrace], durations: Sequence[Durations]) -> None:
         slot, is_good = self._window.now(), self.targets.is_good
         tpot_target_ms = self._tpot_in_force
-        for trace in traces:
-            phases = trace.phases
+        for trace, phases in zip(traces, durations, strict=True):
             times = (phases["ttft_ms"], phases["tpot_ms"], phases["queue_ms"])
             slot.add(Ended(is_good(trace, tpot_target_ms), *times, trace.num_output_tokens))
             if len(trace.attempts) != 1 or trace.attempts[0].failed is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace import Durations, RequestTrace, TraceStore
 from router.routing.view import Placement
 from router.telemetry.caches.reuse import ReuseCurve
 from router.telemetry.examination.request_facts import cached_tokens
@@ -131,7 +131,7 @@ class CacheReport:
 
     # -- parts ------------------------------------------------------------------------------
 
-    def _take_ended(self, traces: Sequence[RequestTrace]) -> None:
+    def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         for trace in traces:
             if trace.attempts:
                 self._count(trace)

@@ -25,7 +25,7 @@ from router.doctor.observation import (
 from router.fleet.fleet import Fleet
 from router.fleet.history import EventKind
 from router.fleet.worker import Worker
-from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace import Durations, RequestTrace, TraceStore
 from router.telemetry.caches.cache_report import CacheReport, known_workers
 from router.telemetry.examination.request_facts import request_facts
 from router.telemetry.examination.worker_window import WorkerWindow
@@ -122,7 +122,7 @@ class FleetObserver:
             )
         return tuple(found)
 
-    def _take_ended(self, traces: Sequence[RequestTrace]) -> None:
+    def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         self._ended.extend(traces)
 
 

@@ -49,7 +49,7 @@ def test_values_are_put_aside_until_they_are_many_or_read() -> None:
     assert histogram.aside == []
 
 
-def test_phases_are_put_aside_until_they_are_many_or_read() -> None:
+def test_phases_of_many_requests_are_observed_at_once() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     names = {"queue_ms": ("queue", "Queue"), "decode_ms": ("decode", "Decode")}
     phases = PhaseHistograms(names, BOUNDS, ours)
@@ -57,13 +57,18 @@ def test_phases_are_put_aside_until_they_are_many_or_read() -> None:
         key: Histogram(name, text, buckets=BOUNDS, registry=theirs)
         for key, (name, text) in names.items()
     }
-    for place in range(MAX_ASIDE + 3):
-        durations = {"queue_ms": 250.0 * (place % 11), "decode_ms": None if place % 2 else 500.0}
-        phases.observe(durations)
-        for key, value in durations.items():
-            if value is not None:
-                same[key].observe(value / 1000)
     assert shown(ours) == shown(theirs)
+    for size in (1, 0, 40):
+        durations = [
+            {"queue_ms": 250.0 * (place % 11), "decode_ms": None if place % 2 else 500.0}
+            for place in range(size)
+        ]
+        phases.observe(durations)
+        for each in durations:
+            for key, value in each.items():
+                if value is not None:
+                    same[key].observe(value / 1000)
+        assert shown(ours) == shown(theirs)
 
 
 def test_histograms_of_latency_reach_as_far_as_a_request_may_take() -> None:

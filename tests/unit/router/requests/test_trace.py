@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.fleet.metrics import FleetMetrics
-from router.requests.trace import AttemptTrace, TraceStore
+from router.requests.trace import MAX_UNTOLD, AttemptTrace, TraceStore
 from router.requests.trace_json import trace_json
 from router.routing.view import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
@@ -47,6 +47,31 @@ def test_only_the_last_ones_are_kept(store: TraceStore) -> None:
         False, False, True, True, True,
     ]  # fmt: skip
     assert store.num_running == 0
+
+
+def test_those_that_ended_are_told_many_at_once_and_before_metrics_are_read(
+    store: TraceStore, registry: CollectorRegistry
+) -> None:
+    told: list[str] = []
+
+    def listener(traces, durations) -> None:
+        told.extend(each.request_id for each in traces)
+        assert list(durations) == [each.durations() for each in traces]
+
+    store.on_ended(listener)
+    names = [f"r{number}" for number in range(MAX_UNTOLD + 2)]
+    for name in names[:-3]:
+        run(store, name)
+    assert told == []
+    run(store, names[-3])
+    assert told == names[:-2]
+    for name in names[-2:]:
+        run(store, name)
+    assert told == names[:-2]
+    assert registry.get_sample_value("baton_tokenize_seconds_count") == len(names)
+    assert told == names
+    store.tell_ended()
+    assert told == names
 
 
 def test_running_ones_are_kept_whatever_ends(store: TraceStore) -> None:
