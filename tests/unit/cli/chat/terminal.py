@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -76,12 +77,19 @@ class Terminal:
         begin, self._seen = self._seen, place + len(text)
         return self._text[begin : self._seen]
 
-    def status(self) -> int:
-        """Wait for the end; the exit status."""
+    def status(self, keys: bytes) -> int:
+        """Type `keys` and wait for the end; the exit status. They are typed again whenever nothing
+        happens: a prompt that is drawn again, with a line in it, looks like one that is empty."""
         deadline = time.monotonic() + WAIT_S
+        self.type(keys)
+        before = len(self._text)
         while self._read():
             if time.monotonic() > deadline:
                 raise AssertionError(f"it has not ended: {self._text[self._seen :]!r}")
+            if len(self._text) == before:
+                with contextlib.suppress(OSError):  # it has just ended
+                    self.type(keys)
+            before = len(self._text)
         return self._process.wait()
 
     def _read(self) -> bool:

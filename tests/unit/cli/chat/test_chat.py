@@ -123,8 +123,7 @@ def say(screen: Terminal, line: str) -> None:
 def end(screen: Terminal) -> None:
     """Ctrl-D at the prompt: before it, the key would be the end of another line."""
     screen.wait_for(">")
-    screen.type(CTRL_D)
-    assert screen.status() == 0
+    assert screen.status(CTRL_D) == 0
 
 
 def test_a_conversation_through_a_terminal(server, tmp_path):
