@@ -87,6 +87,9 @@ from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+THREAD_TURN_S = 0.001
+"""For how long a thread computes before the event loop, if it waits, goes on. Threads check schemas
+and cut texts into tokens, several at once; a turn of the loop waits for each of them, and often."""
 SAMPLE_S = 1.0
 LAG_S = 0.1
 RECORDED_LAG_S = 0.05
@@ -110,6 +113,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logs(settings.log_level, settings.log_format, "router")
     warn_of_unknown_variables(RouterSettings)
     give_back_large_blocks()
+    sys.setswitchinterval(THREAD_TURN_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
