@@ -28,8 +28,9 @@ def give_back_large_blocks() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE))
 
 
-def spare_the_collector() -> None:
-    """Exempt all objects that exist now from garbage collection.
+def spare_the_collector(middle_per_full: int = 10) -> None:
+    """Exempt all objects that exist now from garbage collection. Of the others, all are visited
+    once in `middle_per_full` collections of the middle generation.
 
     The modules of a worker alone are 190,000 objects, and a full collection takes a tenth of a
     second, during which all streams stall. Reference counting frees the objects of requests;
@@ -37,4 +38,4 @@ def spare_the_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(ALLOCATIONS, 10, 10)
+    gc.set_threshold(ALLOCATIONS, 10, middle_per_full)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
@@ -81,6 +82,9 @@ class Tokenizer:
         self._words = make_word_table(self._tokenizer)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._one_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-one")
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
 
     def close(self) -> None:
         """Stop the threads after the encodings that are running."""
@@ -172,8 +176,11 @@ class Tokenizer:
 
     async def in_turn(self, work: Callable[[], _T]) -> _T:
         """Run work that holds the interpreter's lock for long, in a thread of its own: two at once
-        would pass the lock to each other, past the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._one_thread, work)
+        would pass the lock to each other, past the event loop. The loop starts one when it has
+        seen the end of the one before, so that it has a turn of its own in between."""
+        loop = asyncio.get_running_loop()
+        async with self._turns.setdefault(loop, asyncio.Lock()):
+            return await loop.run_in_executor(self._one_thread, work)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""

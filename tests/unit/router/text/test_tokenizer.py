@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -197,3 +198,27 @@ def test_a_bad_file_is_named(folder, file, content, message):
         (folder / file).write_text(content)
     with pytest.raises(ModelLoadError, match=message):
         Tokenizer(folder)
+
+
+async def test_the_loop_has_a_turn_between_two_works_that_hold_the_interpreter(
+    tokenizer: Tokenizer,
+) -> None:
+    seen: list[str] = []
+
+    async def count_turns() -> None:
+        while True:
+            seen.append("turn")
+            await asyncio.sleep(0)
+
+    def work(number: int) -> int:
+        seen.append(f"begin {number}")
+        seen.append(f"end {number}")
+        return number
+
+    counting = asyncio.create_task(count_turns())
+    works = [tokenizer.in_turn(lambda number=number: work(number)) for number in range(20)]
+    assert await asyncio.gather(*works) == list(range(20))
+    counting.cancel()
+    for number in range(19):
+        between = seen[seen.index(f"end {number}") : seen.index(f"begin {number + 1}")]
+        assert "turn" in between
