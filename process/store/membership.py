@@ -190,7 +190,7 @@ class WorkerLease:
         """Register, or renew our registration."""
         with self._condition:
             info, claim = self._info, self._claim
-        asked_at, stood_still = time.monotonic(), self._has_stood_still()
+        asked_before, asked_at = self._asked_at, time.monotonic()
         self._asked_at = asked_at
         pipeline = self._client.pipeline(transaction=False)
         if claim is None:
@@ -220,16 +220,14 @@ class WorkerLease:
                 on_registered, self._on_registered = self._on_registered, lambda: None
                 on_registered()
         elif claim is None:
+            # This process may also have stood still between asking and the answer.
+            stood_still = answered_at - asked_before > self._lease_s
             self._find_lost(former, was_forgotten=fleet[0] != self._epoch and not stood_still)
         else:
             if claim.note_holder(former, left_ms / 1e3, asked_at, answered_at):
                 what = "taking the id over from" if claim.replaces else "waiting for the lease of"
                 log.info("%s: %s %s", info.worker_id, what, holder_name(former))
             self.refusal = claim.refusal
-
-    def _has_stood_still(self) -> bool:
-        """Whether our lease may have ended because this process asked for nothing."""
-        return time.monotonic() - self._asked_at > self._lease_s
 
     def _find_lost(self, former: bytes | None, was_forgotten: bool) -> None:
         """Our registration is gone. Restore it if the store forgot it, but not if our lease lapsed

@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -153,6 +155,36 @@ def test_a_worker_that_stood_still_until_its_id_was_taken_ends(
         assert former.returncode == 2
     assert read_fleet(valkey.url, cluster) == {"a": info}
     assert newcomer.refusal is None
+
+
+def test_a_worker_that_stood_still_while_it_asked_takes_no_id_back(
+    valkey: EmbeddedValkey, cluster: str, leases: Callable[..., WorkerLease]
+) -> None:
+    """It may be stopped between its look at the clock and the store's look at its id."""
+    former = leases(registration("a"), lease_s=STILL_LEASE_S, grace_s=0.1)
+    assert former.wait_registered(WAIT_S)
+    asks, goes_on = threading.Event(), threading.Event()
+    pipeline_of = former._client.pipeline
+
+    def stopped_once(**options: Any) -> Any:
+        pipeline = pipeline_of(**options)
+        if not asks.is_set():
+            asks.set()
+            assert goes_on.wait(WAIT_S)
+        return pipeline
+
+    former._client.pipeline = stopped_once
+    assert renewed(former)
+    assert asks.wait(WAIT_S)
+    wait_for("its lease to end", lambda: not read_fleet(valkey.url, cluster), WAIT_S)
+    with redis.Redis.from_url(valkey.url) as client:
+        client.delete(f"baton:{cluster}:epoch")
+    newcomer = leases(registration("a", "life-2"))
+    assert newcomer.wait_registered(WAIT_S)
+    goes_on.set()
+    assert "worker_id a is held by" in refused(former, newcomer)
+    assert former.lapses == 0, "it never tried to register again"
+    assert read_fleet(valkey.url, cluster) == {"a": registration("a", "life-2")}
 
 
 def test_a_worker_whose_id_was_taken_after_a_lapse_is_refused(
