@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from bench.gpu.checks import Row
 from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import FlashInferAttention, PoolLayers
+from engine.attention.flashinfer_backend import FlashInferAttention
+from engine.attention.pool_layers import PoolLayers
 from engine.gpu.tuning import MixedStep, measure_mixed, time_attention
 
 MIXED_STEPS = (

@@ -1,4 +1,4 @@
-"""Arrays at fixed addresses on a device, which captured kernels read and each step fills anew."""
+"""Arrays at fixed addresses on a device. Captured kernels read them, and each step fills them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Paged attention by FlashInfer's kernels, on a CUDA card, over the pool in place.
 
-A layer's keys and values are strided views of the block-major pool, `[num_blocks, num_kv_heads,
-block_size, head_dim]` ("HND"). The kernels take page, head and token strides, so nothing is copied
-or rearranged. A batch takes at most two calls per layer, one for decodes and one for chunks, or a
-single call for both where that measured faster. FlashInfer's `plan` copies from its own pinned
-memory asynchronously, so the next plan waits until the previous copies are done.
+Keys and values are the views of `engine.attention.pool_layers`; FlashInfer calls their layout
+"HND". A batch takes at most two calls per layer, one for decodes and one for chunks, or a single
+call for both where that measured faster. FlashInfer's `plan` copies from its own pinned memory
+asynchronously, so the next plan waits until the previous copies are done.
 
 Calls follow FlashInfer 0.6.13 to 0.7.2 (https://docs.flashinfer.ai/api/attention.html). Its
 `window_left` counts the tokens that a query sees before itself: our window minus one.
@@ -21,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention.base import KvTarget, Segment
+from engine.attention.base import Segment
 from engine.attention.fixed_buffers import CopyFence
 from engine.attention.paging import PagedBatch, page
+from engine.attention.pool_layers import PoolAttention, PoolLayers
 from engine.device import to_device
-from engine.kv_pool import KvPool
 from protocol.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
@@ -112,55 +111,19 @@ def _tile_rows(rows: int, head_dim: int) -> int:
     return 64 if rows > 16 else 16
 
 
-class PoolLayers:
-    """A pool's layers as views for FlashInfer and our kernels, and their common parameters.
-
-    `windows[i]` is layer i's sliding window in tokens, the token itself included, or None.
-    """
-
-    def __init__(
-        self, pool: KvPool, windows: Sequence[int | None], num_heads: int, dtype: torch.dtype
-    ) -> None:
-        assert len(windows) == pool.layout.num_layers
-        self.windows = tuple(windows)
-        self.num_heads = num_heads
-        self.dtype = dtype  # of queries and results
-        _, _, _, self.num_kv_heads, self.block_size, self.head_dim = pool.tensor.shape
-        self.kv_dtype = pool.tensor.dtype
-        self.device = pool.device
-        # [num_blocks, num_kv_heads, block_size, head_dim] each
-        layers = [pool.layer(index) for index in range(len(windows))]
-        self.caches = [(layer[:, 0], layer[:, 1]) for layer in layers]
-
-    def target(self, layer: int, slots: torch.Tensor) -> KvTarget:
-        """Where to store the tokens of these slots in `layer`."""
-        keys, values = self.caches[layer]
-        return KvTarget(keys, values, slots)
-
-    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v [N, num_kv_heads, head_dim] without rotation."""
-        from engine.gpu.ops import store  # needs Triton
-
-        store(torch.cat((k, v), dim=1), self.target(layer, slots))
-
-    def host(self, array: np.ndarray) -> torch.Tensor:
-        """`array` as a tensor, for a card in pinned memory, so that copies are asynchronous."""
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
-
-    def plan_arguments(self, window: int | None) -> dict[str, Any]:
-        """The arguments common to every `plan`, for layers of this window."""
-        return {
-            "num_qo_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "page_size": self.block_size,
-            "window_left": -1 if window is None else window - 1,
-            "q_data_type": self.dtype,
-            "kv_data_type": self.kv_dtype,
-        }
+def plan_arguments(layers: PoolLayers, window: int | None) -> dict[str, Any]:
+    """The arguments common to every `plan`, for layers of this window."""
+    return {
+        "num_qo_heads": layers.num_heads,
+        "num_kv_heads": layers.num_kv_heads,
+        "page_size": layers.block_size,
+        "window_left": -1 if window is None else window - 1,
+        "q_data_type": layers.dtype,
+        "kv_data_type": layers.kv_dtype,
+    }
 
 
-class FlashInferAttention:
+class FlashInferAttention(PoolAttention):
     """`StoringAttention` for any batch. `workspace` is [`workspace_bytes`] uint8, zeroed, on the
     device. Backends that take turns on one stream may share it.
 
@@ -174,9 +137,9 @@ class FlashInferAttention:
         choice: FlashInferChoice,
         library: ModuleType | None = None,
     ) -> None:
+        super().__init__(layers)
         library = library or load_flashinfer()
         self.choice = choice
-        self._layers = layers
         self._decodes: dict[int | None, Any] = {}
         self._chunks: dict[int | None, Any] = {}
         for window in set(layers.windows):
@@ -191,7 +154,6 @@ class FlashInferAttention:
             )
         self.joins_mixed = False
         self._num_decodes = self._num_tokens = 0
-        self._slots = torch.empty(0, dtype=torch.int64)
         self._copied = CopyFence(layers.device)
 
     def plan(self, segments: Sequence[Segment]) -> None:
@@ -203,21 +165,12 @@ class FlashInferAttention:
         self._num_decodes = 0 if self.joins_mixed and decodes < batch.num_segments else decodes
         self._num_tokens = batch.num_tokens
         for window in self._decodes:
-            arguments = self._layers.plan_arguments(window)
+            arguments = plan_arguments(self._layers, window)
             if self._num_decodes:
                 self._plan_decodes(self._decodes[window], batch, arguments)
             if self._num_decodes < batch.num_segments:
                 self._plan_chunks(self._chunks[window], batch, arguments)
         self._copied.mark()
-
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
-        self._layers.store(layer, self._slots, k, v)
-        return self.attend(layer, q)
-
-    def target(self, layer: int) -> KvTarget:
-        """See StoringAttention."""
-        return self._layers.target(layer, self._slots)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See StoringAttention."""

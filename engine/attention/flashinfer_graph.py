@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from engine.attention.base import KvTarget, Segment
+from engine.attention.base import Segment
 from engine.attention.fixed_buffers import CopyFence, FixedBuffers
 from engine.attention.flashinfer_backend import (
     LAYOUT,
     FlashInferChoice,
-    PoolLayers,
     load_flashinfer,
+    plan_arguments,
 )
 from engine.attention.paging import PagedBatch, pad_decodes, page
+from engine.attention.pool_layers import PoolAttention, PoolLayers
 
 
 class DecodeBuffers:
@@ -53,7 +54,7 @@ class DecodeBuffers:
         )
 
 
-class FixedDecode:
+class FixedDecode(PoolAttention):
     """`StoringAttention` for `size` decodes, padding included. Shares its `workspace` with
     FlashInferAttention."""
 
@@ -66,9 +67,9 @@ class FixedDecode:
         choice: FlashInferChoice,
         library: ModuleType | None = None,
     ) -> None:
+        super().__init__(layers)
         library = library or load_flashinfer()
         self._plan_again = library.fast_decode_plan
-        self._layers = layers
         self._size = size
         self._buffers = buffers
         self._slots = buffers.slots[:size]
@@ -95,18 +96,9 @@ class FixedDecode:
         self._copied.wait()
         self._buffers.fill(batch)
         for window, wrapper in self._wrappers.items():
-            self._plan_window(wrapper, batch, self._layers.plan_arguments(window))
+            self._plan_window(wrapper, batch, plan_arguments(self._layers, window))
         self._is_planned = True
         self._copied.mark()
-
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
-        self._layers.store(layer, self._slots, k, v)
-        return self.attend(layer, q)
-
-    def target(self, layer: int) -> KvTarget:
-        """See StoringAttention."""
-        return self._layers.target(layer, self._slots)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See StoringAttention."""

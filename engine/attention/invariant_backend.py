@@ -2,7 +2,7 @@
 
 Our own kernel computes decodes, chunks and mixed steps alike, over the tiles of
 `engine.attention.tiles`. So a token's result has the same bits alone, beside other sequences and
-in any chunk. A layer's keys and values are views of the pool, as for FlashInfer.
+in any chunk.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.base import KvTarget, Segment
+from engine.attention.base import Segment
 from engine.attention.fixed_buffers import FixedBuffers
-from engine.attention.flashinfer_backend import PoolLayers
 from engine.attention.paging import pad_decodes, page
+from engine.attention.pool_layers import PoolAttention, PoolLayers
 from engine.attention.tiles import (
     Partials,
     Tiles,
@@ -51,17 +51,16 @@ Attend = Callable[[TileCall], None]
 """Computes the tiles of a call, and joins their parts."""
 
 
-class InvariantAttention:
+class InvariantAttention(PoolAttention):
     """`StoringAttention` for any batch, by the kernels that `attend_tiles` launches. Backends that
     take turns on one stream may share `partials`."""
 
     def __init__(self, layers: PoolLayers, partials: Partials, attend_tiles: Attend) -> None:
-        self._layers = layers
+        super().__init__(layers)
         self._partials = partials
         self._attend_tiles = attend_tiles
         self._shape = TileShape.of(layers.num_heads // layers.num_kv_heads)
         self._tiles: dict[int | None, TileTensors] = {}
-        self._slots = torch.empty(0, dtype=torch.int64)
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """See AttentionBackend."""
@@ -85,15 +84,6 @@ class InvariantAttention:
             )
             for window in tiles
         }
-
-    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See AttentionBackend."""
-        self._layers.store(layer, self._slots, k, v)
-        return self.attend(layer, q)
-
-    def target(self, layer: int) -> KvTarget:
-        """See StoringAttention."""
-        return self._layers.target(layer, self._slots)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See StoringAttention."""

@@ -21,13 +21,13 @@ from engine.attention.flashinfer_backend import (
     FlashInferAttention,
     FlashInferChoice,
     FlashInferUnavailable,
-    PoolLayers,
     check_supported,
     choose_kernels,
     load_flashinfer,
     workspace_bytes,
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
+from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import ModelConfig
 from engine.device import dtype_name, wait_for
 from engine.gpu.toolchain import first_error, prepare_builds

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.flashinfer_backend import PoolLayers
 from engine.attention.invariant_backend import (
     Attend,
     FixedInvariantDecodes,
     InvariantAttention,
     InvariantBuffers,
 )
+from engine.attention.pool_layers import PoolLayers
 from engine.attention.tiles import Partials
 from engine.checkpoint.blocks import Matrix
 from engine.checkpoint.config import ModelConfig

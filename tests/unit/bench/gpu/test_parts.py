@@ -21,7 +21,8 @@ from bench.gpu import parts as gpu_parts
 from bench.gpu.checks import Row
 from bench.gpu.machine import check_builds
 from checkpoint.json_keys import JsonKeys
-from engine.attention.flashinfer_backend import FlashInferChoice, PoolLayers
+from engine.attention.flashinfer_backend import FlashInferChoice
+from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
 from engine.gpu.tuning import MixedStep

@@ -19,7 +19,6 @@ from engine.attention.flashinfer_backend import (
     FlashInferAttention,
     FlashInferChoice,
     FlashInferUnavailable,
-    PoolLayers,
     check_supported,
     choose_kernels,
     load_flashinfer,
@@ -27,6 +26,7 @@ from engine.attention.flashinfer_backend import (
 )
 from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
 from engine.attention.paging import NO_SLOT, pad_decodes, page
+from engine.attention.pool_layers import PoolLayers
 from engine.attention.torch_backend import TorchAttention
 from engine.gpu import tuning
 from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.flashinfer_backend import PoolLayers
 from engine.attention.paging import NO_SLOT
+from engine.attention.pool_layers import PoolLayers
 
 
 class TorchPoolLayers(PoolLayers):

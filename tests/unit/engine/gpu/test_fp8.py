@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine import loader
-from engine.attention.flashinfer_backend import PoolLayers
+from engine.attention.flashinfer_backend import plan_arguments
+from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import load_model_config
 from engine.gpu.fp8_format import FP8, FP8_LIMIT
 from engine.gpu.fp8_linear import Fp8Linear, scaled_rows, why_not_fp8
@@ -106,7 +107,7 @@ def test_a_pool_of_fp8_is_half_as_large_and_another_layout() -> None:
     assert pool.tensor.dtype == FP8
     assert pool.tensor.nbytes == 3 * pool.block_bytes
     layers = PoolLayers(pool, config.sliding_windows, config.num_heads, torch.bfloat16)
-    arguments = layers.plan_arguments(None)
+    arguments = plan_arguments(layers, None)
     assert (arguments["q_data_type"], arguments["kv_data_type"]) == (torch.bfloat16, FP8)
 
 
