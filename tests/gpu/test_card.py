@@ -32,14 +32,10 @@ from engine.sampling.row_numbers import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
+from tests.gpu.on_card import ON_CARD
 from tests.sequences import greedy, sequence_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA card"),
-]
+pytestmark = ON_CARD
 
 BLOCK_SIZE = 16
 BF16_LOGITS = {"rtol": 0.02, "atol": 0.05}

@@ -12,16 +12,11 @@ from engine.attention.torch_backend import TorchAttention
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.gpu.invariant_backend import InvariantBackend
 from engine.kv_pool import KvPool
+from tests.gpu.on_card import CARD, ON_CARD
 from tests.gpu.test_card import BF16_LOGITS, BLOCK_SIZE, config_of, forward
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA card"),
-]
+pytestmark = ON_CARD
 
-CARD = torch.device("cuda:0")
 BITS = Bits(length=700, num_compared=30, chunks=(7, 64), batches=(1, 6))
 
 

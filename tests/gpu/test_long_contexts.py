@@ -21,19 +21,14 @@ from engine.kv_pool import KvPool
 from engine.loader import EngineConfig, load_engine
 from engine.models.decoder import DecoderModel
 from scheduling.scheduler import SchedulerConfig
+from tests.gpu.on_card import CARD, ON_CARD
 from tests.gpu.test_card import BF16_LOGITS, BLOCK_SIZE, config_of, folder, forward
 from tests.sequences import greedy, sequence_of
 
 __all__ = ["folder"]  # a fixture
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA card"),
-]
+pytestmark = ON_CARD
 
-CARD = torch.device("cuda:0")
 NUM_BLOCKS = 512
 _LEFT_BYTES = 5 << 29  # for CUDA, a step, graphs and the pool
 PLAIN = ("LlamaForCausalLM", 4, None)  # groups of 2: decode on plain cores

@@ -54,6 +54,22 @@ def pair() -> Iterator[Pair]:
     context.destroy(linger=0)
 
 
+@pytest.fixture
+def _slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds that a turn's time is over."""
+    ticks = itertools.count(step=2 * MAX_TURN_S)
+    monkeypatch.setattr("router.fleet.frame_socket._clock", lambda: next(ticks))
+
+
+async def taken_by_turn(pair: Pair, number: int) -> list[int]:
+    """How many frames were taken after each turn of the loop, until there are `number`."""
+    seen = [len(pair.taken)]
+    while seen[-1] < number:
+        await asyncio.sleep(0)
+        seen.append(len(pair.taken))
+    return seen
+
+
 async def test_what_came_before_is_taken(pair: Pair) -> None:
     pair.far.send(b"early")
     served = pair.serve()
@@ -141,48 +157,30 @@ async def test_all_that_came_can_be_taken_at_once(pair: Pair) -> None:
     served.close()
 
 
-async def test_slow_messages_leave_the_loop_to_others(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_clock(monkeypatch)
+@pytest.mark.usefixtures("_slow_clock")
+async def test_slow_messages_leave_the_loop_to_others(pair: Pair) -> None:
     served = pair.serve()
     for number in range(5):
         pair.far.send(b"%d" % number)
-    seen = []
-    while len(pair.taken) < 5:
-        await asyncio.sleep(0)
-        seen.append(len(pair.taken))
-    assert set(seen) >= {1, 2, 3, 4}, "one message a turn"
+    assert set(await taken_by_turn(pair, 5)) >= {1, 2, 3, 4}, "one message a turn"
     served.close()
 
 
-def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock finds that a turn's time is over."""
-    ticks = itertools.count(step=2 * MAX_TURN_S)
-    monkeypatch.setattr("router.fleet.frame_socket._clock", lambda: next(ticks))
-
-
+@pytest.mark.usefixtures("_slow_clock")
 async def test_the_rest_of_a_slow_message_is_taken_in_later_turns_and_before_the_next(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair,
 ) -> None:
-    slow_clock(monkeypatch)
     served = pair.serve()
     pair.far.send_multipart([b"long", b"1", b"2", b"3"])
     pair.far.send(b"4")
-    seen = []
-    while len(pair.taken) < 4:
-        await asyncio.sleep(0)
-        seen.append(len(pair.taken))
-    assert set(seen) >= {1, 2, 3}, "one step a turn"
+    assert set(await taken_by_turn(pair, 4)) >= {1, 2, 3}, "one step a turn"
     assert pair.taken == [b"1", b"2", b"3", b"4"]
     served.close()
 
 
-async def test_sending_much_does_not_lengthen_the_turns_of_receiving(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_slow_clock")
+async def test_sending_much_does_not_lengthen_the_turns_of_receiving(pair: Pair) -> None:
     """What is sent is flushed with a look for messages, since that resets ZeroMQ's signal."""
-    slow_clock(monkeypatch)
     served = pair.serve()
     for number in range(40):
         pair.far.send(b"%d" % number)
@@ -206,14 +204,11 @@ async def test_a_message_whose_rest_fails_is_told_and_dropped(pair: Pair) -> Non
     served.close()
 
 
-async def test_nothing_is_taken_once_the_socket_is_closed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_clock(monkeypatch)
+@pytest.mark.usefixtures("_slow_clock")
+async def test_nothing_is_taken_once_the_socket_is_closed(pair: Pair) -> None:
     served = pair.serve()
     pair.far.send_multipart([b"long", b"1", b"2", b"3"])
-    while not pair.taken:
-        await asyncio.sleep(0)
+    await taken_by_turn(pair, 1)
     served.close()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -221,15 +216,12 @@ async def test_nothing_is_taken_once_the_socket_is_closed(
     assert pair.taken == [b"1"]
 
 
-async def test_the_rest_of_a_message_is_among_all_that_came(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_clock(monkeypatch)
+@pytest.mark.usefixtures("_slow_clock")
+async def test_the_rest_of_a_message_is_among_all_that_came(pair: Pair) -> None:
     served = pair.serve()
     pair.far.send_multipart([b"long", b"1", b"2", b"3"])
     pair.far.send(b"4")
-    while not pair.taken:
-        await asyncio.sleep(0)
+    await taken_by_turn(pair, 1)
     served.take_all()
     assert pair.taken == [b"1", b"2", b"3", b"4"]
     served.close()
