@@ -63,9 +63,10 @@ def test_while_it_receives_blocks_and_while_it_waits_for_them(
     """The first one's blocks stay fenced until its prefill worker has closed; so the second one
     waits in vain, too, and the third until then."""
     before = counters(fleet.fleet, "prefill-1")["prefill_tokens"]
-    fleet.arm(["prefill-1"], "chunk", 2)
+    fleet.arm(["prefill-1"], "chunk")
     receiving = start(fleet, prompts[2], TIMEOUT_S)
     fleet.held("chunk")
+    fleet.compute_until_granted("prefill-1")
     waiting = start(fleet, prompts[3], TIMEOUT_S)
     wait_for("it to wait for blocks", lambda: shown(fleet)["num_waiting"] == 1)
     assert_late(receiving)
@@ -80,7 +81,7 @@ def test_while_it_receives_blocks_and_while_it_waits_for_them(
     assert_whole(other, prompts[4])
     computed = counters(fleet.fleet, "prefill-1")["prefill_tokens"] - before
     computed -= len(prompts[4].prompt)
-    assert 2 * CHUNK <= computed <= 3 * CHUNK, "of the first one; of the second one nothing"
+    assert 0 < computed < len(prompts[2].prompt), "of the first one; of the second one nothing"
 
 
 def test_while_a_write_to_its_blocks_is_about_to_land(
