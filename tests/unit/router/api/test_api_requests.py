@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -346,3 +347,19 @@ def test_every_generated_token_has_an_id_and_a_log_probability(api, stream, stop
         assert len(entries) == len(ids) > 0
         if not stream:
             assert len(ids) == answer.json()["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prefix"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "cmpl-"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "chatcmpl-"),
+        ("/v1/responses", {"input": "x"}, "resp-"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}, "msg_"),
+    ],
+)
+def test_ids_cannot_be_guessed(api, path, body, prefix):
+    """Who knows the id of a stream may resume it, and read a response that is kept."""
+    ids = [api.post(path, {"model": MODEL, **body}).json()["id"] for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert all(re.fullmatch(f"{prefix}[0-9a-f]{{32}}", each) for each in ids)

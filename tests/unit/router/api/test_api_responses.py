@@ -138,6 +138,7 @@ def test_logprobs_are_those_of_the_text_alone(client, api):
     shown = [each for delta in deltas for each in delta.logprobs]
     assert [each.token for each in shown] == [each.token for each in told]
     assert [len(each.top_logprobs) for each in shown] == [2] * len(shown)
+    assert all("bytes" not in each.model_dump() for each in shown), "as in OpenAI's events"
     [done] = [each for each in events if each.type == "response.output_text.done"]
     assert [each.model_dump() for each in done.logprobs] == [each.model_dump() for each in shown]
     assert events[-1].response.output[1].content[0].logprobs == told

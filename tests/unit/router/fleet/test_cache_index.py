@@ -276,6 +276,21 @@ def test_nothing_of_a_worker_that_left_is_left() -> None:
     assert (len(index._held), len(index._expected), index._num_bits) == (0, 0, 1)
 
 
+def test_a_worker_that_left_is_not_named_while_its_cache_leaves_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.fleet.cache_index.SLICE", 2)
+    worker = TruthfulWorker()
+    worker.change(list(range(8)), [])
+    index = synced(worker)
+    for _ in range(4):
+        index.tidy(0.0)
+    index.leave("w")
+    remaining = [each for each in CHAIN if index._held.of(each)]
+    assert 0 < len(remaining) < len(CHAIN)
+    assert index.matches(remaining, 0.0) == {}
+
+
 def test_long_prompts_are_matched_to_the_block() -> None:
     numbers = list(range(EXACT_BLOCKS + 10 * STRIDE + 5))
     for count in (0, 1, EXACT_BLOCKS - 1, *range(EXACT_BLOCKS, EXACT_BLOCKS + 40), len(numbers)):

@@ -216,6 +216,22 @@ async def test_nothing_is_taken_once_the_socket_is_closed(pair: Pair) -> None:
     assert pair.taken == [b"1"]
 
 
+async def test_a_step_that_closes_the_socket_is_the_last(pair: Pair) -> None:
+    taken: list[bytes] = []
+
+    def one_by_one(frames: list[bytes]) -> Iterator[None]:
+        for frame in frames:
+            taken.append(frame)
+            served.close()
+            yield
+
+    served = FrameSocket(pair.near, one_by_one, pair.errors.append, 1000)
+    pair.far.send_multipart([b"1", b"2"])
+    await until(lambda: bool(taken))
+    served.take_all()
+    assert (taken, pair.errors) == ([b"1"], [])
+
+
 @pytest.mark.usefixtures("_slow_clock")
 async def test_the_rest_of_a_message_is_among_all_that_came(pair: Pair) -> None:
     served = pair.serve()

@@ -285,7 +285,7 @@ def tokens_of(number: int, num_tokens: int, has_logprobs: bool) -> SequenceToken
 @pytest.mark.parametrize("has_logprobs", [False, True])
 def test_a_step_s_tokens_are_taken_in_parts_of_little_work(has_logprobs: bool) -> None:
     work = LOGPROBS_WORK if has_logprobs else 1
-    sizes = [1] * 200 + [PART_WORK] * 3 + [0, 5]
+    sizes = [1] * 200 + [PART_WORK] * 3 + [5]  # the last part has one sequence
     sequences = [tokens_of(i, size, has_logprobs) for i, size in enumerate(sizes)]
     parts = [each.sequences for each in in_parts(StepTokens(sequences=sequences))]
     assert [sequence for part in parts for sequence in part] == sequences

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import Counter
@@ -153,6 +154,23 @@ def harness_marker(leg) -> AttemptFailed:
     return AttemptFailed(
         request_id="nobody", attempt=leg.attempt, worker_id="x", reason="", retryable=True
     )
+
+
+async def test_the_trace_tells_when_the_first_and_the_last_token_came(harness: Harness) -> None:
+    ticks = itertools.count(1000)
+    harness.traces.wall_us = lambda: next(ticks)
+    (decode,) = await harness.join("d1")
+    consumer = Consumer(harness.dispatcher, request())
+    leg = await decode.received.next(Generate)
+    decode.tokens(leg, 0, [1, 2])
+    await consumer.received(2)
+    (trace,) = harness.traces.all()
+    first = trace.first_token_us
+    assert (trace.last_token_us, trace.num_output_tokens) == (first, 2)
+    decode.tokens(leg, 2, [3], finish=FinishReason.LENGTH)
+    await consumer.end()
+    assert first == trace.first_token_us < trace.last_token_us <= trace.finished_us
+    assert trace.num_output_tokens == 3
 
 
 async def test_hashes_of_one_root_are_not_taken_for_those_of_another() -> None:

@@ -203,3 +203,19 @@ def test_a_trace_names_the_clients_own_one(store: TraceStore) -> None:
     run(store, "other")
     shown = [trace_json(store.get(name), 0)["trace_id"] for name in ("traced", "other")]
     assert shown == ["a" * 32, None]
+
+
+def test_prompt_tokens_are_counted_by_their_source(
+    store: TraceStore, registry: CollectorRegistry
+) -> None:
+    trace = store.begin("r", 100)
+    trace.attempts.append(AttemptTrace(1, PLACEMENT, 1_000_000))
+    chunks = (ChunkSpan(1_000_000, 1_010_000, 68),)
+    decode = DecodeTrace(worker_id="d1", received_us=1_000_000, cached_tokens=32, chunks=chunks)
+    store.attach_decode("r", 1, decode)
+    store.end(trace, "finished")
+    counted = {
+        source: registry.get_sample_value("baton_prompt_tokens_by_source_total", {"source": source})
+        for source in ("cached", "computed")
+    }
+    assert counted == {"cached": 32, "computed": 68}

@@ -41,6 +41,9 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
         (["abc"], ["abc", "b"], "a", "b"),
         (["\n", "\n", "x"], ["\n\n"], "", "\n\n"),
         (["almost sto"], ["stop"], "almost sto", None),
+        (["x a", "a", "b"], ["aab"], "x ", "aab"),
+        (["aaa", "b"], ["aab"], "a", "aab"),
+        (["xaa", "bc"], ["abc"], "xa", "abc"),
         (["你", "好"], ["好"], "你", "好"),
     ],
 )
