@@ -29,8 +29,8 @@ def give_back_large_blocks() -> bool:
 
 
 def spare_the_collector(middle_per_full: int = 10) -> None:
-    """Exempt all objects that exist now from garbage collection. Of the others, all are visited
-    once in `middle_per_full` collections of the middle generation.
+    """Exempt all objects that exist now from garbage collection. The others are collected in full
+    after every `middle_per_full` collections of the middle generation.
 
     The modules of a worker alone are 190,000 objects, and a full collection takes a tenth of a
     second, during which all streams stall. Reference counting frees the objects of requests;

@@ -88,11 +88,12 @@ from router.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 THREAD_TURN_S = 0.001
-"""For how long a thread computes before the event loop, if it waits, goes on. Threads check schemas
-and cut texts into tokens, several at once; a turn of the loop waits for each of them, and often."""
+"""How long a thread computes before it yields to a waiting event loop. Several threads may check
+schemas and tokenize at once, and each turn of the loop waits for all of them several times."""
 MIDDLE_PER_FULL = 1000
-"""Collections of young garbage from one of all garbage to the next. That one visits every object of
-every request, 0.3 s for a million of them, and finds next to nothing: requests leave no cycles."""
+"""Collections of the middle generation between two full ones. A full collection visits every object
+of every request, which takes 0.3 s for a million objects, and finds almost nothing: requests leave
+no cycles."""
 SAMPLE_S = 1.0
 LAG_S = 0.1
 RECORDED_LAG_S = 0.05

@@ -58,7 +58,7 @@ _PINGS_TIMED = 64
 
 
 def in_parts(message: StepTokens) -> Iterator[StepTokens]:
-    """The same tokens in messages of little work each: of whole sequences, in order."""
+    """The same tokens, divided into messages of whole sequences that each take little work."""
     part: list[SequenceTokens] = []
     work = 0
     for sequence in message.sequences:

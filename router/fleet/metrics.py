@@ -136,7 +136,8 @@ class FleetMetrics:
 
 
 class _Reading(Collector):
-    """Has no metrics, and tells when others are read: a registry reads in order."""
+    """Calls `before_reading`, and has no metrics of its own. A registry reads its collectors in the
+    order of their registration."""
 
     def __init__(self, metrics: FleetMetrics) -> None:
         self._metrics = metrics

@@ -58,8 +58,8 @@ class Launcher:
             raise PromptTooLong(limit, needed, output)
 
     def is_long(self, generation: Generation) -> bool:
-        """Whether the prompt's blocks are to be hashed in a thread, by `prepare`, and `open` takes
-        milliseconds."""
+        """Whether the prompt is so long that `prepare` must hash its blocks in a thread, and that
+        `open` takes milliseconds."""
         return len(generation.request.token_ids) > LONG_PROMPT_TOKENS
 
     async def prepare(self, generation: Generation) -> None:

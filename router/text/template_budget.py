@@ -102,8 +102,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return _checked(super().call(__context, __obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An item for a template. The sandbox raises and catches two errors for each field that a
-        message lacks."""
+        """An item for a template. Without this short cut, the sandbox raises and catches two errors
+        for each field that a message lacks."""
         if type(obj) is dict and type(argument) is str and argument not in _METHODS:
             return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)

@@ -105,7 +105,8 @@ class ReuseCurve:
             self._forget(self._last.pop(-heapq.heappop(self._largest)))
 
     def _forget(self, number: int) -> None:
-        """This is no last use any more. The list is short, and what moves is one block."""
+        """Drop the number of a use that is no longer its hash's last one. The list is short, so
+        moving the numbers behind it costs little."""
         del self._times[bisect_left(self._times, number)]
 
 
