@@ -32,7 +32,8 @@ from protocol.errors import TransferError
 EAGER_PERIOD_S = 100e-6
 EXPECTING_PERIOD_S = 1e-3
 """Not shorter, because each poll interrupts a thread that computes on the same core."""
-IDLE_PERIOD_S = 10e-3
+IDLE_PERIOD_S = 25e-3
+"""Commands, such as those to expect data, end it at once."""
 START_TIMEOUT_S = 60.0
 ALLOCATE_TIMEOUT_S = 600.0
 """The kernel clears some gigabytes a second, and hosts have hundreds."""

@@ -61,7 +61,8 @@ from worker.weights.server import WeightsServer
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_MS = 20
+IDLE_WAIT_MS = 50
+"""Between two looks at the clock. Messages, transfers and grammars wake the worker at once."""
 
 
 class Membership(Protocol):
