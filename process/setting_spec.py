@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 ENV_PREFIX = "BATON_"
@@ -207,8 +210,13 @@ _TYPE_WORDS: dict[type, str] = {
 }
 
 
-def specs_of(cls: type) -> dict[str, SettingSpec]:
+def specs_of(cls: type) -> Mapping[str, SettingSpec]:
     """The settings of a dataclass by field name, in order of declaration."""
+    return _specs_of(cls)
+
+
+@functools.cache
+def _specs_of(cls: type) -> Mapping[str, SettingSpec]:
     hints = typing.get_type_hints(cls)
     specs: dict[str, SettingSpec] = {}
     for field in dataclasses.fields(cls):
@@ -219,7 +227,7 @@ def specs_of(cls: type) -> dict[str, SettingSpec]:
         if choices:
             details = dataclasses.replace(details, choices=choices)
         specs[field.name] = SettingSpec(field.name, base, optional, field.default, details)
-    return specs
+    return MappingProxyType(specs)
 
 
 def _members(base: type) -> list[enum.Enum]:

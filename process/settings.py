@@ -158,7 +158,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse_flags(
-    specs: dict[str, SettingSpec], argv: Sequence[str], prog: str, description: str
+    specs: Mapping[str, SettingSpec], argv: Sequence[str], prog: str, description: str
 ) -> tuple[dict[str, Any], str | None]:
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
     parser.add_argument(
@@ -206,8 +206,8 @@ def _add_flag(parser: argparse.ArgumentParser, spec: SettingSpec) -> None:
 
 def _from_environment(
     environ: Mapping[str, str],
-    specs: dict[str, SettingSpec],
-    foreign: Sequence[dict[str, SettingSpec]],
+    specs: Mapping[str, SettingSpec],
+    foreign: Sequence[Mapping[str, SettingSpec]],
 ) -> dict[str, Any]:
     ours = {spec.env_name: spec for spec in specs.values()}
     files = {spec.file_env_name: spec for spec in specs.values() if spec.file_env_name}
@@ -257,7 +257,7 @@ def _is_unknown(name: str, known: Iterable[str]) -> bool:
 
 
 def _from_file(
-    path: Path, specs: dict[str, SettingSpec], section: str, foreign: set[str]
+    path: Path, specs: Mapping[str, SettingSpec], section: str, foreign: set[str]
 ) -> dict[str, Any]:
     content = _read_toml(path)
     own = content.pop(section, {})

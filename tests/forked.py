@@ -38,6 +38,7 @@ PRELOADED = [
     "tests.faults.faulty_worker",
     "tests.forked",
     "tests.integration.transport_workers",
+    "pydantic.v1",
     "tests.frozen",  # the last
 ]
 _SERVER_ENVIRONMENT = {

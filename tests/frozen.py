@@ -1,9 +1,16 @@
-"""Imported last by the fork server: keeps its objects out of the collector of forked processes,
-which would otherwise copy all of the server's pages."""
+"""Imported last by the fork server: computes what every process would, and keeps the server's
+objects out of the collector of forked processes, which would otherwise copy all of their pages."""
 
 from __future__ import annotations
 
 import gc
 
+from cli.commands import settings_classes
+from process.setting_spec import specs_of
+from router.text.character_classes import character_classes
+
+for _each in settings_classes():
+    specs_of(_each)
+character_classes()
 gc.collect()
 gc.freeze()
