@@ -28,7 +28,6 @@ T = TypeVar("T")
 SETTINGS: dict[str, Any] = {
     "model": str(DEMO_MODEL),
     "port": 0,
-    "dtype": "float32",
     "num_blocks": 2048,
     "torch_threads": 1,
     "pin": False,
@@ -62,7 +61,7 @@ def wait_for(what: str, check: Callable[[], T | None], timeout_s: float = 60.0) 
 
 @contextmanager
 def running_fleet(environment: Mapping[str, str] | None = None, **settings: Any) -> Iterator[Fleet]:
-    """A fleet on the demo model in fp32 on a free port; checked to be clean at its end.
+    """A fleet on the demo model on a free port; checked to be clean at its end.
 
     `environment` reaches its processes, for settings that `baton up` has not.
     """

@@ -25,13 +25,16 @@ def filters(api: Api) -> None:
 
 @SHOWN.by("presence_penalty", "frequency_penalty", "repetition_penalty")
 def penalties(api: Api) -> None:
-    plain = api.ids(max_tokens=60, ignore_eos=True)
+    few: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    few |= {"allowed_token_ids": list(range(300, 340))}  # of so few, it repeats some
+    few["prompt"] = "The `for` statement is used to iterate over"
+    plain = api.ids(**few)
     for penalty in (
         {"presence_penalty": 2.0},
         {"frequency_penalty": 2.0},
         {"repetition_penalty": 3.0},
     ):
-        other = api.ids(max_tokens=60, ignore_eos=True, **penalty)
+        other = api.ids(**few, **penalty)
         assert len(set(other)) > len(set(plain))
 
 

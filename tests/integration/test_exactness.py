@@ -41,7 +41,7 @@ SAMPLED: dict[int, list[str]] = {}
 )
 def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[Fleet, str]]:
     path, chunk = request.param
-    with running_fleet(chunk_max_tokens=chunk, **PATHS[path]) as fleet:
+    with running_fleet(chunk_max_tokens=chunk, dtype="float32", **PATHS[path]) as fleet:
         yield fleet, path
 
 

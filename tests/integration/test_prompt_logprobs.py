@@ -34,7 +34,7 @@ Expected = Callable[[list[int]], torch.Tensor]
 
 @pytest.fixture(scope="module", params=PATHS)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    with running_fleet(chunk_max_tokens=CHUNK, **PATHS[request.param]) as fleet:
+    with running_fleet(chunk_max_tokens=CHUNK, dtype="float32", **PATHS[request.param]) as fleet:
         yield fleet
 
 
