@@ -7,6 +7,7 @@ blocks. Faults are planted by parameters. Small on purpose: only what the doctor
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -150,7 +151,8 @@ class _Decode:
         if chunk is None:
             self.steps.append((took, tokens, attended))
         self.running_counts.append(len(running))
-        self.waiting_counts.append(sum(1 for each in pending if each.at_s <= now))
+        waiting = itertools.takewhile(lambda each: each.at_s <= now, pending)  # they are in order
+        self.waiting_counts.append(sum(1 for _ in waiting))
         for each in list(running):
             if each is chunk:
                 each.prefill_tokens, each.first_token_s = 0, now
