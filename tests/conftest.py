@@ -39,9 +39,10 @@ def share_the_known_authorities() -> None:
     known = functools.cache(lambda path: make(cafile=path))
 
     def create_default_context(*arguments: Any, **named: Any) -> ssl.SSLContext:
-        shared = (certifi.where(), os.environ.get("SSL_CERT_FILE"))
-        if not arguments and set(named) == {"cafile"} and named["cafile"] in shared:
-            return known(named["cafile"])
+        path = named.get("cafile")
+        is_known = path in (certifi.where(), os.environ.get("SSL_CERT_FILE"))
+        if not arguments and set(named) == {"cafile"} and path is not None and is_known:
+            return known(path)
         return make(*arguments, **named)
 
     ssl.create_default_context = create_default_context
