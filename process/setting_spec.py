@@ -16,7 +16,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 ENV_PREFIX = "BATON_"
@@ -212,7 +211,7 @@ _TYPE_WORDS: dict[type, str] = {
 
 def specs_of(cls: type) -> Mapping[str, SettingSpec]:
     """The settings of a dataclass by field name, in order of declaration."""
-    return _specs_of(cls)
+    return _specs_of(cls)  # mypy does not take a generic `type[S]` for hashable
 
 
 @functools.cache
@@ -227,7 +226,7 @@ def _specs_of(cls: type) -> Mapping[str, SettingSpec]:
         if choices:
             details = dataclasses.replace(details, choices=choices)
         specs[field.name] = SettingSpec(field.name, base, optional, field.default, details)
-    return MappingProxyType(specs)
+    return types.MappingProxyType(specs)
 
 
 def _members(base: type) -> list[enum.Enum]:

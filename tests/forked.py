@@ -38,7 +38,7 @@ PRELOADED = [
     "tests.faults.faulty_worker",
     "tests.forked",
     "tests.integration.transport_workers",
-    "pydantic.v1",
+    "pydantic.v1",  # FastAPI imports it while a router starts
     "tests.frozen",  # the last
 ]
 _SERVER_ENVIRONMENT = {

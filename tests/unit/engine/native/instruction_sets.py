@@ -20,8 +20,9 @@ _SOFTWARE_TILES = Path(__file__).parent / "software_tiles" / "tile_instructions.
 
 
 def usable_instruction_sets() -> list[str]:
-    """All that this machine runs, the best one first. Nightly AMX in software, too, where need be;
-    everyday not both of those that differ least, since each compiles for a minute."""
+    """Those that this machine runs, in the order of `INSTRUCTION_SETS`. Everyday, a CPU with AMX
+    leaves out `avx512_bf16`, which compiles for a minute. Nightly, a CPU that multiplies bf16 but
+    has no AMX tries AMX in software."""
     flags = set(library._cpu("flags").split())
     found = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
     if best_instruction_set() == _TILES:

@@ -151,7 +151,7 @@ class _Decode:
         if chunk is None:
             self.steps.append((took, tokens, attended))
         self.running_counts.append(len(running))
-        waiting = itertools.takewhile(lambda each: each.at_s <= now, pending)  # they are in order
+        waiting = itertools.takewhile(lambda each: each.at_s <= now, pending)  # in order of `at_s`
         self.waiting_counts.append(sum(1 for _ in waiting))
         for each in list(running):
             if each is chunk:
