@@ -60,7 +60,7 @@ class RequestRecord:
     headers: dict[bytes, bytes]
     budget: ByteBudget
     trace: TraceContext | None = None
-    request_id: str = field(default_factory=lambda: f"req-{urandom(_ID_BYTES).hex()}")
+    request_id: str = field(default_factory=lambda: f"req_{urandom(_ID_BYTES).hex()}")
     arrived_us: int = field(default_factory=wall_us)
     ended_us: int = 0
     status: int | None = None

@@ -5,7 +5,7 @@ epoch), its life (0 until it is resumed), and a keyed digest that binds these to
 body. Then comes, for each choice, the number of tokens in its events so far, with an `e` once its
 end was sent, and finally a `u` once the usage was sent. Positions count tokens, not events, so
 that they mean the same at every router. Where one token makes several events
-(`resp-4fe1...:12.31`), events are counted too: they are made token by token, so a second run
+(`resp_4fe1...:12.31`), events are counted too: they are made token by token, so a second run
 makes the same ones. Pure; knows no HTTP.
 """
 

@@ -107,7 +107,8 @@ class MessageFormat:
         if isinstance(event, ToolCallBroken):
             return []  # `stop_reason` says so
         if isinstance(event, ToolCallBegin):
-            return self._begin(ToolCallArguments, ToolUseBlock(event.id, event.name, {}))
+            block = ToolUseBlock(_tool_use_id(event.id), event.name, {})
+            return self._begin(ToolCallArguments, block)
         begin: list[AnthropicEvent] = []
         piece: TextPiece | ThinkingPiece | InputPiece
         if isinstance(event, ContentText):
@@ -162,10 +163,17 @@ def _blocks(message: MessageDelta) -> list[ContentBlock]:
         if call.begin is not None:
             blocks.append(
                 ToolUseBlock(
-                    call.begin.id, call.begin.name, arguments_object(call.arguments, "input")
+                    _tool_use_id(call.begin.id),
+                    call.begin.name,
+                    arguments_object(call.arguments, "input"),
                 )
             )
     return blocks
+
+
+def _tool_use_id(call_id: str) -> str:
+    """A call's id, with the beginning that ids have in Anthropic's API."""
+    return f"toolu_{call_id.removeprefix('call_')}"
 
 
 def _usage(usage: Usage) -> MessageUsage:

@@ -59,7 +59,7 @@ def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
     """The items as the list of a response's input shows them: each with an id, and content in
     parts."""
     items: list[dict[str, Any]] = msgspec.json.decode(kept)
-    digits = response_id.partition("-")[2]
+    digits = response_id.partition("_")[2]
     for place, item in enumerate(items):
         prefix = _PREFIXES.get(item["type"], "rs")
         item.setdefault("id", f"{prefix}_{digits}_i{place}")

@@ -48,7 +48,7 @@ _MOST_READS = 8
 """Records that are read and unpacked at once; what callers make of them counts as theirs."""
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
-_ID = re.compile(r"resp-[0-9a-f]{32}")
+_ID = re.compile(r"resp_[0-9a-f]{32}")
 _REASONS = ("store_away", "too_large", "backlog", "error")
 
 Made = tuple[str, bytes, bytes]

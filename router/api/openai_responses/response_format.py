@@ -250,7 +250,7 @@ class ResponseFormat:
         return msgspec.structs.replace(self._blank, **changes)
 
     def _name(self, prefix: str) -> str:
-        return f"{prefix}_{self._blank.id.partition('-')[2]}_{len(self._done) + bool(self._open)}"
+        return f"{prefix}_{self._blank.id.partition('_')[2]}_{len(self._done) + bool(self._open)}"
 
     def _next(self) -> int:
         self._sequence_number += 1

@@ -49,7 +49,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
     router = APIRouter()
 
     async def create_response(request: Request) -> Response:
-        record_of(request.scope).use_prefix("resp-")
+        record_of(request.scope).use_prefix("resp_")
         fields = await read_body(request, context, ResponsesRequest)
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)

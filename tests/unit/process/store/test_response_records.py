@@ -55,7 +55,7 @@ async def records(valkey: EmbeddedValkey, max_bytes: int = 1 << 20) -> AsyncIter
 
 
 def named(number: int, owner: str = "a") -> ResponseName:
-    return ResponseName(owner, f"resp-{number}")
+    return ResponseName(owner, f"resp_{number}")
 
 
 def done(answer: bytes = b"answer", given: bytes = b"input") -> ResponseRecord:
@@ -124,7 +124,7 @@ async def test_records_that_expired_no_longer_count(valkey, store) -> None:
         store.delete(f"baton:c:responses:record:{named(1).key}")
         await made.put(named(2), done())
         assert store.hkeys("baton:c:responses:sizes") == [named(2).key.encode()]
-        assert store.zrange("baton:c:responses:of:a", 0, -1) == [b"resp-2"]
+        assert store.zrange("baton:c:responses:of:a", 0, -1) == [b"resp_2"]
 
 
 async def test_a_response_runs_until_it_is_finished_once(valkey, store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from protocol.errors import Overloaded
 from router.api.context import ApiLimits
 from router.requests.interface import TokenDelta
 from router.text.tokenizer import Tokenizer
+from tests.unit.router.api_clients import CALL, SCHEMA, THINKING
 from tests.unit.router.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause
 
 ASKED = [{"role": "user", "content": "x"}]
@@ -64,6 +66,35 @@ def test_the_client_s_id_and_trace_come_back(api: LiveApi, path: str, stream: bo
     version, trace, span, flags = answer.headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01")
     assert span not in TRACEPARENT
+
+
+def test_ids_begin_as_clients_expect(tools_api: LiveApi) -> None:
+    """Clients tell kinds of ids by their beginnings: those of answers, items and calls."""
+    tools_api.reset()
+    tools_api.says(THINKING + "I ask." + CALL)
+    named = {"name": "weather", "parameters": SCHEMA}
+    tools: dict[str, dict[str, object]] = {
+        "/v1/completions": {},
+        "/v1/chat/completions": {"tools": [{"type": "function", "function": named}]},
+        "/v1/responses": {"tools": [{"type": "function", **named}]},
+        "/v1/messages": {
+            "tools": [{"name": "weather", "input_schema": SCHEMA}],
+            "max_tokens": 150,
+        },
+    }
+    found = [
+        re.findall(r'"(?:call_)?id":"([a-z]+[-_])[0-9a-f]{24}', answer.text)
+        for answer in (
+            tools_api.post(path, body_for(path, False) | more) for path, more in tools.items()
+        )
+    ]
+    assert [sorted(each) for each in found] == [
+        ["cmpl-"],
+        ["call_", "chatcmpl-"],
+        ["call_", "fc_", "msg_", "resp_", "rs_"],
+        ["msg_", "toolu_"],
+    ]
+    tools_api.generator.wait_idle()
 
 
 @every_endpoint

@@ -25,7 +25,7 @@ from tests.unit.router.api_harness import MODEL, TIMEOUT_S, LiveApi
 
 TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
 OURS, THEIRS = (f"baton-{letter * 43}" for letter in "ab")
-UNKNOWN = "resp-" + "0" * 32
+UNKNOWN = "resp_" + "0" * 32
 MOST_CONTEXT = 100_000
 
 

@@ -101,7 +101,7 @@ def test_the_client_s_own_request_id_is_repeated_if_sane(api, client_id, is_kept
 def test_errors_carry_an_id_too(api):
     response = api.complete(temperature=9)
     assert response.headers["x-request-id"].startswith("cmpl-")
-    assert api.http.get("/nowhere").headers["x-request-id"].startswith("req-")
+    assert api.http.get("/nowhere").headers["x-request-id"].startswith("req_")
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])

@@ -354,7 +354,7 @@ def test_every_generated_token_has_an_id_and_a_log_probability(api, stream, stop
     [
         ("/v1/completions", {"prompt": "x"}, "cmpl-"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "chatcmpl-"),
-        ("/v1/responses", {"input": "x"}, "resp-"),
+        ("/v1/responses", {"input": "x"}, "resp_"),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}, "msg_"),
     ],
 )

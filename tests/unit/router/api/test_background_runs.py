@@ -26,7 +26,7 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
 from router.requests.event_ids import StreamIdentity
 
-NAME = ResponseName("owner", "resp-" + "1" * 32)
+NAME = ResponseName("owner", "resp_" + "1" * 32)
 FIELDS = ResponsesRequest(model="m", input="x", background=True)
 BLANK = blank_response(StreamIdentity(NAME.id, 1), FIELDS, "m", is_kept=True)
 
