@@ -32,7 +32,7 @@ from process.flight_recorder import FlightRecorder
 from process.lifecycle import StopSignal
 from process.logs import setup_logs
 from process.memory import give_back_large_blocks, spare_the_collector
-from process.metrics import process_registry
+from process.metrics.metrics_server import process_registry
 from process.settings import settings_or_exit, warn_of_unknown_variables
 from process.sockets.network import Network
 from process.store.membership import FleetWatcher

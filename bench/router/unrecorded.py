@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from router import fast_metrics
+from process.metrics import fast_metrics
 from router.http.metrics import EndpointMetrics, LatencyProbe
 from router.main import main
 from router.requests import launch

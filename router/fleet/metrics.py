@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.fast_metrics import LabelledCounts, PhaseHistograms, TokenHistogram
+from process.metrics.fast_metrics import LabelledCounts, PhaseHistograms, TokenHistogram
 from router.routing.view import Mode, Rule
 
 _SECONDS = (

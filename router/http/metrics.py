@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from router.fast_metrics import MAX_ASIDE, TokenCounter, TokenHistogram, buckets
+from process.metrics.fast_metrics import MAX_ASIDE, TokenCounter, TokenHistogram, buckets
 
 CLIENT_GONE_STATUS = 499
 """The status that counts requests whose client left before the end."""

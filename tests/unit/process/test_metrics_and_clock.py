@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import Counter
 
 from process.clock import wall_us
-from process.metrics import process_registry, start_metrics_server
+from process.metrics.metrics_server import process_registry, start_metrics_server
 from protocol.errors import ConfigError
 
 

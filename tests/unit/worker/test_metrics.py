@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from process.metrics import process_registry, start_metrics_server
+from process.metrics.metrics_server import process_registry, start_metrics_server
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from worker.metrics import WorkerMetrics

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from process.lifecycle import Stopped, StopSignal
-from process.metrics import process_registry, start_metrics_server
+from process.metrics.metrics_server import process_registry, start_metrics_server
 from worker.probes import WorkerProbes
 from worker.start_phases import PhaseTimes, StartPhases
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from router.fast_metrics import MAX_ASIDE
+from process.metrics.fast_metrics import MAX_ASIDE
 from router.http.metrics import ApiMetrics
 
 

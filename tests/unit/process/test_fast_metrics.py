@@ -7,7 +7,7 @@ from dataclasses import fields
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from router.fast_metrics import MAX_ASIDE, PhaseHistograms, TokenCounter, TokenHistogram
+from process.metrics.fast_metrics import MAX_ASIDE, PhaseHistograms, TokenCounter, TokenHistogram
 from router.fleet.metrics import FleetMetrics
 from router.http.metrics import ApiMetrics
 from router.settings import RouterSettings
