@@ -220,8 +220,9 @@ def render_conversation(
 ) -> list[str]:
     """The prompt's text, cut inside of what users wrote that looks like control tokens: no token
     may span two parts. Raises InvalidRequest."""
+    shape = template.shape(bool(conversation.tools), bool(conversation.documents))
     given = TemplateInput(
-        conversation.messages_for_template(template.shape),
+        conversation.messages_for_template(shape),
         [tool.for_template() for tool in conversation.tools],
         list(conversation.documents),
         _variables(template, conversation),

@@ -212,7 +212,7 @@ def find_markup(
     Raises ModelLoadError for an unknown name.
     """
     for template in (tokenizer.chat_template, tokenizer.tool_template):
-        assert template is None or template.shape, "it is found out now, and not by a request"
+        assert template is None or template.shape(), "it is found out now, and not by a request"
     reasoning_name = _reasoning_family(tokenizer) if reasoning_parser == AUTO else reasoning_parser
     if tool_parser not in TOOL_PARSERS or reasoning_name not in REASONING_PARSERS:
         raise ModelLoadError(f"no parser is called {tool_parser!r} or {reasoning_name!r}")

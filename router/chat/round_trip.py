@@ -99,7 +99,7 @@ def _render(
     template: ChatTemplate, messages: list[Message], add_generation_prompt: bool = False
 ) -> str:
     """The rendered text; empty if the template refuses the messages."""
-    given = [message.for_template(template.shape, "tools") for message in messages]
+    given = [message.for_template(template.shape(has_tools=True), "tools") for message in messages]
     try:
         return template.render(given, add_generation_prompt, tools=[TOOL.for_template()])
     except InvalidRequest:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,7 +22,12 @@ from jinja2.parser import Parser
 
 from protocol.errors import InvalidRequest, ModelLoadError
 from router.text.template_budget import CURRENT, Budget, BudgetedEnvironment
-from router.text.template_shape import TemplateShape, shape_of
+from router.text.template_shape import (
+    PROBE_DOCUMENTS,
+    PROBE_TOOLS,
+    TemplateShape,
+    shape_of,
+)
 
 RESERVED_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
@@ -46,10 +52,32 @@ class ChatTemplate:
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
 
+    def shape(self, has_tools: bool = False, has_documents: bool = False) -> TemplateShape:
+        """In which form the template wants its input, with or without tools and documents."""
+        return self._shapes[has_tools, has_documents]
+
     @cached_property
-    def shape(self) -> TemplateShape:
-        """In which form the template wants its input. Renders about twenty small conversations."""
-        return shape_of(self.source, lambda messages: self.render(messages, False))
+    def _shapes(self) -> dict[tuple[bool, bool], TemplateShape]:
+        """The shape for each of `has_tools` and `has_documents`. Renders some forty small
+        conversations for each one that the template can tell from another."""
+        shapes: dict[tuple[bool, bool], TemplateShape] = {}
+        for has_tools, has_documents in product((False, True), repeat=2):
+            known = (
+                has_tools and "tools" in self.variables,
+                has_documents and "documents" in self.variables,
+            )
+            shapes[has_tools, has_documents] = shapes.get(known) or self._find_shape(*known)
+        return shapes
+
+    def _find_shape(self, has_tools: bool, has_documents: bool) -> TemplateShape:
+        tools = PROBE_TOOLS if has_tools else None
+        documents = PROBE_DOCUMENTS if has_documents else None
+        found = shape_of(
+            self.source, lambda messages: self.render(messages, True, None, tools, documents)
+        )
+        if found is None and (has_tools or has_documents):  # nothing is known of them
+            return self._find_shape(False, False)
+        return found or TemplateShape()
 
     def render(
         self,

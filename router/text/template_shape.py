@@ -1,7 +1,8 @@
 """In which form a chat template wants its input, found out by rendering small conversations.
 
 Templates differ in whether they write the parts of a message's content one by one, whether they
-encode the arguments of a call themselves, and under which name they read reasoning.
+encode the arguments of a call themselves, and under which name they read reasoning. The same
+template may take another form with tools or documents, so each combination has its own shape.
 """
 
 from __future__ import annotations
@@ -21,7 +22,21 @@ _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 _FIRST, _SECOND = "probeone", "probetwo"
 _KEY, _VALUE = "probekey", "probevalue"
 _SHORT_IDS, _LONG_IDS = ("call12345", "call12346"), ("call_0123456789abcdef",)
-_PARTS_AS_PYTHON = re.compile(r"""['"](text|thinking)['"]""")
+_ENCODED_PART = re.compile(rf"""['"](text|thinking)\\?['"]\s*:\s*\\?['"]({_FIRST}|{_SECOND})""")
+_ROLES = ("user", "assistant", "system", "developer", "tool")
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"probe": {"type": "string", "description": "probe"}},
+    "required": ["probe"],
+}
+PROBE_TOOLS = (
+    {
+        "type": "function",
+        "function": {"name": "probe", "description": "probe", "parameters": _PARAMETERS},
+    },
+)
+PROBE_DOCUMENTS = ({"doc_id": "1", "title": "probe", "text": "probe"},)
+"""What probes with tools and documents are rendered with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +59,17 @@ class TemplateShape:
     short_call_ids: bool = False
 
 
-def shape_of(source: str, render: Render) -> TemplateShape:
-    """The shape of the template with this source. `render` raises InvalidRequest for what the
-    template refuses."""
+def shape_of(source: str, render: Render) -> TemplateShape | None:
+    """The shape of the template with this source; None if it refuses every probe. `render` raises
+    InvalidRequest for what the template refuses."""
     probe = _Probe(render)
-    for role in ("user", "assistant", "system", "tool"):  # the later ones stand behind the earlier
-        probe.find_form_of(role)
-    read = [name for name in _REASONING_NAMES if re.search(rf"\b{name}\b", source)]
+    probe.find_forms()
     if _wants_text_arguments(probe):
         probe.arguments_as_text = True
-        probe.find_form_of("tool")  # which stands behind a call
-    return TemplateShape(
+    if probe.arguments_as_text or probe.only_part_roles:
+        probe.find_forms()  # now that the messages around have the form that they need
+    read = [name for name in _REASONING_NAMES if re.search(rf"\b{name}\b", source)]
+    shape = TemplateShape(
         knows_developer_role="developer" in source,
         arguments_as_text=probe.arguments_as_text,
         part_roles=frozenset(probe.part_roles),
@@ -65,42 +80,53 @@ def shape_of(source: str, render: Render) -> TemplateShape:
         single_calls=_takes_single_calls_only(probe),
         short_call_ids=_takes_short_ids_only(probe),
     )
+    return shape if probe.rendered else None
 
 
 class _Probe:
-    """Renders small conversations, in the form that the template takes as far as it is known."""
+    """Renders small conversations, in the form that the template takes as far as it is known.
+    `rendered` says whether the template took any of them."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self.rendered = False
         self.arguments_as_text = False
         self.part_roles: set[str] = set()
         self.only_part_roles: set[str] = set()
 
-    def find_form_of(self, role: str) -> None:
-        """Find out how the template takes the content of messages of this role."""
-        if self._is_written(role, [text_part(_FIRST), text_part(_SECOND)]):
-            self.part_roles.add(role)
-        text = f"{_FIRST}\n{_SECOND}"
-        if not self._is_written(role, text) and (
-            role in self.part_roles or self._is_written(role, [text_part(text)])
-        ):
-            self.only_part_roles.add(role)
+    def find_forms(self) -> None:
+        """Find out how the template takes the contents of each role. The later roles stand behind
+        the earlier ones."""
+        for role in _ROLES:
+            self._find_form_of(role)
 
-    def with_content(self, role: str, content: Any) -> str:
-        """The text of a conversation in which a message of this role has the content; empty if the
-        template refuses it."""
-        conversations: dict[str, list[dict[str, Any]]] = {
-            "system": [{"role": role, "content": content}, self._message("user")],
-            "user": [{"role": role, "content": content}],
-            "assistant": [
-                self._message("user"), {"role": role, "content": content}, self._message("user")
-            ],
-            "tool": [
-                self._message("user"), self._calls(_SHORT_IDS[:1]),
-                self._result(_SHORT_IDS[0]) | {"content": content},
-            ],
-        }  # fmt: skip
-        return self._try(conversations[role])
+    def _find_form_of(self, role: str) -> None:
+        """A form counts if the template writes it at every place where it writes any form."""
+        parts, text = [text_part(_FIRST), text_part(_SECOND)], f"{_FIRST}\n{_SECOND}"
+        takes_parts, takes_text, takes_one_part = True, True, True
+        num_places = 0
+        for place in range(len(self._places(role, ""))):
+            as_parts, as_text = (self._is_written(role, each, place) for each in (parts, text))
+            as_one_part = as_parts or (
+                not as_text and self._is_written(role, [text_part(text)], place)
+            )
+            if as_text or as_one_part:
+                num_places += 1
+                takes_parts &= as_parts
+                takes_text &= as_text
+                takes_one_part &= as_one_part
+        for roles, is_taken in (
+            (self.part_roles, takes_parts),
+            (self.only_part_roles, takes_one_part and not takes_text),
+        ):
+            roles.discard(role)
+            if num_places and is_taken:
+                roles.add(role)
+
+    def with_content(self, role: str, content: Any, place: int = 0) -> str:
+        """The text of a conversation in which a message of this role has the content, at one of
+        its places; empty if the template refuses it."""
+        return self._try(self._places(role, content)[place])
 
     def with_arguments(self, arguments: dict[str, Any] | str) -> str:
         """The text of a conversation with a call; empty if the template refuses it."""
@@ -119,10 +145,28 @@ class _Probe:
             messages += [self._calls(ids), *map(self._result, ids)]
         return self._try(messages)
 
-    def _is_written(self, role: str, content: Any) -> bool:
-        """Whether the template writes this content, and not as Python does."""
-        text = self.with_content(role, content)
-        return _FIRST in text and _SECOND in text and not _PARTS_AS_PYTHON.search(text)
+    def _places(self, role: str, content: Any) -> list[list[dict[str, Any]]]:
+        """Conversations with the content in a message of this role, at each place where requests
+        have such messages."""
+        user, answer, system = map(self._message, ("user", "assistant", "system"))
+        calls, result = self._calls(_SHORT_IDS[:1]), self._result(_SHORT_IDS[0])
+        given = {"role": role, "content": content}
+        if role == "user":
+            return [
+                [given], [system, given], [system, given, answer, user],
+                [user, answer, given], [user, calls, result, given],
+            ]  # fmt: skip
+        if role == "assistant":
+            return [[user, given, user], [user, given], [user, calls | given, result]]
+        if role == "tool":
+            result |= given
+            return [[user, calls, result], [user, calls, result, answer, user]]
+        return [[given, user], [given, user, answer, user], [user, answer, given, user]]
+
+    def _is_written(self, role: str, content: Any, place: int) -> bool:
+        """Whether the template writes this content, and not encoded."""
+        text = self.with_content(role, content, place)
+        return _FIRST in text and _SECOND in text and not _ENCODED_PART.search(text)
 
     def _message(self, role: str, text: str = "probe") -> dict[str, Any]:
         content = [text_part(text)] if role in self.only_part_roles else text
@@ -143,9 +187,11 @@ class _Probe:
 
     def _try(self, messages: Messages) -> str:
         try:
-            return self._render(messages)
+            text = self._render(messages)
         except InvalidRequest:
             return ""
+        self.rendered = True
+        return text
 
 
 def text_part(text: str) -> dict[str, str]:
@@ -160,7 +206,7 @@ def reasoning_part(text: str) -> dict[str, str]:
 
 def _reads_reasoning_parts(probe: _Probe) -> bool:
     text = probe.with_content("assistant", [reasoning_part(_FIRST), text_part(_SECOND)])
-    return _FIRST in text and _SECOND in text and not _PARTS_AS_PYTHON.search(text)
+    return _FIRST in text and _SECOND in text and not _ENCODED_PART.search(text)
 
 
 def _refuses_empty_text(probe: _Probe) -> bool:

@@ -85,7 +85,8 @@ def test_what_the_template_writes_of_an_answer_s_calls_is_read_as_them(load, fam
         )
         history = (*ASKED_BOTH.messages, Message("assistant", "", tool_calls=told))
         again = Conversation(history, TOOLS, add_generation_prompt=False)
-        prompt = template.render([each.for_template(template.shape, "p") for each in history[:1]])
+        asked = Conversation(history[:1]).messages_for_template(template.shape(has_tools=True))
+        prompt = template.render(asked)
         [whole] = render_conversation(template, again, markup)
         assert whole.endswith("<|end|>\n")
         if calls == text and family in ("functionary", "llama3", "function_tag"):

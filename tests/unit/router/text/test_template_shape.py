@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
-from router.chat.conversation import Conversation, Message, ToolCall
+from router.api.conversation_plan import render_conversation
+from router.chat.conversation import Conversation, Message, Tool, ToolCall
+from router.chat.markup import ChatMarkup
 from router.text.chat_template import ChatTemplate
+from tests.paths import DEMO_MODEL
 
 EACH = "{% for m in messages %}"
 END = "{% endfor %}"
@@ -24,7 +30,7 @@ CALLS = "{% for c in m.tool_calls or [] %}CALL{% endfor %}"
 
 def shown(source: str, *messages: Message) -> str:
     template = ChatTemplate(source, {})
-    given = [each.for_template(template.shape, "messages") for each in messages]
+    given = [each.for_template(template.shape(), "messages") for each in messages]
     return template.render(given, add_generation_prompt=False)
 
 
@@ -87,10 +93,10 @@ def test_reasoning_comes_in_a_part_where_the_template_reads_such() -> None:
         Message("user", "a", reasoning="Hm"),
     )
     assert shown(EACH + CHUNKS + END, *answers) == "[Hm]a;[Hm]ab;[Hm];a;a;"
-    assert ChatTemplate(EACH + CHUNKS + END, {}).shape.reasoning_in_parts
-    assert not ChatTemplate(EACH + BOTH + END, {}).shape.reasoning_in_parts
+    assert ChatTemplate(EACH + CHUNKS + END, {}).shape().reasoning_in_parts
+    assert not ChatTemplate(EACH + BOTH + END, {}).shape().reasoning_in_parts
     as_python = ChatTemplate(EACH + "{{ m.content }}" + END, {})
-    assert not as_python.shape.reasoning_in_parts
+    assert not as_python.shape().reasoning_in_parts
 
 
 def test_an_empty_answer_comes_in_parts_where_the_template_refuses_it_as_text() -> None:
@@ -197,19 +203,19 @@ AS_TEXT = """\
 @pytest.mark.parametrize("calls", [ONE + WRITTEN, FIRST_CALL, ONE + AS_TEXT])
 def test_a_template_that_takes_one_call_at_a_time_gets_a_message_for_each(calls: str) -> None:
     template = ChatTemplate(EACH + calls + END, {})
-    given = Conversation(HISTORY).messages_for_template(template.shape)
+    given = Conversation(HISTORY).messages_for_template(template.shape())
     text = template.render(given, add_generation_prompt=False)
     text = re.sub(r'{"x": "(.)"}', r"\1", text)
     assert text == "q;so(Hm)<f1>;of a;<g2>;of b;of c;done;<f3>;of d;"
     together = ChatTemplate(EACH + WRITTEN + END, {})
-    given = Conversation(HISTORY).messages_for_template(together.shape)
+    given = Conversation(HISTORY).messages_for_template(together.shape())
     text = together.render(given, add_generation_prompt=False)
     assert text == "q;so(Hm)<f1><g2>;of b;of a;of c;done;<f3>;of d;"
 
 
 def test_calls_without_results_are_split_too() -> None:
     template = ChatTemplate(EACH + ONE + WRITTEN + END, {})
-    given = Conversation(HISTORY[:2]).messages_for_template(template.shape)
+    given = Conversation(HISTORY[:2]).messages_for_template(template.shape())
     assert template.render(given, add_generation_prompt=False) == "q;so(Hm)<f1>;<g2>;"
 
 
@@ -222,5 +228,61 @@ def test_reasoning_comes_under_the_name_that_the_template_reads(name: str) -> No
 
 
 def test_a_template_that_refuses_everything_has_a_shape() -> None:
-    shape = ChatTemplate("{{ raise_exception('no') }}", {}).shape
+    shape = ChatTemplate("{{ raise_exception('no') }}", {}).shape()
     assert (shape.part_roles, shape.arguments_as_text) == (frozenset(), False)
+
+
+WITH_SYSTEM = (
+    "{% if tools or documents %}{{ messages[0].content + '\\n' }}{{ tools | tojson }}{% endif %}"
+)
+FIRST_USER = "{% if tools and loop.first %}{{ m.content | trim }}{% else %}" + BOTH + "{% endif %}"
+LAST_USER = (
+    "{% if m.role == 'system' %}{% else %}"
+    "{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
+    "{{ messages[0].content + '\\n' + m.content }}{% else %}" + BOTH + "{% endif %}{% endif %}"
+)
+BESIDE_CALLS = "{% if m.tool_calls %}{{ m.content + '' }}{% else %}" + BOTH + "{% endif %}"
+BEHIND_TOOLS = BOTH.replace("string", "string or tools and m.role == 'tool'")
+TEMPLATES = {
+    "joined with tools": WITH_SYSTEM + EACH + BOTH + END,
+    "the first message with tools": EACH + FIRST_USER + END,
+    "the last message behind a system prompt": EACH + LAST_USER + END,
+    "text beside calls": EACH + BESIDE_CALLS + END,
+    "text behind tools": EACH + BEHIND_TOOLS + END,
+    "parts alone with tools": f"{EACH}{{% if tools %}}{PARTS}{{% else %}}{BOTH}{{% endif %}}{END}",
+}
+"""Templates that take parts of some messages of some requests."""
+
+
+@pytest.mark.parametrize("name", [*sorted(TEMPLATES), "demo_model"])
+@pytest.mark.parametrize("has_system", [False, True])
+def test_every_shape_of_request_is_written_whole(name: str, has_system: bool) -> None:
+    source = (
+        TEMPLATES.get(name)
+        or json.loads((DEMO_MODEL / "tokenizer_config.json").read_text())["chat_template"]
+    )
+    template = ChatTemplate(source, {})
+    texts = {role: (f"{role} a", f"{role} b") for role in ("system", "user", "assistant", "tool")}
+    message = {role: Message(role, "\n".join(each), parts=each) for role, each in texts.items()}
+    asked = [message["system"], message["user"]] if has_system else [message["user"]]
+    calls = replace(message["assistant"], tool_calls=(CALL,))
+    histories = (
+        asked,
+        [*asked, message["assistant"], message["user"]],
+        [*asked, calls, message["tool"]],
+        [*asked, calls, message["tool"], message["assistant"], message["user"]],
+    )
+    for history, tools, documents in product(histories, ((), (Tool("f"),)), ((), ({"text": "t"},))):
+        conversation = Conversation(tuple(history), tools, documents=documents)
+        [text] = render_conversation(template, conversation, ChatMarkup())
+        for each in history:
+            if name != "the last message behind a system prompt" or each.role != "system":
+                assert all(part in text for part in each.parts)
+        assert "'text'" not in text
+
+
+def test_parts_are_laid_out_where_requests_of_the_same_shape_may_have_them() -> None:
+    template = ChatTemplate(TEMPLATES["joined with tools"], {})
+    assert "system" in template.shape().part_roles
+    assert "system" not in template.shape(has_tools=True).part_roles
+    assert "assistant" in template.shape(has_tools=True).part_roles
