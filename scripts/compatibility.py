@@ -3,15 +3,18 @@
     scripts/compatibility [NAME ...] [--folder build/compatibility] [--url URL]
 
 Makes an environment for each client, installs its newest version, and runs its program of
-tests/compatibility/clients, which fails by an exception. Prints versions and results as a table for
-docs/api.md; exits with 1 if a client failed. `--url` uses a fleet that runs already.
+tests/compatibility/clients, which fails by an exception. A client whose tools (node, java, ...) are
+missing is skipped. Prints versions and results as a table for docs/api.md; exits with 1 if a client
+failed. `--url` uses a fleet that runs already.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,18 +29,33 @@ from bench.tools.paths import DEMO_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "compatibility" / "clients"
+NODE_SHARED = PROGRAMS / "baton_fleet.mjs"
 INSTALL_S, RUN_S = 900, 300
 _SHOWN_LINES = 15
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client: its packages, the first of which has the version, and what its program shows.
-    Without packages the program runs in this environment."""
+    """A client: its packages, the first of which has the version, and what its program shows. The
+    packages are npm's if the program is one for Node, else PyPI's. Without packages the program
+    runs in this environment, with a tool of the system: `version` is the command that prints its
+    version. `needs` are other commands that must be there."""
 
     name: str
     shows: str
     packages: tuple[str, ...] = ()
+    version: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_for_node(self) -> bool:
+        """Whether the program is in JavaScript."""
+        return (PROGRAMS / f"{self.name}.mjs").exists()
+
+    def missing(self) -> list[str]:
+        """The commands that this machine lacks."""
+        needs = (*self.needs, *self.version[:1], *(("node", "npm") if self.is_for_node else ()))
+        return [each for each in needs if shutil.which(each) is None]
 
 
 CLIENTS = (
@@ -54,8 +72,25 @@ CLIENTS = (
         ("lm-eval[api]", "transformers"),
     ),
     Client("aiperf", "a profile of streamed chats, all counted, none failed", ("aiperf",)),
-    Client("java", "`HttpClient`, which asks for h2c; HTTP/2 and HTTP/1.1 wishes"),
+    Client(
+        "java",
+        "`HttpClient`, which asks for h2c; HTTP/2 and HTTP/1.1 wishes",
+        version=("java", "--version"),
+    ),
     Client("coding_agents", "bodies as Claude Code and Codex send them"),
+    Client("openai_node", "both APIs: stream, tool runner, zod, aborts", ("openai", "zod")),
+    Client("anthropic_js", "stream, tool runner, zod, aborts", ("@anthropic-ai/sdk", "zod")),
+    Client(
+        "ai_sdk",
+        "four providers: stream, tools in steps, objects, aborts",
+        ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
+    ),
+    Client("agents_js", "both APIs: sessions, tools, handoffs, aborts", ("@openai/agents", "zod")),
+    Client(
+        "langchain_js",
+        "both APIs: stream, tools, agent, structured output, aborts",
+        ("@langchain/openai", "@langchain/core", "langchain", "zod"),
+    ),
 )
 
 
@@ -70,8 +105,11 @@ def main(argv: Sequence[str]) -> int:
     rows, has_failed = [], False
     with _fleet(arguments.url) as url:
         for client in chosen:
+            if missing := client.missing():
+                print(f"{client.name}: skipped, no {' and no '.join(missing)} on this machine")
+                continue
             started = time.monotonic()
-            version, trouble = _try(client, arguments.folder, url)
+            version, trouble = _try(client, arguments.folder / client.name, url)
             has_failed |= bool(trouble)
             result = "works" if not trouble else "fails"
             rows.append(f"| {client.name} | {version} | {client.shows} | {result} |")
@@ -95,36 +133,60 @@ def _fleet(url: str | None) -> Iterator[str]:
         yield f"http://127.0.0.1:{fleet.port('router-1')}"
 
 
-def _try(client: Client, folder: Path, url: str) -> tuple[str, str]:
+def _try(client: Client, home: Path, url: str) -> tuple[str, str]:
     """The client's version, and the end of what it printed if it failed."""
+    shutil.rmtree(home, ignore_errors=True)
+    if client.is_for_node:
+        return _try_from_npm(client, home, url)
     python, version = Path(sys.executable), "-"
     if client.packages:
-        home = folder / client.name
-        shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
         python = home / "bin" / "python"
-        installed = _run(
+        if trouble := _run(
             [str(python), "-m", "pip", "install", "--quiet", *client.packages], INSTALL_S
-        )
-        if installed:
-            return version, installed
+        ):
+            return version, trouble
         package = client.packages[0].partition("[")[0]
         asked = f"import importlib.metadata as m; print(m.version({package!r}))"
         version = subprocess.check_output([str(python), "-c", asked], text=True).strip()
-    elif client.name == "java":
-        shown = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
-        version = shown.stderr.partition("\n")[0].split('"')[1]
+    elif client.version:
+        version = _version_of(client.version)
     return version, _run([str(python), str(PROGRAMS / f"{client.name}.py")], RUN_S, url)
 
 
-def _run(command: list[str], seconds: float, url: str = "") -> str:
-    """The end of what a command printed if it failed, else nothing."""
+def _try_from_npm(client: Client, home: Path, url: str) -> tuple[str, str]:
+    """The same for a program for Node, which finds packages beside itself only."""
+    home.mkdir(parents=True)
+    (home / "package.json").write_text("{}")
+    if trouble := _run(
+        ["npm", "install", "--no-audit", "--no-fund", *client.packages], INSTALL_S, cwd=home
+    ):
+        return "-", trouble
+    package = json.loads((home / "node_modules" / client.packages[0] / "package.json").read_text())
+    for program in (NODE_SHARED, PROGRAMS / f"{client.name}.mjs"):
+        shutil.copy(program, home)
+    return package["version"], _run(["node", f"{client.name}.mjs"], RUN_S, url, home)
+
+
+def _version_of(command: Sequence[str]) -> str:
+    """The first number with points that a command prints."""
+    shown = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    found = re.search(r"\d+(\.\d+)+", shown.stdout)
+    return found.group() if found else "-"
+
+
+def _run(command: list[str], seconds: float, url: str = "", cwd: Path = ROOT) -> str:
+    """The end of what a command printed if it failed, else nothing. Programs find the commands of
+    their packages first."""
     own = {"BATON_TEST_URL": url, "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
-    bin_folder = str(Path(command[0]).parent)
-    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    bin_folders = [str(Path(command[0]).parent), str(cwd / "node_modules" / ".bin")]
+    path = os.pathsep.join([*bin_folders, os.environ["PATH"]])
     try:
         done = subprocess.run(
             command,
+            cwd=cwd,
             env={**os.environ, **own, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
