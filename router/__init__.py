@@ -1,5 +1,6 @@
 """The router: HTTP API, tokenizing, placement of requests on workers, retries.
 
-Imports `process`, `protocol` and the settings of workers; no torch, no engine. Its packages, from
-the top: `api`, `chat`, `requests`, then `fleet`, `http` and `text`, then `routing` and `admission`.
+Imports `process`, `protocol`, `checkpoint` and `scheduling`; no torch, no engine, no worker. Its
+packages, from the top: `api`, `chat`, `requests`, then `fleet`, `http` and `text`, then `routing`
+and `admission`.
 """

@@ -15,14 +15,14 @@ from router.api.conversation_plan import encode_whole
 from router.api.request_fields import fields_of
 from router.api.tokenize import TokenizeRequest, conversation_of
 from router.chat.markup import ChatMarkup, find_markup
+from router.http.settings import GatewaySettings
 from router.parser_names import ALLOW
-from router.settings import RouterSettings
 from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 
-def load_shared_prefixes(settings: RouterSettings, tokenizer: Tokenizer) -> SharedPrefixes:
+def load_shared_prefixes(settings: GatewaySettings, tokenizer: Tokenizer) -> SharedPrefixes:
     """The prefixes that the operator declares, if any. Raises ConfigError."""
     path = settings.shared_prefixes_file
     if path is None:

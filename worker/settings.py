@@ -13,32 +13,20 @@ from typing import ClassVar
 from kv_transfer.transports.registry import AUTO, TRANSPORTS
 from process.cores import CORES_PATTERN
 from process.settings import setting
+from process.shared_settings import NAME_PATTERN, SharedSettings
 from process.sockets.hosts import is_wildcard
 from protocol.errors import ConfigError
 
 CHECKPOINT, PEER = "checkpoint", "peer"
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(SharedSettings):
     """Settings of a prefill or decode worker."""
 
     card_chunk_tokens: ClassVar[int] = 2048
     """`chunk_max_tokens` on a large card by default: decodes wait for a chunk beside them."""
 
-    model: str = setting(help="folder of a Hugging Face checkpoint, or a hub id")
-    revision: str | None = setting(
-        None,
-        help="commit, tag or branch of a model from the hub; none: its main branch",
-        pattern=r"[\w.][\w./-]*",
-    )
-    served_model_name: tuple[str, ...] = setting(
-        (),
-        help="names under which the model is served, the first of which answers carry; without "
-        "any: the folder's name or the hub id",
-        pattern=r"\S+",
-    )
     dtype: str = setting(
         "auto",
         help="type of weights and KV cache; auto: the checkpoint's",
@@ -272,20 +260,6 @@ class WorkerSettings:
         pattern=NAME_PATTERN,
     )
 
-    redis_url: str = setting(
-        help="Redis or Valkey that holds the fleet, as redis://[:password@]host:port[/db]",
-        pattern=r"(rediss?|unix)://.+",
-        secret=True,
-    )
-    cluster: str = setting(
-        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
-    )
-    cluster_secret: str = setting(
-        help="secret by which the fleet's processes know each other, the same in all of them",
-        pattern=r"(?s).{16,}",
-        secret=True,
-        flag=False,
-    )
     lease_s: float = setting(
         2.0, help="how long a registration outlives its worker", unit="s", minimum=0.3
     )
@@ -312,17 +286,6 @@ class WorkerSettings:
     )
     drain_grace_s: float = setting(
         30.0, help="how long a stopping worker lets its requests finish", unit="s", minimum=0
-    )
-    parent_pid: int | None = setting(
-        None, help="stop when this process, our parent, is gone", unit="pid", minimum=1
-    )
-    log_level: str = setting(
-        "info",
-        help="least severe log lines to write",
-        choices=("debug", "info", "warning", "error"),
-    )
-    log_format: str = setting(
-        "text", help="log lines for people or as JSON", choices=("text", "json")
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from process.clock import wall_us
+from process.shared_settings import SharedSettings
 from protocol.messages import Role
 from router.dashboard.control_log import ControlLog
 from router.dashboard.controls import ControlParts, controls_router
@@ -20,7 +21,6 @@ from router.dashboard.sample_prompts import SamplePrompts
 from router.dashboard.stream import stream_router
 from router.fleet.fleet import Fleet
 from router.requests.dispatcher import Dispatcher
-from router.settings import RouterSettings
 from router.telemetry.report import FleetReport
 from router.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ class DashboardParts:
     """What the dashboard shows and acts on. `sources` are further objects of the stream by the
     name of their view, `doctor` and `cache`."""
 
-    settings: RouterSettings
+    settings: SharedSettings
     fleet: Fleet
     report: FleetReport
     dispatcher: Dispatcher

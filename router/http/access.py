@@ -36,7 +36,7 @@ from router.http.paths import (
     VIEWED_PREFIX,
     is_page,
 )
-from router.settings import RouterSettings
+from router.http.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class KeyCheck:
         return any(self._rules.admits(door, key) for key in _keys(scope))
 
 
-def access_rules(settings: RouterSettings, files: KeyFiles) -> AccessRules:
+def access_rules(settings: GatewaySettings, files: KeyFiles) -> AccessRules:
     """The access rules from the settings; `files` keeps them in line with the key files. Raises
     ConfigError."""
     return AccessRules(
@@ -182,7 +182,7 @@ def access_rules(settings: RouterSettings, files: KeyFiles) -> AccessRules:
     )
 
 
-def warn_of_open_doors(settings: RouterSettings) -> None:
+def warn_of_open_doors(settings: GatewaySettings) -> None:
     """Log a warning if other hosts can reach the API without a key."""
     has_keys = bool(settings.api_keys) or settings.api_key_file is not None
     if not has_keys and not is_loopback(settings.host):

@@ -22,7 +22,7 @@ from protocol.errors import RequestError
 from router.http.anthropic_errors import error_response
 from router.http.errors import HttpError
 from router.http.paths import PROBES
-from router.settings import RouterSettings
+from router.http.settings import GatewaySettings
 
 ANY = "*"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -60,7 +60,7 @@ class BrowserRules:
         return value in self.origins or ANY.encode() in self.origins
 
 
-def browser_rules(settings: RouterSettings) -> BrowserRules:
+def browser_rules(settings: GatewaySettings) -> BrowserRules:
     """The rules from the settings. `Host` is checked if a list of names is given, and on a
     loopback address without API keys."""
     has_keys = bool(settings.api_keys) or settings.api_key_file is not None

@@ -52,9 +52,9 @@ from router.requests.launch import Launcher, PlacedListener, legs
 from router.requests.loop_queues import Turnstile
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
+from router.requests.settings import RoutingSettings
 from router.requests.token_stream import Piece, TokenPiece
 from router.requests.trace import TraceStore
-from router.settings import RouterSettings
 
 
 class Dispatcher:
@@ -62,7 +62,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        settings: RouterSettings,
+        settings: RoutingSettings,
         fleet: Fleet,
         traces: TraceStore,
         metrics: FleetMetrics,

@@ -15,7 +15,7 @@ from process.logs import about
 from protocol.errors import GenerationFailed, Overloaded
 from router.fleet.worker import Loss, Worker
 from router.requests.attempt import Attempt
-from router.settings import RouterSettings
+from router.requests.settings import RoutingSettings
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class FailureHistory:
 class Retries:
     """The retry policy for all requests of a router."""
 
-    def __init__(self, settings: RouterSettings, rng: random.Random) -> None:
+    def __init__(self, settings: RoutingSettings, rng: random.Random) -> None:
         self._settings = settings
         self._rng = rng
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.requests.interface import TEST_PREFIX
 from router.requests.trace import RequestTrace
-from router.settings import RouterSettings
+from router.telemetry.settings import ConsoleSettings
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Targets:
     goodput_target: float
 
     @classmethod
-    def of(cls, settings: RouterSettings) -> Targets:
+    def of(cls, settings: ConsoleSettings) -> Targets:
         """The targets that the settings name."""
         return cls(settings.ttft_target_ms, settings.tpot_target_ms, settings.goodput_target)
 

@@ -1,0 +1,54 @@
+"""Settings that routers and workers share: what is served, in which fleet, how a process runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from process.settings import setting
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSettings:
+    """Settings of every process of a fleet."""
+
+    model: str = setting(help="folder of a Hugging Face checkpoint, or a hub id")
+    revision: str | None = setting(
+        None,
+        help="commit, tag or branch of a model from the hub; none: its main branch",
+        pattern=r"[\w.][\w./-]*",
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        help="names under which the model is served, the first of which answers carry; without "
+        "any: the folder's name or the hub id",
+        pattern=r"\S+",
+    )
+
+    redis_url: str = setting(
+        help="Redis or Valkey that holds the fleet, as redis://[:password@]host:port[/db]",
+        pattern=r"(rediss?|unix)://.+",
+        secret=True,
+    )
+    cluster: str = setting(
+        "default", help="name of the fleet within that Redis", pattern=NAME_PATTERN
+    )
+    cluster_secret: str = setting(
+        help="secret by which the fleet's processes know each other, the same in all of them",
+        pattern=r"(?s).{16,}",
+        secret=True,
+        flag=False,
+    )
+
+    parent_pid: int | None = setting(
+        None, help="stop when this process, our parent, is gone", unit="pid", minimum=1
+    )
+    log_level: str = setting(
+        "info",
+        help="least severe log lines to write",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = setting(
+        "text", help="log lines for people or as JSON", choices=("text", "json")
+    )
