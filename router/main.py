@@ -65,9 +65,9 @@ from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.http.lame_duck import LameDuck
 from router.http.server import Doorway, HttpServer, listen, url_of, write_port_file
+from router.output.event_ids import ids_key
 from router.parser_names import ALLOW
 from router.requests.dispatcher import Dispatcher
-from router.requests.event_ids import ids_key
 from router.requests.interface import ReadinessCheck, ServedModel
 from router.requests.trace import TraceStore
 from router.settings import RouterSettings

@@ -48,7 +48,7 @@ def no_traces(request_id: str) -> None:
 class ApiContext:
     """The parts behind the API. Nothing here changes after startup.
 
-    `ids_key` is the key that authenticates streams' event ids, see `router.requests.event_ids`.
+    `ids_key` is the key that authenticates streams' event ids, see `router.output.event_ids`.
     """
 
     generator: Generator

@@ -29,8 +29,8 @@ from router.chat.conversation import Conversation, ToolMode
 from router.chat.markup import ChatMarkup
 from router.chat.message_parser import MessageParser
 from router.chat.prefill import open_end
-from router.requests.choices import Choice
-from router.requests.event_ids import StreamIdentity
+from router.output.choices import Choice
+from router.output.event_ids import StreamIdentity
 from router.text.chat_template import RESERVED_NAMES, ChatTemplate
 from router.text.control_tokens import split_at_marks
 from router.text.grammar import only_rule, shortest_json

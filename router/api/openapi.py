@@ -23,7 +23,7 @@ from router.api.operations import OPERATIONS, Operation
 from router.api.timing import TIMING_HEADER
 from router.http.access import Door
 from router.http.anthropic_errors import AnthropicError, is_anthropics
-from router.requests.event_ids import HEADER as RESUMING_HEADER
+from router.output.event_ids import HEADER as RESUMING_HEADER
 
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"

@@ -24,10 +24,10 @@ from router.api.sampling import (
     stop_rules,
 )
 from router.http.errors import MAX_PARAM_CHARS, shortened
-from router.requests.choices import Choice
-from router.requests.event_ids import HEADER, StreamIdentity, check_positions
+from router.output.choices import Choice
+from router.output.event_ids import HEADER, StreamIdentity, check_positions
+from router.output.output_text import OutputText
 from router.requests.interface import GenerationRequest
-from router.requests.output_text import OutputText
 from router.requests.prompt_hashes import PromptHashes
 from router.text.stop_strings import ContentScan
 from router.text.thoughts import ThoughtMarkers

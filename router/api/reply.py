@@ -30,9 +30,9 @@ from router.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
 from router.http.metrics import CLIENT_GONE_STATUS, LatencyProbe
 from router.http.request_scope import RequestRecord, record_of
 from router.http.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle, as_it_is
-from router.requests.choices import Choice, TextSink, run_choices
-from router.requests.event_ids import Bookmark, EventCount, StreamIdentity
-from router.requests.output_text import OutputToken, TextDelta
+from router.output.choices import Choice, TextSink, run_choices
+from router.output.event_ids import Bookmark, EventCount, StreamIdentity
+from router.output.output_text import OutputToken, TextDelta
 from router.text.tokenizer import Tokenizer
 
 MAX_INLINE_VALUES = 4096

@@ -42,7 +42,7 @@ from router.http.disconnect import ClientGone, connection_of
 from router.http.errors import invalid_request
 from router.http.request_scope import RequestRecord, record_of
 from router.http.variants.content_encoding import decoder_of
-from router.requests.event_ids import body_digest
+from router.output.event_ids import body_digest
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16

@@ -14,7 +14,7 @@ from protocol.sampling import SamplingParams
 from router.api.request_fields import GenerationFields
 from router.api.sampling_defaults import SamplingDefaults
 from router.http.errors import MAX_PARAM_CHARS, shortened
-from router.requests.output_text import StopRules
+from router.output.output_text import StopRules
 
 _SEED_BITS = 63
 

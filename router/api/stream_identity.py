@@ -11,7 +11,7 @@ from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
 from router.api.request_fields import GenerationFields
 from router.http.request_scope import record_of
-from router.requests.event_ids import HEADER, StreamIdentity, resumed_identity
+from router.output.event_ids import HEADER, StreamIdentity, resumed_identity
 
 _LAST_EVENT_ID = HEADER.lower().encode()
 _NUM_DIGITS = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from router.chat.events import ContentText, MessageEvent
-from router.requests.output_text import OutputToken, TextDelta
+from router.output.output_text import OutputToken, TextDelta
 
 
 class ContentTokens:

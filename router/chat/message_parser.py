@@ -21,7 +21,7 @@ from router.chat.events import (
 )
 from router.chat.reasoning import ReasoningParser
 from router.chat.tool_parser import ToolParser
-from router.requests.output_text import TextDelta
+from router.output.output_text import TextDelta
 
 
 class MessageParser:

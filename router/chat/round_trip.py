@@ -19,7 +19,7 @@ from router.chat.message_parser import MessageParser
 from router.chat.past_calls import arguments_object
 from router.chat.reasoning import ReasoningMarkers, ReasoningParser
 from router.chat.tool_parser import ToolParser
-from router.requests.output_text import TextDelta
+from router.output.output_text import TextDelta
 from router.text.chat_template import ChatTemplate
 
 NAME = "probe_call"

@@ -42,8 +42,8 @@ from router.chat.events import (
 from router.chat.message_parser import MessageParser
 from router.chat.past_calls import arguments_object
 from router.http.sse import named_event
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 
 
 class MessageFormat:

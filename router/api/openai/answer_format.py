@@ -11,8 +11,8 @@ from protocol.errors import InvalidRequest
 from router.api.json_pieces import with_last_changed
 from router.api.openai.answers import Usage
 from router.api.timing import TIMING_HEADER, Timing, TraceLookup, add_timing, choice_timing
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 
 _NO_USAGE = b'"usage":null'
 

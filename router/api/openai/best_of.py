@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from router.api.openai.logprobs import LOWEST
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 
 _Text = tuple[Choice, TextDelta]
 

@@ -44,8 +44,8 @@ from router.api.structured_outputs import wanted_grammar
 from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
 from router.http.request_scope import record_of
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 from router.text.bad_words import bad_word_tokens
 from router.text.tokenizer import Tokenizer
 

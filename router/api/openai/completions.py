@@ -42,8 +42,8 @@ from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar
 from router.http.request_scope import record_of
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 from router.text.bad_words import bad_word_tokens
 from router.text.fill_in_middle import fill_in_middle
 from router.text.tokenizer import CHARS_PER_TOKEN, Tokenizer

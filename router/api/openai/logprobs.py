@@ -22,7 +22,7 @@ from router.api.openai.answers import (
     PromptTokenLogprobs,
     TopLogprob,
 )
-from router.requests.output_text import OutputToken
+from router.output.output_text import OutputToken
 from router.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from router.api.openai.answers import CachedTokens, OutputDetails, Usage
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 
 
 class UsageCount:

@@ -26,8 +26,8 @@ from router.chat.events import (
 from router.chat.message_parser import MessageParser
 from router.http.errors import HttpError
 from router.http.sse import named_event
-from router.requests.choices import Choice
-from router.requests.output_text import TextDelta
+from router.output.choices import Choice
+from router.output.output_text import TextDelta
 from router.text.tokenizer import Tokenizer
 
 _MOST_TOP = 20

@@ -37,7 +37,7 @@ from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
 from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is
-from router.requests.event_ids import StreamIdentity
+from router.output.event_ids import StreamIdentity
 
 _Fields = TypeVar("_Fields", bound=InputTokensRequest)
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}

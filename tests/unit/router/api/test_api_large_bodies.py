@@ -25,7 +25,7 @@ from router.api.strict_model import (
 )
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
 from router.http.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS
-from router.requests.event_ids import body_digest
+from router.output.event_ids import body_digest
 from tests.unit.router.api_harness import MODEL
 
 MANY: list[Any] = [None] * 1000

@@ -16,9 +16,9 @@ from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
 from router.api.strict_model import MAX_TOKEN_IDS
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
-from router.requests.choices import Choice, run_choices
+from router.output.choices import Choice, run_choices
+from router.output.output_text import TextDelta
 from router.requests.interface import TokenDelta
-from router.requests.output_text import TextDelta
 from tests.unit.router.api_harness import MODEL, LiveApi, events_of
 
 PROMPT = [70 + number % 20 for number in range(150)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
 from protocol.messages import FinishReason
-from router.requests.event_ids import Bookmark, StreamIdentity, resumed_identity
+from router.output.event_ids import Bookmark, StreamIdentity, resumed_identity
 from router.requests.interface import GenerationRequest, TokenDelta
 from tests.unit.router.api_harness import MODEL, Step, token_steps
 

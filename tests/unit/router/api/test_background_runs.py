@@ -24,7 +24,7 @@ from router.api.openai_responses.responses import blank_response
 from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
-from router.requests.event_ids import StreamIdentity
+from router.output.event_ids import StreamIdentity
 
 NAME = ResponseName("owner", "resp_" + "1" * 32)
 FIELDS = ResponsesRequest(model="m", input="x", background=True)

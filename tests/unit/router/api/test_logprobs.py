@@ -6,7 +6,7 @@ import gc
 
 from protocol.sampling import TokenLogprobs
 from router.api.openai.logprobs import TokenNames, chat_logprobs
-from router.requests.output_text import OutputToken
+from router.output.output_text import OutputToken
 from router.text.tokenizer import Tokenizer
 
 

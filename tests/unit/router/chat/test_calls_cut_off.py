@@ -13,7 +13,7 @@ from protocol.messages import FinishReason
 from router.chat.conversation import Conversation, ToolChoice, ToolMode
 from router.chat.events import MessageDelta, ToolCallBroken, joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.requests.output_text import TextDelta
+from router.output.output_text import TextDelta
 from tests.effort import NIGHTLY
 from tests.unit.router.chat.families import ASKED, TOOLS, Call, written
 

@@ -12,7 +12,7 @@ from router.chat.content_tokens import ContentTokens
 from router.chat.conversation import Conversation, Message, Tool
 from router.chat.events import ContentText
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.requests.output_text import OutputToken, TextDelta
+from router.output.output_text import OutputToken, TextDelta
 
 ASKED = Conversation((Message("user", "?"),), (Tool("add"),))
 NO_LOGPROBS = TokenLogprobs(0.0, ())

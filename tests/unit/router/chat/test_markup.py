@@ -20,8 +20,8 @@ from router.chat.markup import (
     TOOL_MARKUPS,
     find_markup,
 )
+from router.output.output_text import TextDelta
 from router.parser_names import REASONING_PARSERS, TOOL_PARSERS
-from router.requests.output_text import TextDelta
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.chat.families import ASKED as ASKED_BOTH
 from tests.unit.router.chat.families import TOOLS, written

@@ -15,7 +15,7 @@ from protocol.sampling import MAX_GRAMMAR_CHARS
 from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.chat.events import joined_calls
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.requests.output_text import TextDelta
+from router.output.output_text import TextDelta
 from router.text.grammar import (
     choice_grammar,
     json_schema_grammar,

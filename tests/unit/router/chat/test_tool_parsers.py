@@ -20,7 +20,7 @@ from router.chat.events import (
     joined_calls,
 )
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
-from router.requests.output_text import TextDelta
+from router.output.output_text import TextDelta
 
 NUMBERS = {"properties": {"a": {"type": "array"}, "x": {"type": "number"}}}
 TOOLS = (Tool("get_weather"), Tool("add", parameters=NUMBERS))

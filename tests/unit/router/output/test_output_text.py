@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import FinishReason
+from router.output.output_text import OutputText, StopRules, TextDelta
 from router.requests.interface import TokenDelta
-from router.requests.output_text import OutputText, StopRules, TextDelta
 from router.text.thoughts import ThoughtMarkers
 from tests.unit.router.api_harness import fake_logprobs
 

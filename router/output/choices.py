@@ -16,9 +16,9 @@ import msgspec
 from protocol.errors import GenerationFailed
 from protocol.messages import FinishReason
 from router.http.metrics import LatencyProbe
-from router.requests.event_ids import NOTHING, Position
+from router.output.event_ids import NOTHING, Position
+from router.output.output_text import OutputText, TextDelta
 from router.requests.interface import GenerationRequest, Generator, TokenDelta
-from router.requests.output_text import OutputText, TextDelta
 
 
 class Choice(msgspec.Struct, frozen=True):
