@@ -309,6 +309,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_receiving = False
         self._receiving.stop()
         super().on_message_complete()
+        if self.cycle is self._running:
+            self.flow.resume_reading()  # the body is whole: from now on for the client's end
 
     def _refuse_head(self) -> NoReturn:
         """The head is too large. Raises inside the parser, and so ends the parsing."""

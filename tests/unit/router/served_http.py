@@ -37,10 +37,10 @@ class Served:
         self.generator = ScriptedGenerator(lambda request: self._count(itertools.count()))
         self.registry = CollectorRegistry()
         model = ServedModel(MODEL, checkpoint, lambda: 10**9, created=0)
-        options = AppOptions(limits=ApiLimits(max_body_bytes=MAX_BODY_BYTES))
+        known = {"max_head_bytes": 2000, "max_body_bytes": MAX_BODY_BYTES} | limits
+        options = AppOptions(limits=ApiLimits(max_body_bytes=known["max_body_bytes"]))
         app = create_app(self.generator, tokenizer, model, self.registry, lambda: None, options)
-        known = {"max_head_bytes": 2000, "max_body_bytes": MAX_BODY_BYTES}
-        self.protocols = BoundedProtocols(ConnectionLimits(**(known | limits)), self.registry)
+        self.protocols = BoundedProtocols(ConnectionLimits(**known), self.registry)
         self.listener = listen("127.0.0.1", 0)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
         self.server = HttpServer(app, Doorway(self.protocols), 1.0, lambda: None, lambda: None)

@@ -1,0 +1,72 @@
+"""A client that goes is noticed at once, whatever it had sent before."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.effort import times
+from tests.unit.router.api_harness import MODEL, Forever
+from tests.unit.router.served_http import Serve, Served
+
+READ_BYTES = 256_000
+"""The most that the event loop reads at once."""
+MAX_BYTES = 3 * READ_BYTES
+SIZES = st.one_of(
+    st.integers(100, MAX_BYTES),
+    st.builds(
+        lambda times, more: times * READ_BYTES + more,
+        st.integers(1, 2),
+        st.integers(-300, 66_000),
+    ),
+)
+CUTS = st.lists(st.one_of(st.integers(1, 300), st.integers(300, READ_BYTES)), max_size=8)
+
+
+def request_of(size: int, stream: bool, is_chunked: bool) -> bytes:
+    """A request whose body has `size` bytes, most of them spaces."""
+    fields = json.dumps({"model": MODEL, "prompt": "Hi", "stream": stream}).encode()
+    body = fields[:-1] + b" " * (size - len(fields)) + b"}"
+    length = b"content-length: %d" % len(body)
+    if is_chunked:
+        length, half = b"transfer-encoding: chunked", len(body) // 2
+        chunks = (body[:half], body[half:], b"")
+        body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return head + length + b"\r\n\r\n" + body
+
+
+async def until_it_runs(served: Served, num_before: int = 0) -> None:
+    await served.until(lambda: len(served.generator.requests) > num_before)
+
+
+@pytest.fixture
+async def served(serve: Serve) -> Served:
+    """One server for all of a test's examples; generations do not end."""
+    served = await serve(max_body_bytes=MAX_BYTES)
+    served.generator.script = lambda request: [Forever()]
+    return served
+
+
+@settings(max_examples=times(20, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=SIZES, cuts=CUTS, stream=st.booleans(), is_chunked=st.booleans())
+@example(size=350_000, cuts=[], stream=False, is_chunked=False)
+async def test_a_body_of_any_size_in_any_parts_does_not_hide_that_its_client_goes(
+    served: Served, size: int, cuts: list[int], stream: bool, is_chunked: bool
+) -> None:
+    num_gone, num_before = served.statuses(499), len(served.generator.requests)
+    client = await served.connect()
+    request = request_of(size, stream, is_chunked)
+    ends = [*itertools.accumulate(cuts, initial=0), len(request)]
+    for start, end in itertools.pairwise(ends):
+        await served.send(client, request[start:end])
+        await asyncio.sleep(0)
+    await until_it_runs(served, num_before)
+    client.close()
+    await served.until_nothing_is_left()
+    assert served.statuses(499) == num_gone + 1
