@@ -145,6 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         and no more is read until some are answered."""
         if self._waiting:
             self._waiting += data
+            self.flow.pause_reading()  # which uvicorn ends whenever the application waits
             return
         for start in range(0, len(data), PARSED_AT_ONCE):
             if len(self.pipeline) >= MAX_PIPELINED:

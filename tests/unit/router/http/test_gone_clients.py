@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from router.http.connection import MAX_PIPELINED
 from tests.effort import times
 from tests.unit.router.api_harness import MODEL, Forever
-from tests.unit.router.served_http import Serve, Served
+from tests.unit.router.served_http import Serve, Served, completion
 
 READ_BYTES = 256_000
 """The most that the event loop reads at once."""
@@ -70,3 +71,23 @@ async def test_a_body_of_any_size_in_any_parts_does_not_hide_that_its_client_goe
     client.close()
     await served.until_nothing_is_left()
     assert served.statuses(499) == num_gone + 1
+
+
+async def test_requests_read_ahead_take_little_memory_while_the_first_is_answered(
+    served: Served,
+) -> None:
+    client = await served.connect()
+    ahead = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    await served.send(client, completion() + ahead * 20 * MAX_PIPELINED)
+    await until_it_runs(served)
+    (connection,) = served.server.server_state.connections
+    sending = asyncio.ensure_future(served.send(client, ahead * 200_000))
+    await served.until(lambda: connection.flow.read_paused)
+    await asyncio.sleep(0.05)
+    assert len(connection._waiting) < 2 * READ_BYTES
+    assert not sending.done()
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    client.close()
+    connection.transport.abort()
+    await served.until_nothing_is_left()
