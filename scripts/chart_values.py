@@ -150,8 +150,10 @@ def _rows(
 
 def _cell(part: Mapping[str, Any]) -> str:
     choices = [each for each in part.get("enum", ()) if each]
-    one_of = f" One of {', '.join(f'`{each}`' for each in choices)}." if choices else ""
-    return f"{part['description']}{one_of}".replace("|", "\\|")
+    text = part["description"]
+    if choices:
+        text = f"{text.removesuffix('.')}. One of {', '.join(f'`{each}`' for each in choices)}."
+    return text.replace("|", "\\|")
 
 
 def _setting_rows(defs: Mapping[str, Any], name: str) -> list[str]:

@@ -33,6 +33,11 @@ def test_schema_and_page_of_values_are_current() -> None:
     assert values.DOCUMENT.read_text() == values.document_text(), again
 
 
+def test_the_page_of_values_is_made_of_sentences() -> None:
+    text = script("chart_values").document_text()
+    assert re.findall(r"[^.] One of `", text) == []
+
+
 def test_every_value_has_a_default_and_a_meaning() -> None:
     values = yaml.safe_load((CHART_FOLDER / "values.yaml").read_text())
     schema = json.loads((CHART_FOLDER / "values.schema.json").read_text())

@@ -109,7 +109,7 @@ def check_locked_memory(
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
-    """Whether /dev/shm holds what UCX, and with `transport: shm` the KV pool, put there."""
+    """Whether /dev/shm holds what UCX puts there."""
     if not folder.is_dir():
         return Finding("shared memory", False, f"there is no {folder}: mount one")
     free_mib = shutil.disk_usage(folder).free // MIB
