@@ -46,18 +46,21 @@ def render(values: dict[str, Any], kube: str = NEWEST, **options: Any) -> dict[s
     return files
 
 
-@functools.cache
-def _objects(values: str, kube: str) -> str:
+def parsed(files: dict[str, str]) -> list[Object]:
+    """The objects in the files of a release."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    files = render(json.loads(values), kube)
-    found = [
+    return [
         document
         for path, text in files.items()
         if path.endswith(".yaml")
         for document in yaml.load_all(text, loader)
         if document
     ]
-    return json.dumps(found)
+
+
+@functools.cache
+def _objects(values: str, kube: str) -> str:
+    return json.dumps(parsed(render(json.loads(values), kube)))
 
 
 def objects(values: dict[str, Any], kube: str = NEWEST) -> list[Object]:
@@ -83,6 +86,11 @@ def pod_templates(found: list[Object]) -> Iterator[tuple[str, Object]]:
             yield name, each
         elif each["kind"] in ("Deployment", "StatefulSet", "DaemonSet", "Job"):
             yield name, each["spec"]["template"]
+
+
+def is_secrets_job(pod: Object) -> bool:
+    """Whether it is the pod that makes the Secret."""
+    return bool(pod["metadata"]["labels"]["app.kubernetes.io/component"] == "secrets")
 
 
 def notes(values: dict[str, Any]) -> str:

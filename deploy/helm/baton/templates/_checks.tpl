@@ -1,10 +1,35 @@
 {{/* What values.schema.json cannot see: values that contradict each other, or the cluster. */}}
 
 {{- define "baton.checks" -}}
-{{- $wrong := concat (include "baton.modelChecks" . | fromYamlArray) (include "baton.kvChecks" . | fromYamlArray) (include "baton.poolChecks" . | fromYamlArray) (include "baton.integrationChecks" . | fromYamlArray) -}}
+{{- $wrong := list -}}
+{{- range list "name" "model" "kv" "limit" "pool" "scaling" "integration" -}}
+{{- $wrong = concat $wrong (include (printf "baton.%sChecks" .) $ | fromYamlArray) -}}
+{{- end -}}
 {{- if $wrong -}}
 {{- printf "\n\nThe values need a change:\n- %s\n" (join "\n- " $wrong) | fail -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "baton.nameChecks" -}}
+{{- $wrong := list -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if and $full (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full)) -}}
+{{- $name := $full | replace "." "-" -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "baton-%s" $name -}}{{- end -}}
+{{- $wrong = append $wrong (printf "fullnameOverride: %s cannot name a Service, whose name begins with a letter and has no dots; set %s" $full ($name | trunc 40 | trimSuffix "-")) -}}
+{{- end -}}
+{{- $labels := dict "router.podLabels" .Values.router.podLabels "store.podLabels" .Values.store.podLabels "jobs.podLabels" .Values.jobs.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels "grafana.labels" .Values.grafana.labels -}}
+{{- range $pool, $values := include "baton.pools" . | fromYaml -}}
+{{- $_ := set $labels (printf "pools.%s.podLabels" $pool) $values.podLabels -}}
+{{- end -}}
+{{- range $path, $given := $labels -}}
+{{- range $label, $_ := $given -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/chart|baton-(pool|role|run))$" $label -}}
+{{- $wrong = append $wrong (printf "%s: the chart sets %s itself, and selects pods by it; take another label" $path $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $wrong -}}
 {{- end -}}
 
 {{- define "baton.modelChecks" -}}
@@ -45,10 +70,6 @@
 {{- if and $many (not $path) -}}
 {{- $wrong = append $wrong "kv.path: say how KV blocks move between pods: rdma, or tcp, which is slower and trusts everyone who reaches the workers' KV ports" -}}
 {{- end -}}
-{{- $ports := splitList "-" .Values.kv.ports -}}
-{{- if ge (index $ports 0 | int) (index $ports 1 | int) -}}
-{{- $wrong = append $wrong (printf "kv.ports: %s is not a range of ports from low to high" .Values.kv.ports) -}}
-{{- end -}}
 {{- if eq $path "rdma" -}}
 {{- if not .Values.kv.interfaces -}}
 {{- $wrong = append $wrong "kv.interfaces: name the RDMA ports for KV blocks, as [mlx5_0:1]; `ibv_devices` on a node lists them" -}}
@@ -77,9 +98,6 @@
 {{- if and (eq $scaling.type "keda") (not $scaling.triggers) -}}
 {{- $wrong = append $wrong (printf "pools.%s.autoscaling.triggers: name the triggers that KEDA follows" $name) -}}
 {{- end -}}
-{{- if and $scaling.type (lt ($scaling.maxReplicas | int) ($scaling.minReplicas | int)) -}}
-{{- $wrong = append $wrong (printf "pools.%s.autoscaling: maxReplicas is less than minReplicas" $name) -}}
-{{- end -}}
 {{- if and $pool.hugepages.size (not $pool.hugepages.amount) -}}
 {{- $wrong = append $wrong (printf "pools.%s.hugepages.amount: say how much memory, as 1Gi" $name) -}}
 {{- end -}}
@@ -104,9 +122,6 @@
 
 {{- define "baton.integrationChecks" -}}
 {{- $wrong := list -}}
-{{- if and .Values.router.autoscaling.enabled (lt (.Values.router.autoscaling.maxReplicas | int) (.Values.router.autoscaling.minReplicas | int)) -}}
-{{- $wrong = append $wrong "router.autoscaling: maxReplicas is less than minReplicas" -}}
-{{- end -}}
 {{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPickerRef.name) -}}
 {{- $wrong = append $wrong "inferencePool.endpointPickerRef: name the Service of your endpoint picker, as {name: epp, port: {number: 9002}}; an InferencePool is not valid without one" -}}
 {{- end -}}

@@ -1,16 +1,26 @@
 {{/* Names, labels, images and the ports that the chart fixes. */}}
 
+{{/* What all objects' names begin with: a label of DNS-1035, as names of Services are, of 40
+characters at most. A name that had to be changed for that ends in a hash, so that no two become one. */}}
 {{- define "baton.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $wanted := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- $name := $wanted | replace "." "-" -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "%s-%s" .Chart.Name $name -}}{{- end -}}
+{{- if or (ne $name $wanted) (gt (len $name) 40) -}}
+{{- $name = printf "%s-%s" ($name | trunc 31 | trimSuffix "-") ($wanted | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Name of a Job: dict "root" $ "part" "prefetch" "spec" its spec as text. The template of a Job
+cannot change, so another spec is another Job, and Helm removes the former one. */}}
+{{- define "baton.jobName" -}}
+{{- printf "%s-%s-%s" (include "baton.fullname" .root) .part (.spec | sha256sum | trunc 8) -}}
 {{- end -}}
 
 {{- define "baton.cluster" -}}
@@ -18,15 +28,15 @@
 {{- end -}}
 
 {{- define "baton.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "baton.labels" -}}
 {{ include "baton.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | quote }}
 {{- end -}}
 
 {{/* The ports: http, control, events, metrics, store. */}}
@@ -85,6 +95,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else -}}
 {{- . -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A map of labels, annotations or the like: numbers and booleans become the strings that they must
+be, and null takes an entry away. */}}
+{{- define "baton.strings" -}}
+{{- $strings := dict -}}
+{{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $_ := set $strings $key (include "baton.text" $value) -}}{{- end -}}
+{{- end -}}
+{{- toYaml $strings -}}
 {{- end -}}
 
 {{/* Flags of a map of settings, as a list. */}}

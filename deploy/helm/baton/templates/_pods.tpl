@@ -10,18 +10,18 @@ labels:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- with .values.podLabels }}
-  {{- toYaml . | nindent 2 }}
+  {{- include "baton.strings" . | nindent 2 }}
   {{- end }}
 {{- with .values.podAnnotations }}
 annotations:
-  {{- toYaml . | nindent 2 }}
+  {{- include "baton.strings" . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
 {{- define "baton.podBasics" -}}
 enableServiceLinks: false
 automountServiceAccountToken: {{ default false .token }}
-serviceAccountName: {{ printf "%s-%s" (include "baton.fullname" .root) .account }}
+serviceAccountName: {{ printf "%s-%s" (include "baton.fullname" .root) .account | quote }}
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
@@ -36,7 +36,7 @@ runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
+  {{- include "baton.strings" . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -98,8 +98,13 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- end }}
 {{- end -}}
 
+{{/* Variables of a process; the value of one is a string, whatever YAML reads it as. */}}
 {{- define "baton.extraEnv" -}}
-{{- with .env }}
+{{- $env := list -}}
+{{- range .env -}}
+{{- $env = append $env (kindIs "invalid" .value | ternary . (merge (dict "value" (include "baton.text" .value)) .)) -}}
+{{- end -}}
+{{- with $env }}
 {{- toYaml . }}
 {{- end }}
 {{- end -}}

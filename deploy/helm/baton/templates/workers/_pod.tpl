@@ -4,7 +4,7 @@ several pods per worker can use it as the Deployment does. */}}
 {{- define "baton.workerLabels" -}}
 {{ include "baton.selector" .root }}
 app.kubernetes.io/component: worker
-baton-pool: {{ .name }}
+baton-pool: {{ .name | quote }}
 {{- end -}}
 
 {{- define "baton.workerAffinity" -}}
@@ -151,7 +151,7 @@ containers:
 volumes:
   {{- include "baton.modelVolumes" .root | nindent 2 }}
   - name: shm
-    emptyDir: {medium: Memory, sizeLimit: {{ $pool.shmSize | quote }}}
+    emptyDir: {medium: Memory, sizeLimit: {{ include "baton.text" $pool.shmSize | quote }}}
   {{- if $pool.hugepages.size }}
   - name: hugepages
     emptyDir: {medium: {{ printf "HugePages-%s" $pool.hugepages.size }}}
