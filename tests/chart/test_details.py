@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from cli.pods.kube_secret import PARTS
-from tests.chart.chart import Object, notes, objects, of_kind, pod_templates, render
+from tests.chart.chart import (
+    Object,
+    is_secrets_job,
+    notes,
+    objects,
+    of_kind,
+    pod_templates,
+    render,
+)
 from tests.chart.kube_schemas import problems
 from tests.chart.releases import EXTRAS, GPU, MODEL, RELEASES, gpu
 
@@ -66,7 +74,7 @@ def test_the_secret_is_made_before_all_else_and_by_nothing_but_the_job() -> None
     hooks = {
         each["kind"]: each["metadata"]["annotations"]
         for each in found
-        if each["metadata"]["name"] == "demo-baton-secrets-job"
+        if each["metadata"]["name"].startswith("demo-baton-secrets-")
     }
     assert set(hooks) == {"ServiceAccount", "Role", "RoleBinding", "Job"}
     assert {each["helm.sh/hook"] for each in hooks.values()} == {"pre-install,pre-upgrade"}
@@ -93,8 +101,8 @@ def test_without_events_no_worker_has_a_token(values: dict[str, Any]) -> None:
     assert set(of_kind(found, "Role")) == {"secrets-job"}
     assert not any(
         pod["spec"]["automountServiceAccountToken"]
-        for name, pod in pod_templates(found)
-        if not name.endswith("-secrets-job")
+        for _, pod in pod_templates(found)
+        if not is_secrets_job(pod)
     )
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.chart.chart import NEWEST, OLDEST, Object, objects, of_kind, pod_templates
+from tests.chart.chart import (
+    NEWEST,
+    OLDEST,
+    Object,
+    is_secrets_job,
+    objects,
+    of_kind,
+    pod_templates,
+)
 from tests.chart.kube_schemas import problems
 from tests.chart.releases import RELEASES, Release
 
@@ -86,7 +94,7 @@ def test_who_talks_to_the_api_server_may_do_just_that_and_none_reads_service_lin
         if not spec["automountServiceAccountToken"]:
             continue
         holders.add(account)
-        if not name.endswith("-secrets-job"):
+        if not is_secrets_job(pod):
             assert pod["metadata"]["labels"]["baton-role"] == "decode", name
             events = [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
             assert roles[account] == events, "and nothing else"
@@ -193,15 +201,19 @@ def test_pods_have_time_for_their_requests(release: Release, found: list[Object]
             assert grace > longest + float(flags["--lame-duck-s"]), name
 
 
-def test_replicas_are_left_to_an_autoscaler(found: list[Object]) -> None:
-    scaled = {
-        each["spec"]["scaleTargetRef"]["name"]
-        for each in found
-        if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")
-    }
-    for deployment in of_kind(found, "Deployment").values():
-        name = deployment["metadata"]["name"]
-        assert ("replicas" in deployment["spec"]) is (name not in scaled), name
+def test_autoscaled_deployments_begin_at_their_minimum(found: list[Object]) -> None:
+    for scaler in found:
+        if scaler["kind"] not in ("HorizontalPodAutoscaler", "ScaledObject"):
+            continue
+        spec = scaler["spec"]
+        name = spec["scaleTargetRef"]["name"]
+        (target,) = [
+            each
+            for each in found
+            if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)
+        ]
+        least = spec["minReplicas" if "minReplicas" in spec else "minReplicaCount"]
+        assert target["spec"]["replicas"] == least, name
 
 
 def test_an_upgrade_waits_for_a_start_and_keeps_what_serves(found: list[Object]) -> None:

@@ -28,6 +28,13 @@
 {{- if and .root.Values.podEvents (eq .pool.role "decode") (include "baton.hasPrefill" .root) -}}true{{- end -}}
 {{- end -}}
 
+{{/* Pods that a Deployment with an autoscaler has: those that run, where a cluster is in sight, so that
+an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name "least" a number */}}
+{{- define "baton.scaledReplicas" -}}
+{{- $deployment := lookup "apps/v1" "Deployment" .root.Release.Namespace .name -}}
+{{- max (dig "spec" "replicas" 0 $deployment | int) (.least | int) -}}
+{{- end -}}
+
 {{/* How many workers there are at most. */}}
 {{- define "baton.workerCount" -}}
 {{- $count := 0 -}}
