@@ -14,7 +14,7 @@ from starlette.responses import Response
 from router.admission.gate import Gate
 from router.admission.shared_prefixes import SharedPrefixes
 from router.api.anthropic.messages import messages_router
-from router.api.context import ApiContext, ApiLimits, no_traces
+from router.api.context import ApiContext, ApiLimits, no_timing
 from router.api.documents import documents_router
 from router.api.models import models_router
 from router.api.openai.chat import chat_router
@@ -24,7 +24,6 @@ from router.api.openai_responses.kept import kept_router
 from router.api.openai_responses.responses import responses_router
 from router.api.probes import probe_router
 from router.api.sampling_defaults import load_sampling_defaults
-from router.api.timing import TraceLookup
 from router.api.tokenize import tokenize_router
 from router.chat.markup import find_markup
 from router.http.anthropic_errors import error_response
@@ -34,7 +33,7 @@ from router.http.fast_path import Application
 from router.http.metrics import ApiMetrics
 from router.http.request_scope import RequestScope, RequestTracer, record_of
 from router.parser_names import AUTO
-from router.requests.interface import Generator, ReadinessCheck, ServedModel
+from router.requests.interface import Generator, ReadinessCheck, ServedModel, TimingLookup
 from router.text.grammar import GrammarChecker
 from router.text.tokenizer import Tokenizer
 
@@ -47,7 +46,7 @@ class AppOptions:
     another one."""
 
     extra_routers: Iterable[APIRouter] = ()
-    trace_of: TraceLookup = no_traces
+    timing_of: TimingLookup = no_timing
     limits: ApiLimits = field(default_factory=ApiLimits)
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -91,7 +90,7 @@ def create_app(
         markup,
         GrammarChecker(model.path, tokenizer),
         options.ids_key,
-        options.trace_of,
+        options.timing_of,
         options.shared_prefixes,
     )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,12 @@ from protocol.registration import WorkerInfo
 from router.admission.gate import Gate
 from router.admission.key_files import KeyFiles
 from router.admission.shared_prefixes import SharedPrefixes
-from router.api.admin import admin_router, doctor_router, flight_router
 from router.api.context import ApiLimits
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.memory import ResponseMemory, records_of
 from router.app import AppOptions, create_app
 from router.dashboard.dashboard import Dashboard, DashboardParts
+from router.endpoints.fleet import admin_router, doctor_router, flight_router
 from router.fleet.cache_index import CacheIndex
 from router.fleet.election import WantedModel
 from router.fleet.fleet import Fleet
@@ -70,6 +71,7 @@ from router.parser_names import ALLOW
 from router.requests.dispatcher import Dispatcher
 from router.requests.interface import ReadinessCheck, ServedModel
 from router.requests.trace import TraceStore
+from router.requests.trace_json import timing_lookup
 from router.settings import RouterSettings
 from router.shared_prefixes_file import load_shared_prefixes
 from router.startup_app import LateApp, waiting_app
@@ -317,7 +319,7 @@ def _dashboard(settings: RouterSettings, parts: _Parts, tokenizer: Tokenizer) ->
             parts.fleet,
             parts.report,
             parts.dispatcher,
-            tokenizer,
+            partial(tokenizer.encode_async, add_special_tokens=True),
             sources={"doctor": parts.diagnosis.as_json, "cache": parts.cache.as_json},
         )
     )
@@ -424,7 +426,7 @@ async def _open_api(
     model = ServedModel(name, path, _context_of(fleet), int(time.time()), tuple(others))
     options = AppOptions(
         extra_routers=front.operators,
-        trace_of=parts.traces.get,
+        timing_of=timing_lookup(parts.traces),
         limits=ApiLimits(
             settings.request_timeout_s,
             settings.max_body_bytes,

@@ -11,11 +11,10 @@ from starlette.types import Scope
 from protocol.errors import InvalidRequest
 from router.admission.shared_prefixes import SharedPrefixes
 from router.api.sampling_defaults import SamplingDefaults
-from router.api.timing import TraceLookup
 from router.chat.markup import ChatMarkup
 from router.http.metrics import ApiMetrics
 from router.http.request_scope import record_of
-from router.requests.interface import Generator, ServedModel
+from router.requests.interface import Generator, ServedModel, TimingLookup
 from router.text.grammar import GrammarChecker
 from router.text.tokenizer import Tokenizer
 
@@ -40,8 +39,8 @@ class ApiLimits:
     refuse_unknown: bool = False
 
 
-def no_traces(request_id: str) -> None:
-    """The trace lookup of a generator that keeps no traces."""
+def no_timing(request_id: str) -> None:
+    """The timing of a generation that keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class ApiContext:
     markup: ChatMarkup
     grammars: GrammarChecker
     ids_key: bytes
-    trace_of: TraceLookup = no_traces
+    timing_of: TimingLookup = no_timing
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
     def ignore(self, scope: Scope, param: str, why: str) -> None:

@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from process.version import baton_version
 from router.admission.terms import TIMEOUT_HEADER
 from router.api.operations import OPERATIONS, Operation
-from router.api.timing import TIMING_HEADER
+from router.api.replies.timing import TIMING_HEADER
 from router.http.access import Door
 from router.http.anthropic_errors import AnthropicError, is_anthropics
 from router.output.event_ids import HEADER as RESUMING_HEADER

@@ -22,8 +22,8 @@ from router.dashboard.control_log import ControlLog
 from router.dashboard.live_settings import LiveSettings
 from router.dashboard.sample_prompts import SamplePrompt, SamplePrompts
 from router.fleet.fleet import Fleet
-from router.http.access import KEY_NAME
 from router.http.errors import describe
+from router.http.origin import KEY_NAME
 
 B = TypeVar("B", bound=msgspec.Struct)
 Preview = Callable[[str | None], dict[str, float | None]]

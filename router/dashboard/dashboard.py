@@ -17,12 +17,11 @@ from router.dashboard.controls import ControlParts, controls_router
 from router.dashboard.feed import Feed, Source, shown_summary
 from router.dashboard.live_limits import live_settings
 from router.dashboard.pages import pages_router
-from router.dashboard.sample_prompts import SamplePrompts
+from router.dashboard.sample_prompts import Encode, SamplePrompts
 from router.dashboard.stream import stream_router
 from router.fleet.fleet import Fleet
 from router.requests.dispatcher import Dispatcher
 from router.telemetry.report import FleetReport
-from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class DashboardParts:
     fleet: Fleet
     report: FleetReport
     dispatcher: Dispatcher
-    tokenizer: Tokenizer
+    encode: Encode
     sources: Mapping[str, Source]
 
 
@@ -49,7 +48,7 @@ class Dashboard:
             return shown_summary(report.as_json(), cluster, offers)
 
         self._feed = Feed({"fleet": fleet_summary, **parts.sources})
-        self._prompts = SamplePrompts(parts.dispatcher, parts.tokenizer, parts.fleet)
+        self._prompts = SamplePrompts(parts.dispatcher, parts.encode, parts.fleet)
         self._controls = ControlParts(
             redis_url=parts.settings.redis_url,
             cluster=cluster,

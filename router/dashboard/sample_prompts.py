@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from protocol.errors import InvalidRequest, RequestError, ServiceError
@@ -16,7 +17,6 @@ from protocol.messages import Role
 from protocol.sampling import SamplingParams
 from router.fleet.fleet import Fleet
 from router.requests.interface import TEST_PREFIX, GenerationRequest, Generator, TokenDelta
-from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,16 @@ class _Discarded:
         return True
 
 
+Encode = Callable[[str], Awaitable[list[int]]]
+"""Returns the token ids of a text, with the special tokens that begin a prompt."""
+
+
 class SamplePrompts:
     """Sends test prompts; owns their tasks, which `close` ends."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, fleet: Fleet) -> None:
+    def __init__(self, generator: Generator, encode: Encode, fleet: Fleet) -> None:
         self._generator = generator
-        self._tokenizer = tokenizer
+        self._encode = encode
         self._fleet = fleet
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,7 +71,7 @@ class SamplePrompts:
         self._check_worker("decode", Role.DECODE, test.decode)
         request = GenerationRequest(
             request_id=f"{TEST_PREFIX}{secrets.token_hex(16)}-0",
-            token_ids=await self._tokenizer.encode_async(test.prompt, add_special_tokens=True),
+            token_ids=await self._encode(test.prompt),
             sampling=SamplingParams(max_tokens=test.max_tokens, seed=0, temperature=0.0),
             priority=0,
             deadline_ms=DEADLINE_MS,

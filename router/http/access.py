@@ -25,7 +25,7 @@ from router.admission.key_files import KeyFiles
 from router.admission.tenant import EVERYBODY, Tenant, tenant_of
 from router.http.anthropic_errors import error_response
 from router.http.errors import HttpError
-from router.http.origin import NOBODY, Caller, digest_of
+from router.http.origin import CALLER, KEY_NAME, NOBODY, Caller, digest_of
 from router.http.paths import (
     API_PATHS,
     CONTROL_PREFIX,
@@ -40,10 +40,6 @@ from router.http.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-CALLER = "baton.caller"
-"""The key of an ASGI scope under which its `Caller` is."""
-KEY_NAME = "baton.key_name"
-"""The key of an ASGI scope under which the name of the admin key is; only for the controls."""
 _UNAUTHORIZED = 401
 _SCHEME = b"bearer"
 

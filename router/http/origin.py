@@ -15,6 +15,10 @@ import msgspec
 
 from router.admission.tenant import EVERYBODY, Tenant
 
+CALLER = "baton.caller"
+"""The key of an ASGI scope under which its `Caller` is."""
+KEY_NAME = "baton.key_name"
+"""The key of an ASGI scope under which the name of the admin key is; only for the controls."""
 _DIGEST_BYTES = 16
 _PURPOSE = b"baton caller"
 

@@ -26,13 +26,12 @@ from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
 from router.admission.gate import Gate, Ticket
 from router.admission.tenant import EVERYBODY, Tenant
 from router.admission.terms import TIMEOUT_HEADER, RequestTerms, read_timeout_s
-from router.http.access import CALLER
 from router.http.anthropic_errors import error_response, is_anthropics
 from router.http.byte_budget import ByteBudget
 from router.http.disconnect import ClientGone
 from router.http.errors import describe
 from router.http.metrics import CLIENT_GONE_STATUS, ApiMetrics, EndpointMetrics
-from router.http.origin import CURRENT_ORIGIN, NOBODY, Origin
+from router.http.origin import CALLER, CURRENT_ORIGIN, NOBODY, Origin
 from router.http.paths import COUNTED, GENERATION
 
 MAX_CLIENT_ID_CHARS = 128

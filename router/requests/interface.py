@@ -133,6 +133,32 @@ def _halves(items: list[_T], at: int) -> tuple[list[_T], list[_T]]:
     return items[:at], items[at:]
 
 
+class ChosenWorkers(msgspec.Struct, frozen=True):
+    """Where an attempt ran, and why. `mode` is "local" or "remote"."""
+
+    mode: str
+    prefill: str | None
+    decode: str
+    reason: str
+
+
+class GenerationTiming(msgspec.Struct, frozen=True):
+    """Durations of a generation in ms: of its last attempt, except for `ttft_ms` and `decode_ms`.
+    None for what did not happen, or has not been reported yet."""
+
+    placement: ChosenWorkers | None
+    num_attempts: int
+    ttft_ms: float | None
+    queue_ms: float | None
+    prefill_ms: float | None
+    handoff_ms: float | None
+    decode_ms: float | None
+
+
+TimingLookup = Callable[[str], GenerationTiming | None]
+"""Looks up the timing of a generation by its id; None if its trace is not kept."""
+
+
 class DeltaSink(Protocol):
     """Receives the deltas of one request as they arrive."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from protocol.traces import DecodeTrace, PrefillTrace
+from router.requests.interface import ChosenWorkers, GenerationTiming, TimingLookup
 from router.requests.shifted import shifted
 from router.requests.stages import (
     AttemptTimes,
@@ -21,7 +22,7 @@ from router.requests.stages import (
     first_token_times,
     stage_times,
 )
-from router.requests.trace import AttemptTrace, RequestTrace
+from router.requests.trace import AttemptTrace, RequestTrace, TraceStore
 from router.routing.forecast import Forecast
 from router.routing.policy import tie_limit
 from router.routing.view import Candidate
@@ -98,6 +99,34 @@ def row_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "largest_stage": largest.stage.value,
         "stages": [[each.stage.value, each.ms] for each in rows],
     }
+
+
+def timing_lookup(traces: TraceStore) -> TimingLookup:
+    """What the API tells clients of a generation's time, from its trace so far."""
+
+    def timing_of(request_id: str) -> GenerationTiming | None:
+        trace = traces.get(request_id)
+        return None if trace is None else _timing(trace)
+
+    return timing_of
+
+
+def _timing(trace: RequestTrace) -> GenerationTiming:
+    spans = trace.durations()
+    placement = None
+    if trace.attempts:
+        last = trace.attempts[-1].placement
+        prefill = last.prefill.worker_id if last.prefill else None
+        placement = ChosenWorkers(last.mode.value, prefill, last.decode.worker_id, last.reason)
+    return GenerationTiming(
+        placement=placement,
+        num_attempts=len(trace.attempts),
+        ttft_ms=spans["ttft_ms"],
+        queue_ms=spans["queue_ms"],
+        prefill_ms=spans["prefill_ms"],
+        handoff_ms=spans["handoff_ms"],
+        decode_ms=spans["decode_ms"],
+    )
 
 
 def times_of(trace: RequestTrace, now_us: int) -> RequestTimes:

@@ -12,20 +12,37 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 
 from process.trace_context import TraceContext, new_context
 from process.version import baton_version
 from protocol.errors import ConfigError
-from router.http.request_scope import RequestRecord
 from router.requests.trace import RequestTrace
 from router.telemetry.spans import SpanNode, generation_spans
 
 SETTLE_S = 2.0
 MAX_WAITING = 10_000
 _FLUSH_S = 0.25
+
+
+class AnsweredRequest(Protocol):
+    """What is exported of an HTTP request: its own id, its times in microseconds since the Unix
+    epoch, the status of its answer, and the trace that it is part of."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def arrived_us(self) -> int: ...
+    @property
+    def ended_us(self) -> int: ...
+    @property
+    def status(self) -> int | None: ...
+    @property
+    def trace(self) -> TraceContext | None: ...
 
 
 class ExportMetrics:
@@ -71,7 +88,7 @@ class OtlpExporter:
         """The context of a request whose client sent none."""
         return new_context(is_sampled=random.random() < self._sample_ratio)
 
-    def end(self, record: RequestRecord) -> None:
+    def end(self, record: AnsweredRequest) -> None:
         """An HTTP request was answered."""
         context = record.trace
         if context is None or not context.is_sampled:

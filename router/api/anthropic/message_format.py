@@ -27,7 +27,7 @@ from router.api.anthropic.answer import (
     ThinkingPiece,
     ToolUseBlock,
 )
-from router.api.openai.answers import Usage
+from router.api.replies.usage import Usage
 from router.chat.events import (
     ContentText,
     MessageDelta,

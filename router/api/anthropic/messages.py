@@ -22,7 +22,7 @@ from router.api.conversation_plan import (
     takes_effort,
 )
 from router.api.plan import OutputWish, check_model
-from router.api.reply import Plan, reply
+from router.api.replies.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import schema_grammar

@@ -9,34 +9,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-
-class CachedTokens(Struct, frozen=True):
-    """Details of the prompt's tokens."""
-
-    cached_tokens: int
-
-
-class OutputDetails(Struct, frozen=True):
-    """Details of the output's tokens: those of reasoning, its markers included."""
-
-    reasoning_tokens: int
-
-
-class Usage(Struct, frozen=True):
-    """Token counts of a whole HTTP request; every prompt counts once. The details of the output
-    are those of models that reason."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: OutputDetails | UnsetType = UNSET
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """The output's tokens of reasoning."""
-        details = self.completion_tokens_details
-        return 0 if details is UNSET else details.reasoning_tokens
+from router.api.replies.usage import Usage
 
 
 class CompletionLogprobs(Struct, frozen=True):

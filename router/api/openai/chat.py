@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from router.api.context import ApiContext
 from router.api.conversation_plan import NO_SWITCH, plan_conversation, takes_effort
-from router.api.json_pieces import Holes, list_of
 from router.api.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -25,7 +24,6 @@ from router.api.openai.answers import (
     ChatToolCall,
     FunctionCall,
     PromptTokenLogprobs,
-    Usage,
 )
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.chunk_frame import TextFrame
@@ -37,7 +35,9 @@ from router.api.openai.logprobs import (
     prompt_logprobs,
 )
 from router.api.plan import OutputWish, check_model
-from router.api.reply import Plan, reply
+from router.api.replies.json_pieces import Holes, list_of
+from router.api.replies.reply import Plan, reply
+from router.api.replies.usage import Usage
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar

@@ -11,13 +11,11 @@ from starlette.responses import Response
 
 from protocol.errors import PromptTooLong
 from router.api.context import ApiContext
-from router.api.json_pieces import Holes, list_of
 from router.api.openai.answers import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     PromptTokenLogprobs,
-    Usage,
 )
 from router.api.openai.chunk_frame import TextFrame
 from router.api.openai.completion_request import CompletionRequest, Prompt
@@ -37,7 +35,9 @@ from router.api.plan import (
     check_model,
     check_text_length,
 )
-from router.api.reply import Plan, reply
+from router.api.replies.json_pieces import Holes, list_of
+from router.api.replies.reply import Plan, reply
+from router.api.replies.usage import Usage
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.structured_outputs import wanted_grammar

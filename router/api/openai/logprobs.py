@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any
 
 from protocol.sampling import PromptLogprob, PromptLogprobs
-from router.api.json_pieces import Holes, list_pieces, slices
 from router.api.openai.answers import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -22,10 +21,10 @@ from router.api.openai.answers import (
     PromptTokenLogprobs,
     TopLogprob,
 )
+from router.api.replies.answer_format import LOWEST
+from router.api.replies.json_pieces import Holes, list_pieces, slices
 from router.output.output_text import OutputToken
 from router.text.tokenizer import Tokenizer
-
-LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from protocol.errors import InvalidRequest, PreviousNotFound, StoreAway
 from router.api.context import MAX_INLINE_BYTES
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.items import continued_json
-from router.http.access import CALLER
-from router.http.origin import NOBODY, Caller
+from router.http.origin import CALLER, NOBODY, Caller
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from router.api.json_pieces import slices
-from router.api.openai.answers import ChatTokenLogprob, Usage
+from router.api.openai.answers import ChatTokenLogprob
 from router.api.openai.logprobs import TokenNames, chat_logprobs
 from router.api.openai_responses import answer as api
+from router.api.replies.json_pieces import slices
+from router.api.replies.usage import Usage
 from router.chat.content_tokens import ContentTokens
 from router.chat.events import (
     ContentText,

@@ -29,7 +29,7 @@ from router.api.openai_responses.response_format import ResponseFormat
 from router.api.openai_responses.truncation import truncated
 from router.api.openai_responses.unattended import Keeping, ResponseEnd, UnattendedRun
 from router.api.plan import OutputWish, check_model
-from router.api.reply import Plan, reply
+from router.api.replies.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.strict_model import check_bounds

@@ -15,7 +15,7 @@ from router.api.openai_responses import answer as api
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.memory import Made
 from router.api.openai_responses.response_format import ResponseFormat
-from router.api.reply import Plan, run_unattended
+from router.api.replies.reply import Plan, run_unattended
 from router.http.errors import describe
 from router.http.request_scope import record_of
 

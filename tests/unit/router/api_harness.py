@@ -30,6 +30,7 @@ from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.requests.interface import DeltaSink, GenerationRequest, ServedModel, TokenDelta
 from router.requests.trace import RequestTrace
+from router.requests.trace_json import timing_lookup
 from router.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
@@ -201,7 +202,7 @@ class LiveApi:
             self.registry,
             ready=lambda: self.unready_reason,
             options=AppOptions(
-                limits=limits, trace_of=self.traces.get, responses=self.runs, **options
+                limits=limits, timing_of=timing_lookup(self.traces), responses=self.runs, **options
             ),
         )
         self.app = app if rules is None else KeyCheck(app, rules, self.registry)

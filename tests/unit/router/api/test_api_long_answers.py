@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from protocol.messages import FinishReason
-from router.api import plan, reply
+from router.api import plan
 from router.api.openai import logprobs as openai_logprobs
 from router.api.openai.chat_request import ChatRequest
 from router.api.openai.completion_request import CompletionRequest
+from router.api.replies import reply
 from router.api.strict_model import MAX_TOKEN_IDS
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
 from router.output.choices import Choice, run_choices
@@ -70,7 +71,7 @@ def test_in_pieces_an_answer_is_the_same(
     assert "content-length" in whole.headers
     monkeypatch.setattr(reply, "MAX_INLINE_VALUES", 0)
     monkeypatch.setattr(reply, "MAX_PIECE_BYTES", 100)
-    monkeypatch.setattr("router.api.json_pieces.SLICE_VALUES", 50)
+    monkeypatch.setattr("router.api.replies.json_pieces.SLICE_VALUES", 50)
     timing = {"x-baton-timing": "1"}
     pieces = talkative.post(path, body, **timing)
     assert pieces.headers["transfer-encoding"] == "chunked"

@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry
 from schemathesis.checks import CheckFunction
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from router.api.admin import admin_router, doctor_router, flight_router
 from router.api.openapi import openapi_document
 from router.api.operations import OPERATIONS
 from router.api.request_fields import RequestBody
+from router.endpoints.fleet import admin_router, doctor_router, flight_router
 from router.fleet.metrics import FleetMetrics
 from router.requests.trace import TraceStore
 from router.telemetry.requests import RequestLog

@@ -20,7 +20,7 @@ from router.dashboard.control_log import KEPT, ControlLog
 from router.dashboard.controls import ControlParts, controls_router
 from router.dashboard.live_settings import LiveSetting, LiveSettings
 from router.dashboard.sample_prompts import SamplePrompts
-from router.http.access import KEY_NAME
+from router.http.origin import KEY_NAME
 from tests.unit.router.router_harness import Harness
 
 CLUSTER = "controls"
@@ -48,11 +48,8 @@ class Values:
         return 1, 1
 
 
-class Encoder:
-    """A tokenizer of characters."""
-
-    async def encode_async(self, text: str, add_special_tokens: bool) -> list[int]:
-        return [ord(each) % 200 for each in text]
+async def encode_characters(text: str) -> list[int]:
+    return [ord(each) % 200 for each in text]
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def values() -> Values:
 async def client(
     harness: Harness, values: Values, valkey: EmbeddedValkey
 ) -> AsyncIterator[httpx.AsyncClient]:
-    prompts = SamplePrompts(harness.dispatcher, Encoder(), harness.fleet)
+    prompts = SamplePrompts(harness.dispatcher, encode_characters, harness.fleet)
     parts = ControlParts(
         redis_url=valkey.url,
         cluster=CLUSTER,

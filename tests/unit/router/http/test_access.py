@@ -12,14 +12,13 @@ from starlette.responses import PlainTextResponse
 from router.admission.api_keys import KeyRing, hash_key
 from router.admission.key_files import KeyFiles
 from router.http.access import (
-    CALLER,
     AccessRules,
     Door,
     KeyCheck,
     access_rules,
     warn_of_open_doors,
 )
-from router.http.origin import Caller, digest_of
+from router.http.origin import CALLER, Caller, digest_of
 from router.settings import RouterSettings
 
 API, ADMIN, SUPERVISOR, VIEWER = (f"baton-{letter * 43}" for letter in "abcd")  # names of tests

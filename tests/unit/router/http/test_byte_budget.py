@@ -144,7 +144,7 @@ def test_an_answer_without_a_limit_is_counted_as_it_grows(
     api: LiveApi, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Only one that is sent whole: a stream holds nothing."""
-    monkeypatch.setattr("router.api.reply.COUNTED_BYTES", 1)
+    monkeypatch.setattr("router.api.replies.reply.COUNTED_BYTES", 1)
     api.generator.script = lambda request: [
         *logprobs_of(20, 10),
         TokenDelta([], finish=FinishReason.LENGTH),
@@ -155,7 +155,7 @@ def test_an_answer_without_a_limit_is_counted_as_it_grows(
 
 
 def test_text_of_a_whole_answer_is_counted(api: LiveApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.api.reply.COUNTED_BYTES", 1)
+    monkeypatch.setattr("router.api.replies.reply.COUNTED_BYTES", 1)
     api.generator.script = lambda request: [TokenDelta([70])] * 100
     assert api.complete(max_tokens=1000).status_code == 503
     api.settle(lambda: in_flight(api) == 0)

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages import FinishReason
 from protocol.sampling import TokenLogprobs
-from router.api.json_pieces import take_some
+from router.api.replies.json_pieces import take_some
 from router.http.connection import WRITE_BUFFER_BYTES
 from router.requests.interface import TokenDelta
 from tests.unit.router.api_harness import Forever
@@ -94,7 +94,7 @@ async def test_a_long_answer_is_made_as_its_client_reads_it(
         made.append(num_bytes)
         return take_some(pieces, num_bytes)
 
-    monkeypatch.setattr("router.api.reply.take_some", counted)
+    monkeypatch.setattr("router.api.replies.reply.take_some", counted)
     logprobs = TokenLogprobs(-0.5, tuple((70 + place, -1.5) for place in range(20)))
     large = TokenDelta([70] * 20_000, [logprobs] * 20_000, finish=FinishReason.LENGTH)
     served.generator.script = lambda request: [large]

@@ -15,7 +15,7 @@ from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.errors import GenerationFailed, Overloaded, ServiceError
 from protocol.flight import FlightEvent, FlightKind
 from protocol.messages import FlightPage, FlightRequest, Generate, Prefill
-from router.api.admin import flight_router
+from router.endpoints.fleet import flight_router
 from router.fleet import flight_questions
 from router.fleet.clock_offset import ClockReading
 from router.telemetry.flight import FlightReport

@@ -10,9 +10,8 @@ from fastapi import FastAPI
 
 from protocol.events import WorkerStats
 from protocol.messages import FinishReason, Generate
-from router.api.admin import admin_router
-from router.http.access import CALLER
-from router.http.origin import CURRENT_ORIGIN, NOBODY, Caller, Origin
+from router.endpoints.fleet import admin_router
+from router.http.origin import CALLER, CURRENT_ORIGIN, NOBODY, Caller, Origin
 from router.telemetry.requests import RequestLog
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import Consumer, Harness, request, until

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from router.api.openai.logprobs import LOWEST
+from router.api.replies.answer_format import LOWEST
 from router.output.choices import Choice
 from router.output.output_text import TextDelta
 

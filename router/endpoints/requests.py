@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from protocol.errors import RequestError
-from router.http.access import CALLER
 from router.http.errors import HttpError
-from router.http.origin import NOBODY
+from router.http.origin import CALLER, NOBODY
 from router.telemetry.requests import MAX_ROWS, Order, Outcome, RequestLog, RowQuery
 
 E = TypeVar("E", bound=StrEnum)

@@ -7,23 +7,12 @@ ended the generation before the worker finished (the router found a stop string)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 from msgspec import Struct
 
-from router.requests.trace import RequestTrace
+from router.requests.interface import ChosenWorkers, GenerationTiming
 
 TIMING_HEADER = "x-baton-timing"
-
-
-class PlacementShown(Struct, frozen=True):
-    """Where the last attempt ran, and why. `mode` is "local" or "remote"."""
-
-    mode: str
-    prefill: str | None
-    decode: str
-    reason: str
 
 
 class ChoiceTiming(Struct, frozen=True):
@@ -33,7 +22,7 @@ class ChoiceTiming(Struct, frozen=True):
     """
 
     index: int | None
-    placement: PlacementShown | None
+    placement: ChosenWorkers | None
     num_attempts: int
     ttft_ms: float | None
     queue_ms: float | None
@@ -48,28 +37,9 @@ class Timing(Struct, frozen=True):
     choices: list[ChoiceTiming]
 
 
-TraceLookup = Callable[[str], RequestTrace | None]
-"""Looks up the trace of a generation by its id."""
-
-
-def choice_timing(index: int | None, trace: RequestTrace) -> ChoiceTiming:
-    """The timing of a choice, from its trace so far."""
-    spans = trace.durations()
-    placement = None
-    if trace.attempts:
-        last = trace.attempts[-1].placement
-        prefill = last.prefill.worker_id if last.prefill else None
-        placement = PlacementShown(last.mode.value, prefill, last.decode.worker_id, last.reason)
-    return ChoiceTiming(
-        index=index,
-        placement=placement,
-        num_attempts=len(trace.attempts),
-        ttft_ms=spans["ttft_ms"],
-        queue_ms=spans["queue_ms"],
-        prefill_ms=spans["prefill_ms"],
-        handoff_ms=spans["handoff_ms"],
-        decode_ms=spans["decode_ms"],
-    )
+def choice_timing(index: int | None, timing: GenerationTiming) -> ChoiceTiming:
+    """The timing of a choice, from that of its generation so far."""
+    return ChoiceTiming(index, **msgspec.structs.asdict(timing))
 
 
 def add_timing(document: bytes, timing: Timing) -> bytes:

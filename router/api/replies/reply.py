@@ -18,12 +18,12 @@ from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
 from router.api.context import ApiContext
-from router.api.json_pieces import take_some
-from router.api.openai.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
-from router.api.openai.best_of import best_of_each_prompt
-from router.api.openai.usage_count import UsageCount
+from router.api.replies.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
+from router.api.replies.best_of import best_of_each_prompt
+from router.api.replies.json_pieces import take_some
+from router.api.replies.timing import TIMING_HEADER
+from router.api.replies.usage import UsageCount
 from router.api.request_fields import GenerationFields
-from router.api.timing import TIMING_HEADER
 from router.http.disconnect import ClientGone, connection_of, while_connected
 from router.http.errors import describe
 from router.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
@@ -76,7 +76,7 @@ async def reply(
     """Runs the choices. Raises errors that occur before there is anything to send."""
     record, fields, choices = record_of(request.scope), plan.fields, plan.choices
     if wants_timing(record.header(_TIMING)):
-        answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.trace_of)
+        answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.timing_of)
     usage = UsageCount(choices)
     run = _runner(context, record, plan, usage)
     if not fields.stream:

@@ -8,12 +8,15 @@ from typing import Protocol
 import msgspec
 
 from protocol.errors import InvalidRequest
-from router.api.json_pieces import with_last_changed
-from router.api.openai.answers import Usage
-from router.api.timing import TIMING_HEADER, Timing, TraceLookup, add_timing, choice_timing
+from router.api.replies.json_pieces import with_last_changed
+from router.api.replies.timing import TIMING_HEADER, Timing, add_timing, choice_timing
+from router.api.replies.usage import Usage
 from router.output.choices import Choice
 from router.output.output_text import TextDelta
+from router.requests.interface import TimingLookup
 
+LOWEST = -9999.0
+"""The least log-probability that answers show: JSON has no infinity."""
 _NO_USAGE = b'"usage":null'
 
 
@@ -77,12 +80,16 @@ class TimedFormat:
     """Adds the field `baton` to a whole answer, or to the last chunk of a stream."""
 
     def __init__(
-        self, inner: AnswerFormat, choices: Sequence[Choice], has_usage: bool, traces: TraceLookup
+        self,
+        inner: AnswerFormat,
+        choices: Sequence[Choice],
+        has_usage: bool,
+        timing_of: TimingLookup,
     ) -> None:
         self._inner = inner
         self._choices = choices
         self._has_usage = has_usage
-        self._traces = traces
+        self._timing_of = timing_of
         self._num_open = sum(not each.known.has_ended for each in choices)
 
     def chunk(self, choice: Choice, delta: TextDelta, is_first: bool) -> bytes:
@@ -115,6 +122,6 @@ class TimedFormat:
         places: dict[str, int | None] = {each.request.request_id: each.index for each in shown}
         for each in self._choices:
             places.setdefault(each.request.request_id, None)
-        found = [(place, self._traces(name)) for name, place in places.items()]
-        timings = [choice_timing(place, trace) for place, trace in found if trace is not None]
+        found = [(place, self._timing_of(name)) for name, place in places.items()]
+        timings = [choice_timing(place, timing) for place, timing in found if timing is not None]
         return add_timing(document, Timing(timings))

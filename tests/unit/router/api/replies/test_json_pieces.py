@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.json_pieces import (
+from router.api.replies.json_pieces import (
     SLICE_VALUES,
     Holes,
     list_of,

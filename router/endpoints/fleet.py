@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from protocol.errors import RequestError
 from protocol.messages import FlightRequest
-from router.api.requests import bad_query, requests_router
+from router.endpoints.requests import bad_query, requests_router
 from router.http.errors import HttpError
 from router.telemetry.caches.cache_report import CacheReport
 from router.telemetry.examination.diagnosis import Diagnosis
