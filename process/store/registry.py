@@ -22,6 +22,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from process.store.resolved_connection import NameResolver, resolve_apart
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
 from protocol.registration import WorkerInfo
@@ -221,13 +222,17 @@ def connection_options(timeout_s: float, is_async: bool = False) -> dict[str, An
 
 
 def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
-    """`factory` is a client class, sync or asyncio. Raises ConfigError for a malformed URL."""
+    """`factory` is a client class, sync or asyncio; `timeout_s` is for connecting and for answers.
+    Names have a limit of their own. Raises ConfigError for a malformed URL."""
     check_url(redis_url)
+    is_async = factory is redis.asyncio.Redis
     try:
-        is_async = factory is redis.asyncio.Redis
-        return factory.from_url(redis_url, **connection_options(timeout_s, is_async))
+        client = factory.from_url(redis_url, **connection_options(timeout_s, is_async))
     except ValueError as error:
         raise ConfigError(f"redis_url {redacted(redis_url)}: {error}") from error
+    if is_async:
+        resolve_apart(client, NameResolver())
+    return client
 
 
 def check_url(redis_url: str) -> None:

@@ -1,0 +1,101 @@
+"""Connections of the store's asyncio client that resolve the store's name before they connect.
+
+The client's limit for connecting includes the resolution, so with a slow name server it would never
+connect, and blame the store. Here the name has a limit of its own, with an error that says so. A
+lookup that exceeds it goes on, and the next attempt takes its outcome: a name that takes longer
+than any attempt is found all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from redis.asyncio.connection import Connection, SSLConnection
+
+RESOLVE_S = 5.0
+"""How long one attempt to connect waits for addresses."""
+
+LookUp: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
+"""Addresses of a host, for connections to a port. Raises OSError."""
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """Ask the system's resolver. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class NameResolver:
+    """Lookups of names, one at a time for each; owns those that still run."""
+
+    def __init__(self, look_up: LookUp = look_up, limit_s: float = RESOLVE_S) -> None:
+        self._look_up = look_up
+        self._limit_s = limit_s
+        self._lookups: dict[str, asyncio.Task[list[str] | OSError]] = {}
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """The host's addresses. Raises OSError if there are none, or none within the limit."""
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            lookup = self._lookups[host] = asyncio.create_task(self._outcome(host, port))
+        done, _ = await asyncio.wait([lookup], timeout=self._limit_s)
+        if not done:
+            text = f"the name {host} did not resolve within {self._limit_s:g} s (DNS)"
+            raise socket.gaierror(socket.EAI_AGAIN, text)
+        if self._lookups.get(host) is lookup:
+            del self._lookups[host]
+        outcome = lookup.result()
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    async def _outcome(self, host: str, port: int) -> list[str] | OSError:
+        """Addresses or error, as a value: perhaps nobody waits for it any more."""
+        try:
+            return await self._look_up(host, port)
+        except OSError as error:
+            return error
+
+
+class ResolvedConnection(Connection):
+    """A connection to the first address of its host that takes it."""
+
+    def __init__(self, *, resolver: NameResolver, **options: Any) -> None:
+        super().__init__(**options)
+        self._resolver = resolver
+        self._address = self.host
+
+    async def _connect(self) -> None:
+        failure: OSError | None = None
+        for address in await self._resolver.addresses(self.host, self.port):
+            self._address = address
+            try:
+                await super()._connect()  # type: ignore[no-untyped-call]
+            except OSError as error:
+                failure = error
+            else:
+                return
+        raise failure or socket.gaierror(socket.EAI_NONAME, f"{self.host} has no address")
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        arguments = dict(super()._connection_arguments(), host=self._address)
+        if "ssl" in arguments:
+            arguments["server_hostname"] = self.host
+        return arguments
+
+
+class ResolvedSSLConnection(ResolvedConnection, SSLConnection):
+    """The same with TLS, whose certificate must be the name's."""
+
+
+def resolve_apart(client: Any, resolver: NameResolver) -> None:
+    """Let an asyncio client without connections resolve names by `resolver`."""
+    pool = client.connection_pool
+    resolved = {Connection: ResolvedConnection, SSLConnection: ResolvedSSLConnection}
+    if pool.connection_class in resolved:  # not those to Unix sockets
+        pool.connection_class = resolved[pool.connection_class]
+        pool.connection_kwargs["resolver"] = resolver
