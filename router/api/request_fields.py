@@ -40,9 +40,10 @@ from router.api.unknown_fields.findings import Findings, ignorable
 from router.api.unknown_fields.ignored import take_ignored
 from router.http.disconnect import ClientGone, connection_of
 from router.http.errors import invalid_request
+from router.http.origin import owner_of
 from router.http.request_scope import RequestRecord, record_of
 from router.http.variants.content_encoding import decoder_of
-from router.output.event_ids import body_digest
+from router.output.event_ids import request_digest
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -255,7 +256,7 @@ async def read_fields(
     InvalidRequest, HTTPException 413 and 415, Overloaded if the router holds too much memory, and
     ClientGone if the client disconnects.
     """
-    record = record_of(request.scope)
+    record, owner = record_of(request.scope), owner_of(request.scope)
     if record.headers.get(b"content-type") != _JSON:
         _check_media_type(record)
     body = await _body(request, record, max_body_bytes)
@@ -264,7 +265,7 @@ async def read_fields(
         body = await _decoded(record, body, encoding.decode("latin-1"), max_body_bytes, in_turn)
 
     def check() -> Fields:
-        record.body_digest = body_digest(body)
+        record.request_digest = request_digest(body, owner)
         fields, record.ignored = fields_of(schema, body, refuse_unknown)
         return fields
 

@@ -23,7 +23,7 @@ def identify(
     """A new identity from the request's record, or with `Last-Event-ID` that of a resumed stream.
 
     The record of a resumed stream takes the stream's id. Raises InvalidRequest for an event id
-    that does not belong to a stream of the same endpoint and body, and for a malformed time to
+    that does not belong to a stream of the same endpoint, body and key, and for a malformed time to
     wait.
     """
     record = record_of(request.scope)
@@ -36,7 +36,7 @@ def identify(
         )
     if not fields.stream:
         raise InvalidRequest(f"'{HEADER}' needs 'stream' to be true", HEADER)
-    now_s, digest = time.time(), record.body_digest
+    now_s, digest = time.time(), record.request_digest
     identity = resumed_identity(last_id, context.ids_key, digest, now_s, numbers_events)
     if identity.request_id[:-_NUM_DIGITS] != record.request_id[:-_NUM_DIGITS]:
         raise InvalidRequest(f"'{HEADER}' is of another endpoint", HEADER)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import msgspec
+from starlette.types import Scope
 
 from router.admission.tenant import EVERYBODY, Tenant
 
@@ -53,3 +54,10 @@ def digest_of(key: str, salt: bytes) -> bytes:
     return hashlib.blake2b(
         key.encode(), digest_size=_DIGEST_BYTES, key=salt[:64], person=_PURPOSE
     ).digest()
+
+
+def owner_of(scope: Scope) -> str:
+    """The owner of what a request leaves behind, as kept responses and streams to resume: its API
+    key, or whatever key it sends to a router without keys; by a digest."""
+    caller: Caller = scope.get(CALLER, NOBODY)
+    return caller.tenant.share or caller.digest.hex() or "nobody"

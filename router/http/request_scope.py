@@ -48,7 +48,8 @@ class RequestRecord:
     """One HTTP request: its own id, when it arrived (seconds), and the status of its answer.
 
     `headers` holds the first header of each name; `trace` is the client's trace, if it sent one;
-    `body_digest` is the body's digest once the body was read; `body_bytes` is its length so far;
+    `request_digest` is `router.output.event_ids.request_digest` once the body was read;
+    `body_bytes` is its length so far;
     `held_bytes` are taken from `budget` until the answer has ended. `tenant` is on whose behalf the
     request runs; `ticket` its place behind `gate`, if it has to pass one.
     `ignored` names what the answer does not honour of the body.
@@ -63,7 +64,7 @@ class RequestRecord:
     arrived_us: int = field(default_factory=wall_us)
     ended_us: int = 0
     status: int | None = None
-    body_digest: bytes = b""
+    request_digest: bytes = b""
     body_bytes: int = 0
     held_bytes: int = 0
     tenant: Tenant = EVERYBODY

@@ -2,9 +2,9 @@
 
 `cmpl-4fe1.6741b2c0.0.9c3d...:12,9e` holds the request id, its start (seconds since the Unix
 epoch), its life (0 until it is resumed), and a keyed digest that binds these to the request's
-body. Then comes, for each choice, the number of tokens in its events so far, with an `e` once its
-end was sent, and finally a `u` once the usage was sent. Positions count tokens, not events, so
-that they mean the same at every router. Where one token makes several events
+body and owner. Then comes, for each choice, the number of tokens in its events so far, with an `e`
+once its end was sent, and finally a `u` once the usage was sent. Positions count tokens, not
+events, so that they mean the same at every router. Where one token makes several events
 (`resp_4fe1...:12.31`), events are counted too: they are made token by token, so a second run
 makes the same ones. Pure; knows no HTTP.
 """
@@ -68,20 +68,20 @@ class StreamIdentity(msgspec.Struct, frozen=True):
 
 
 def resumed_identity(
-    last_id: str, key: bytes, body_digest: bytes, now_s: float, numbers_events: bool = False
+    last_id: str, key: bytes, digest: bytes, now_s: float, numbers_events: bool = False
 ) -> StreamIdentity:
     """The stream that an event's id names, in a new life (`now_s`: since the Unix epoch).
 
     Raises InvalidRequest for a malformed id, and for an id that was not issued under `key` for a
-    body with this digest.
+    request with this `request_digest`.
     """
     found = (_NUMBERED_ID if numbers_events else _ID).fullmatch(last_id)
     if found is None:
         raise InvalidRequest(f"'{HEADER}' is not the id of an event of a stream", HEADER)
-    if not hmac.compare_digest(_digest(found["name"], key, body_digest), found["digest"]):
+    if not hmac.compare_digest(_digest(found["name"], key, digest), found["digest"]):
         raise InvalidRequest(
             f"'{HEADER}' does not belong to this request: to resume a stream, send its request "
-            "again with the same body",
+            "again with the same body and API key",
             HEADER,
         )
     positions = tuple(map(_position, found["positions"].split(",")))
@@ -100,9 +100,9 @@ class Bookmark:
     """Tracks the client's position in a stream after each event."""
 
     def __init__(
-        self, identity: StreamIdentity, num_choices: int, key: bytes, body_digest: bytes
+        self, identity: StreamIdentity, num_choices: int, key: bytes, digest: bytes
     ) -> None:
-        self._prefix = _prefix(identity, key, body_digest)
+        self._prefix = _prefix(identity, key, digest)
         self._known = [identity.position_of(choice) for choice in range(num_choices)]
         self._num_tokens = [each.num_tokens if each.has_ended else 0 for each in self._known]
         self._shown = [_shown(each) for each in self._known]
@@ -132,8 +132,8 @@ class EventCount:
     """The counterpart of Bookmark for a stream of one choice with numbered events: a resumed
     stream makes all events again and leaves out those that the client has."""
 
-    def __init__(self, identity: StreamIdentity, key: bytes, body_digest: bytes) -> None:
-        self._prefix = _prefix(identity, key, body_digest)
+    def __init__(self, identity: StreamIdentity, key: bytes, digest: bytes) -> None:
+        self._prefix = _prefix(identity, key, digest)
         self._num_known = identity.position_of(0).num_events
         self._num_tokens = self._num_events = 0
 
@@ -156,9 +156,10 @@ class EventCount:
         return b"".join(marked)
 
 
-def body_digest(body: bytes) -> bytes:
-    """The digest of a request's body that its event ids are bound to."""
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+def request_digest(body: bytes, owner: str) -> bytes:
+    """The digest of a request that its event ids are bound to: of its body, and of who sent it
+    (`router.http.origin.owner_of`, at most 64 bytes), so that the ids are of no use to others."""
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES, key=owner.encode()).digest()
 
 
 def ids_key(cluster_secret: str) -> bytes:
@@ -166,14 +167,14 @@ def ids_key(cluster_secret: str) -> bytes:
     return hashlib.blake2b(cluster_secret.encode(), digest_size=32, person=b"event ids").digest()
 
 
-def _prefix(identity: StreamIdentity, key: bytes, digest_of_body: bytes) -> bytes:
+def _prefix(identity: StreamIdentity, key: bytes, of_request: bytes) -> bytes:
     """The common start of all `id:` lines of one life."""
     name = f"{identity.request_id}.{identity.created:x}.{identity.life:x}"
-    return f"id: {name}.{_digest(name, key, digest_of_body)}:".encode()
+    return f"id: {name}.{_digest(name, key, of_request)}:".encode()
 
 
-def _digest(name: str, key: bytes, digest_of_body: bytes) -> str:
-    data = name.encode() + b"\n" + digest_of_body
+def _digest(name: str, key: bytes, of_request: bytes) -> str:
+    data = name.encode() + b"\n" + of_request
     return hashlib.blake2b(data, key=key, digest_size=_DIGEST_BYTES).hexdigest()
 
 

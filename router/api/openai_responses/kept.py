@@ -14,7 +14,8 @@ from router.api.context import ApiContext
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.items import listed_items
-from router.api.openai_responses.memory import document_of, is_response_id, owner_of
+from router.api.openai_responses.memory import document_of, is_response_id
+from router.http.origin import owner_of
 from router.http.request_scope import record_of
 from router.text.tokenizer import Tokenizer
 

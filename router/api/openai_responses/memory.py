@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
-from starlette.types import Scope
 
 from process.store.response_records import (
     FAILED,
@@ -31,7 +30,6 @@ from protocol.errors import InvalidRequest, PreviousNotFound, StoreAway
 from router.api.context import MAX_INLINE_BYTES
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.items import continued_json
-from router.http.origin import CALLER, NOBODY, Caller
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -53,13 +51,6 @@ _REASONS = ("store_away", "too_large", "backlog", "error")
 Made = tuple[str, bytes, bytes]
 """Status, answer and input of a response."""
 Adopt = Callable[["asyncio.Task[None]"], None]
-
-
-def owner_of(scope: Scope) -> str:
-    """The owner of what a request keeps: its API key, or whatever key it sends to a router without
-    keys; by a digest."""
-    caller: Caller = scope.get(CALLER, NOBODY)
-    return caller.tenant.share or caller.digest.hex() or "nobody"
 
 
 def is_response_id(text: str) -> bool:

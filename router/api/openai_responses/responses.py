@@ -23,7 +23,7 @@ from router.api.openai_responses import answer as api
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.conversation import conversation_of
 from router.api.openai_responses.items import Item, items_of, kept_json, read_items
-from router.api.openai_responses.memory import is_response_id, owner_of
+from router.api.openai_responses.memory import is_response_id
 from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.openai_responses.response_format import ResponseFormat
 from router.api.openai_responses.truncation import truncated
@@ -35,6 +35,7 @@ from router.api.stream_identity import identify
 from router.api.strict_model import check_bounds
 from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
+from router.http.origin import owner_of
 from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is
 from router.output.event_ids import StreamIdentity

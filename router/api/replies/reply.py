@@ -59,11 +59,11 @@ class Plan(msgspec.Struct, frozen=True):
     num_best: int | None = None
     repeats_output: bool = False
 
-    def bookmark(self, key: bytes, body_digest: bytes) -> Bookmark | EventCount:
+    def bookmark(self, key: bytes, request_digest: bytes) -> Bookmark | EventCount:
         """Assigns ids to the events of the request's stream."""
         if self.identity.numbers_events:
-            return EventCount(self.identity, key, body_digest)
-        return Bookmark(self.identity, len(self.choices), key, body_digest)
+            return EventCount(self.identity, key, request_digest)
+        return Bookmark(self.identity, len(self.choices), key, request_digest)
 
 
 async def reply(
@@ -95,7 +95,7 @@ async def reply(
         )
 
     async def produce(writer: EventWriter) -> None:
-        bookmark = plan.bookmark(context.ids_key, record.body_digest)
+        bookmark = plan.bookmark(context.ids_key, record.request_digest)
         chunks = _Chunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
         try:
             await run(chunks)

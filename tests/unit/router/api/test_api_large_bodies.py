@@ -25,7 +25,7 @@ from router.api.strict_model import (
 )
 from router.api.tokenize import DetokenizeRequest, TokenizeRequest
 from router.http.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS
-from router.output.event_ids import body_digest
+from router.output.event_ids import request_digest
 from tests.unit.router.api_harness import MODEL
 
 MANY: list[Any] = [None] * 1000
@@ -103,18 +103,18 @@ def test_an_error_quotes_no_more_than_its_bounds(api):
 @pytest.mark.parametrize("size", [MAX_INLINE_BYTES, MAX_INLINE_BYTES + 1])
 def test_a_large_body_is_validated_and_hashed_in_a_thread(api, monkeypatch, size):
     threads: list[tuple[str, str]] = []
-    validate, digest = CompletionRequest.model_validate_json, body_digest
+    validate, digest = CompletionRequest.model_validate_json, request_digest
 
     def validating(body: bytes, **options: Any) -> CompletionRequest:
         threads.append(("validate", threading.current_thread().name))
         return validate(body, **options)
 
-    def hashing(body: bytes) -> bytes:
+    def hashing(body: bytes, owner: str) -> bytes:
         threads.append(("hash", threading.current_thread().name))
-        return digest(body)
+        return digest(body, owner)
 
     monkeypatch.setattr(CompletionRequest, "model_validate_json", validating)
-    monkeypatch.setattr("router.api.request_fields.body_digest", hashing)
+    monkeypatch.setattr("router.api.request_fields.request_digest", hashing)
     body = json.dumps({**MODEL_FIELD, "prompt": "Hi"}).encode()
     json_type = {"content-type": "application/json"}
     sent = api.http.post("/v1/completions", content=body.ljust(size), headers=json_type)
