@@ -76,15 +76,14 @@ from router.settings import RouterSettings
 from router.shared_prefixes_file import load_shared_prefixes
 from router.startup_app import LateApp, waiting_app
 from router.telemetry.caches.cache_report import CacheReport
-from router.telemetry.collectors import FleetCollector
 from router.telemetry.examination.diagnosis import Diagnosis
 from router.telemetry.examination.observer import FleetObserver
 from router.telemetry.flight import FlightReport
+from router.telemetry.metrics import FleetCollector, VllmNames
 from router.telemetry.otlp import OtlpExporter
 from router.telemetry.report import FleetReport
 from router.telemetry.requests import RequestLog
 from router.telemetry.targets import Targets
-from router.telemetry.vllm_names import VllmNames
 from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.http.metrics import ApiMetrics
 from router.requests.trace import TraceStore
-from router.telemetry.collectors import FleetCollector
+from router.telemetry.metrics import FleetCollector
 from router.telemetry.otlp import ExportMetrics
 from router.telemetry.report import FleetReport
 from router.telemetry.targets import Targets

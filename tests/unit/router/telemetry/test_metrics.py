@@ -25,8 +25,7 @@ from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Loss
 from router.requests.labels import error_label, failure_kind
 from router.routing.view import Mode, Rule
-from router.telemetry.collectors import FleetCollector
-from router.telemetry.vllm_names import VllmNames
+from router.telemetry.metrics import FleetCollector, VllmNames
 from scripts.metrics_table import DOCUMENT, current, names, router_metrics, worker_metrics
 from tests.unit.router.router_harness import Consumer, Harness, request
 from worker.counters import MEANINGS, Count
