@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from process.arguments import split_names
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
 
@@ -35,16 +36,16 @@ def main(argv: Sequence[str]) -> int:
     set, cannot be built."""
     from engine.native.library import INSTRUCTION_SETS, KernelsUnavailable, build_library
 
-    folders = [each for each in argv if not each.startswith("-")]
+    flags, folders = split_names(BuildKernelsSettings, argv)
     settings = settings_or_exit(
         BuildKernelsSettings,
-        [each for each in argv if each.startswith("-")],
+        flags,
         prog="baton build-kernels DIR",
         description="Compile the CPU kernels into a folder that workers get as --kernels-dir.",
         section="build-kernels",
     )
     if len(folders) != 1:
-        raise ConfigError("name one folder, and give settings as --name=value")
+        raise ConfigError(f"name one folder, not {len(folders)}: {folders}")
     folder = Path(folders[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)  # readable for the image's other users

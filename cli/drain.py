@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from process.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet, request_drain
 from protocol.errors import ConfigError, ServiceError
@@ -32,16 +33,16 @@ class DrainSettings:
 def main(argv: Sequence[str]) -> int:
     """Ask a worker to drain and wait until it has left; returns 1 if it is still there. Raises
     ServiceError for an unknown worker."""
-    names = [each for each in argv if not each.startswith("-")]
+    flags, names = split_names(DrainSettings, argv)
     settings = settings_or_exit(
         DrainSettings,
-        [each for each in argv if each.startswith("-")],
+        flags,
         prog="baton drain WORKER",
         description="Take a worker out of its fleet: it finishes what it has, and ends.",
         section="drain",
     )
     if len(names) != 1:
-        raise ConfigError("name one worker, and give settings as --name=value; see baton status")
+        raise ConfigError(f"name one worker, not {len(names)}; baton status shows them")
     info = request_drain(settings.redis_url, settings.cluster, names[0])
     if info is None:
         raise ServiceError(f"no worker {names[0]} is registered")

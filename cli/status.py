@@ -21,13 +21,16 @@ from protocol.errors import ServiceError
 from router.fleet.worker import registered
 from worker.settings import WorkerSettings
 
+SENT_KEY_PATTERN = r"[!-~]+"
+"""A key as an HTTP header can carry it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatusSettings:
     """Settings of `baton status`."""
 
     router_url: str = setting(
-        "http://127.0.0.1:8000", help="a router of the fleet", pattern=r"https?://.+"
+        "http://127.0.0.1:8000", help="a router of the fleet", pattern=r"https?://\S+"
     )
     redis_url: str | None = setting_of(
         WorkerSettings,
@@ -37,7 +40,11 @@ class StatusSettings:
     )
     cluster: str = setting_of(WorkerSettings, "cluster")
     admin_key: str | None = setting(
-        None, help="key of an operator, if the router asks for one", secret=True, flag=False
+        None,
+        help="key of an operator, if the router asks for one",
+        pattern=SENT_KEY_PATTERN,
+        secret=True,
+        flag=False,
     )
     cert_file: str | None = setting(
         None, help="the router's own certificate, a PEM file, where this host does not trust it"

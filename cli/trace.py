@@ -19,6 +19,7 @@ from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
 from cli.tables import print_table
 from cli.time_table import time_table
+from process.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
 from router.telemetry.perfetto import perfetto_flight, perfetto_trace
@@ -48,19 +49,16 @@ class TraceSettings:
 def main(argv: Sequence[str]) -> int:
     """Write a request's trace and print its table, or write recorders; returns 1 if there is
     none. Raises ConfigError."""
-    names = [each for each in argv if not each.startswith("-")]
+    flags, names = split_names(TraceSettings, argv)
     settings = settings_or_exit(
         TraceSettings,
-        [each for each in argv if each.startswith("-")],
+        flags,
         prog="baton trace ID",
         description="Where one request's time went, also as a file for Perfetto.",
         section="trace",
     )
     if len(names) != (settings.process is None):
-        raise ConfigError(
-            "name one request by its x-baton-request-id, or a process by --process, and give "
-            "settings as --name=value"
-        )
+        raise ConfigError("name one request by its x-baton-request-id, or a process by --process")
     fleet = _Fleet(settings)
     try:
         if settings.process is not None:

@@ -14,6 +14,7 @@ import math
 import re
 import types
 import typing
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +39,7 @@ class SettingDetails:
     env: str = ""
     flag: bool = True
     secret: bool = False
+    free_text: bool = False
 
 
 def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) -> Any:
@@ -45,7 +47,8 @@ def setting(default: Any = dataclasses.MISSING, *, help: str, **details: Any) ->
 
     `details`: `unit` ("ms"), `choices`, `minimum`, `maximum` (both inclusive), `pattern` (a
     regular expression for the whole text), `env` (a name other than BATON_<FIELD>), `flag=False`
-    (no flag: only environment and file), `secret=True` (kept out of argument lists and repr).
+    (no flag: only environment and file), `secret=True` (kept out of argument lists and repr),
+    `free_text=True` (may hold line breaks and begin or end with a space).
     """
     return _field(default, SettingDetails(help=help, **details))
 
@@ -114,9 +117,8 @@ class SettingSpec:
         low, high = self.details.minimum, self.details.maximum
         parts = [f"at least {low:g}"] if low is not None else []
         parts += [f"at most {high:g}"] if high is not None else []
-        if self.details.pattern:
-            parts.append(f"matching {self.details.pattern}")
-        return " of " + " and ".join(parts) if parts else ""
+        bounds = " of " + " and ".join(parts) if parts else ""
+        return bounds + (f" matching {self.details.pattern}" if self.details.pattern else "")
 
     def explain(self) -> str:
         """One line of `--help`: meaning, unit, accepted choices, default, environment variable."""
@@ -168,10 +170,20 @@ class SettingSpec:
         if self.details.secret and value == ():
             raise ValueError(f"is empty; leave it unset, or give {self.accepted()}")
         parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+        if not self.details.free_text:
+            self._check_spaces(parts)
         part_type = str if self.base is tuple else self.base
         if not all(type(part) is part_type and self._allows(part) for part in parts):
             raise self._wrong(value)
         return value
+
+    def _check_spaces(self, parts: tuple[Any, ...]) -> None:
+        """Raise ValueError for characters that a shell, an editor or a template left in a text:
+        in a message's head or an address they would fail far from here."""
+        for text in parts:
+            if isinstance(text, str) and (flaw := _stray_character(text)):
+                shown = "the value" if self.details.secret else repr(text)
+                raise ValueError(f"{shown} {flaw}; give {self.accepted()}")
 
     def _allows(self, value: Any) -> bool:
         details = self.details
@@ -198,6 +210,17 @@ class SettingSpec:
         if isinstance(value, bool):
             return "true" if value else "false"
         return str(value.value if isinstance(value, enum.Enum) else value)
+
+
+def _stray_character(text: str) -> str | None:
+    """What is wrong with a text's white space and control characters, in words."""
+    if "\n" in text or "\r" in text:
+        return "has a line break"
+    if any(unicodedata.category(each) == "Cc" for each in text):
+        return "has a control character"
+    if text != text.strip():
+        return "begins with a space" if text[0].isspace() else "ends with a space"
+    return None
 
 
 _TYPE_WORDS: dict[type, str] = {

@@ -173,6 +173,8 @@ def _parse_flags(
         )
     parsed, rest = parser.parse_known_args(list(argv))
     if rest:
+        if not rest[0].startswith("-"):
+            raise ConfigError(f"argument {rest[0]!r}: this command takes settings only")
         flags = [spec.flag_name for spec in specs.values() if spec.details.flag]
         name = rest[0].partition("=")[0]
         raise ConfigError(f"flag {name}: unknown{_suggest(name, flags)}")

@@ -28,7 +28,7 @@ class SharedSettings:
 
     redis_url: str = setting(
         help="Redis or Valkey that holds the fleet, as redis://[:password@]host:port[/db]",
-        pattern=r"(rediss?|unix)://.+",
+        pattern=r"(rediss?|unix)://\S+",
         secret=True,
     )
     cluster: str = setting(
@@ -37,6 +37,7 @@ class SharedSettings:
     cluster_secret: str = setting(
         help="secret by which the fleet's processes know each other, the same in all of them",
         pattern=r"(?s).{16,}",
+        free_text=True,
         secret=True,
         flag=False,
     )

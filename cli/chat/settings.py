@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.status import StatusSettings
-from process.setting_spec import specs_of
+from cli.status import SENT_KEY_PATTERN, StatusSettings
+from process.arguments import split_names
 from process.settings import setting, setting_of
 from protocol.errors import ConfigError
 
@@ -20,10 +20,13 @@ class ChatSettings:
         None, help="name of the model; none: the one that is served", env="BATON_CHAT_MODEL"
     )
     system: str | None = setting(
-        None, help="system prompt of the conversation", env="BATON_CHAT_SYSTEM"
+        None, help="system prompt of the conversation", env="BATON_CHAT_SYSTEM", free_text=True
     )
     api_key: str | None = setting(
-        None, help="key of the HTTP API, if the router asks for one", secret=True
+        None,
+        help="key of the HTTP API, if the router asks for one",
+        pattern=SENT_KEY_PATTERN,
+        secret=True,
     )
     cert_file: str | None = setting_of(StatusSettings, "cert_file")
     temperature: float | None = setting(
@@ -40,23 +43,7 @@ class ChatSettings:
 def split_question(argv: Sequence[str]) -> tuple[list[str], str | None]:
     """The flags in `argv`, and the question that stands among them. Raises ConfigError if there
     are several."""
-    takes_value = {
-        spec.flag_name for spec in specs_of(ChatSettings).values() if spec.base is not bool
-    } | {"--config"}
-    flags: list[str] = []
-    questions: list[str] = []
-    rest = list(argv)
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--":
-            questions += rest
-            break
-        if not argument.startswith("-") or argument == "-":
-            questions.append(argument)
-            continue
-        flags.append(argument)
-        if argument in takes_value and rest:
-            flags.append(rest.pop(0))
+    flags, questions = split_names(ChatSettings, argv)
     if len(questions) > 1:
         raise ConfigError(f"ask one question, in quotes, not {len(questions)}: {questions}")
     return flags, questions[0] if questions else None

@@ -33,7 +33,7 @@ class ConsoleSettings(SharedSettings):
         None,
         help="where to send traces over OTLP, as http://collector:4318/v1/traces; none: nowhere "
         "(needs the extra otlp)",
-        pattern=r"https?://.+",
+        pattern=r"https?://\S+",
     )
     otlp_sample_ratio: float = setting(
         1.0,

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 import redis
 
+from cli.main import main as baton
 from process.store.embedded_valkey import EmbeddedValkey
 from process.store.membership import (
     FleetWatcher,
@@ -197,10 +198,11 @@ def test_a_worker_that_comes_back_at_once_has_lapsed_once(valkey, cluster, lease
 def test_a_request_to_drain_reaches_the_incarnation_that_it_was_meant_for(
     valkey, cluster, leases
 ) -> None:
-    assert request_drain(valkey.url, cluster, "a") is None
+    flags = ["--redis-url", valkey.url, f"--cluster={cluster}", "--wait-s", "0"]
+    assert baton(["drain", *flags, "a"]) == 1, "no such worker"
     former = leases(registration("a"))
     assert former.wait_registered(WAIT_S)
-    assert request_drain(valkey.url, cluster, "a") == registration("a")
+    assert baton(["drain", "a", *flags]) == 0
     until(lambda: renewed(former) and former.is_asked_to_drain)
     former.close()
     successor = leases(registration("a", "life-2"))

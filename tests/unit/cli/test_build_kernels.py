@@ -21,7 +21,7 @@ def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_sources")
 def test_it_builds_the_named_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "image" / "kernels"
-    assert main(["build-kernels", str(folder), "--instruction-sets=generic"]) == 0
+    assert main(["build-kernels", "--instruction-sets", "generic", str(folder)]) == 0
     assert "generic: built in" in capsys.readouterr().out
     assert len(list(folder.iterdir())) == 2, "with and without a copy of OpenMP"
     assert folder.stat().st_mode & 0o055 == 0o055, "others may read it"

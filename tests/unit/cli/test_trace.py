@@ -81,7 +81,7 @@ def test_it_writes_a_file_for_perfetto(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "one.json"
-    assert main(["cmpl-1", f"--router-url={url}", f"--out={path}"]) == 0
+    assert main(["--router-url", url, "cmpl-1", "--out", str(path)]) == 0
     assert json.loads(path.read_text())["otherData"]["request_id"] == "cmpl-1-0"
     assert "ui.perfetto.dev" in capsys.readouterr().out
 

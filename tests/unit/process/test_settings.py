@@ -43,6 +43,7 @@ class Paint:
     colour: Colour = setting(Colour.RED, help="the colour")  # noqa: RUF009
     kind: Literal["oil", "water"] = setting("oil", help="the kind")
     layers: tuple[str, ...] = setting((), help="the layers")
+    note: str = setting("", help="a note", free_text=True)
     password: str = setting("", help="the password", secret=True, flag=False, pattern=".{4,}")
     keys: tuple[str, ...] = setting((), help="the keys", secret=True, flag=False)
 
@@ -100,6 +101,10 @@ def test_a_secret_that_ends_in_a_newline_is_the_secret_without_it(end: str, writ
     assert load(file=file).password == "hidden"
     with pytest.raises(ConfigError):
         load(BATON_PASSWORD=end)
+
+
+def test_free_text_keeps_its_white_space() -> None:
+    assert load(BATON_NOTE=" two\nlines\t").note == " two\nlines\t"
 
 
 def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def test_toml_values(write) -> None:
         (["--zzz"], ["flag --zzz", "unknown", "accepted: ", "--colour"]),
         (["--siz", "3"], ["flag --siz", "unknown"]),
         (["--password=hidden"], ["flag --password", "unknown"]),
-        (["stray"], ["stray", "unknown"]),
+        (["stray"], ["argument 'stray'", "takes settings only"]),
         (["--size"], ["--size", "expected one argument"]),
         (["--config=/nowhere/x.toml"], ["file /nowhere/x.toml", "No such file"]),
     ],
@@ -230,6 +235,10 @@ def test_a_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
         ({"BATON_KEYS": ""}, ["environment BATON_KEYS", "is empty", "leave it unset", "a list"]),
         ({"BATON_KEYS": " , "}, ["environment BATON_KEYS", "is empty"]),
         ({"BATON_PASSWORD": "abc"}, ["environment BATON_PASSWORD", "matching .{4,}"]),
+        ({"BATON_PASSWORD": "abc\ndef"}, ["environment BATON_PASSWORD", "has a line break"]),
+        ({"BATON_PASSWORD": " abcdef"}, ["environment BATON_PASSWORD", "begins with a space"]),
+        ({"BATON_KEYS": "abc\tdef"}, ["environment BATON_KEYS", "has a control character"]),
+        ({"BATON_NAME": "me "}, ["environment BATON_NAME", "'me '", "ends with a space"]),
         ({"BATON_CONFIG": "/nowhere"}, ["file /nowhere"]),
     ],
 )
