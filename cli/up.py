@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ WATCH_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a fleet until Ctrl-C or SIGTERM; returns 0, 1 if it failed, 2 if misconfigured."""
+    """Run a fleet until a signal comes; returns 0, 1 if it failed, 2 if misconfigured."""
     settings = settings_or_exit(
         UpSettings,
         argv,
@@ -106,7 +107,8 @@ def run_fleet(
                 console.print("Ctrl-C stops everything.")
                 watch(fleet, console)
         except KeyboardInterrupt:
-            console.print("stopping ...")
+            with contextlib.suppress(OSError):  # the terminal that hung up takes no line
+                console.print("stopping ...")
         finally:
             try:
                 fleet.stop()
@@ -153,19 +155,25 @@ def watch(fleet: Fleet, console: Console) -> None:
 
 @contextmanager
 def stop_by_signal(fleet: Fleet) -> Iterator[None]:
-    """A context in which the first SIGINT or SIGTERM raises KeyboardInterrupt, and a further one
-    kills the fleet."""
-    count = 0
+    """A context in which the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and a
+    further SIGINT or SIGTERM kills the fleet.
+
+    A terminal that closes may send SIGHUP more than once. SIGHUP stays ignored where it was, as
+    under `nohup`.
+    """
+    is_stopping = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+        nonlocal is_stopping
+        if not is_stopping:
+            is_stopping = True
+            raise KeyboardInterrupt
+        if number != signal.SIGHUP:
             fleet.kill()
-            return
-        raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     former = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield

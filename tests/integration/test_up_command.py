@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -110,7 +111,7 @@ def running_up(temp_dir: Path, *flags: str) -> Iterator[Up]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
+@pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 1))
 def test_up_serves_until_a_signal_and_leaves_nothing(
     tmp_path: Path, run_here: Run, number: signal.Signals
 ) -> None:
@@ -139,6 +140,30 @@ def test_up_serves_until_a_signal_and_leaves_nothing(
         up.process.send_signal(number)
         assert up.process.wait(WAIT_S) == 0
         up.assert_all_gone()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_up_stops_in_order_when_its_terminal_closes(tmp_path: Path) -> None:
+    """A hang-up ends the session's leader, and every later line to the terminal fails."""
+    controller, terminal = pty.openpty()
+    arguments = command("cli.main", "up", "--model", str(DEMO_MODEL), *SMALL)
+    with subprocess.Popen(
+        ["setsid", "--ctty", *arguments],
+        cwd=ROOT, env=environment(tmp_path), stdin=terminal, stdout=terminal, stderr=terminal,
+    ) as process:  # fmt: skip
+        os.close(terminal)
+        try:
+            shown = b""
+            while b"Ctrl-C" not in shown:
+                shown += os.read(controller, 4096)
+            children = psutil.Process(process.pid).children(recursive=True)
+            os.close(controller)
+            assert process.wait(WAIT_S) == 0
+            _, alive = psutil.wait_procs(children, timeout=0)
+            assert not alive, "it ended before its children"
+        finally:
+            process.kill()
     assert list(tmp_path.iterdir()) == []
 
 
