@@ -82,20 +82,34 @@ prepare_browser() {
     fi
 }
 
-# Prometheus for the tests of the alert rules. Installing Debian's package would start a server, so
-# only its programs are unpacked, into the environment. Without them those tests say so and are
-# skipped; continuous integration fails.
+# Prometheus for the tests of the alert rules, and tini, which is PID 1 of the images. Without them
+# those tests say so and are skipped; continuous integration fails.
 prepare_prometheus() {
-    local folder
-    if [ -x "$VENV/bin/prometheus" ] || command -v prometheus >/dev/null; then return; fi
+    unpack_programs prometheus prometheus promtool
+}
+
+prepare_tini() {
+    unpack_programs tini tini
+}
+
+# Unpacks programs of a Debian package into the environment: unpack_programs PACKAGE PROGRAM...
+# Installing the package could do more, as starting a server.
+unpack_programs() {
+    local package="$1" folder
+    shift
+    if [ -x "$VENV/bin/$1" ] || command -v "$1" >/dev/null; then return; fi
     if ! command -v apt-get >/dev/null; then return; fi
-    echo "Unpacking Prometheus (once; some seconds)" >&2
+    echo "Unpacking $package (once; some seconds)" >&2
     folder="$(mktemp -d)"
-    if [ "$(id -u)" = 0 ]; then apt-get update -qq; fi >/dev/null 2>&1 || true
-    { (cd "$folder" && apt-get download -qq prometheus && dpkg-deb --extract prometheus_*.deb .) &&
-        cp "$folder/usr/bin/prometheus" "$folder/usr/bin/promtool" "$VENV/bin"; } \
-        >/dev/null 2>&1 || echo "Prometheus could not be downloaded" >&2
+    { fetch_package "$package" "$folder" && dpkg-deb --extract "$folder"/*.deb "$folder" &&
+        (for program; do cp "$folder/usr/bin/$program" "$VENV/bin" || exit; done); } \
+        >/dev/null 2>&1 || echo "The package $package could not be downloaded" >&2
     rm -rf "$folder"
+}
+
+# The package lists may be missing or old.
+fetch_package() {
+    (cd "$2" && { apt-get download -qq "$1" || { apt-get update -qq && apt-get download -qq "$1"; }; })
 }
 
 # An unpinned torch would be a CUDA build of several gigabytes.

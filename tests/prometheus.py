@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.http_client import HTTP
 from tests.integration.fleets import wait_for
+from tests.programs import find_program
 
 START_S = 60.0
 STOP_S = 60.0
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
-
-
-def find_program(name: str) -> str:
-    """`prometheus` or `promtool`. Skips the test if it is not installed; in continuous integration
-    the test fails."""
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    found = shutil.which(name, path=places)
-    if found is None:
-        reason = f"no {name}: install Debian's package `prometheus`"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 class Prometheus:
@@ -84,7 +67,7 @@ def running_prometheus(
     config_path, log_path = folder / "prometheus.yml", folder / "prometheus.log"
     config_path.write_text(json.dumps(config))  # JSON is YAML
     command = [
-        find_program("prometheus"), f"--config.file={config_path}",
+        find_program("prometheus", "prometheus"), f"--config.file={config_path}",
         f"--storage.tsdb.path={folder / 'data'}", "--web.listen-address=127.0.0.1:0",
         "--log.format=logfmt",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import yaml
 
 from tests.chart.chart import CHART_FOLDER, objects
 from tests.paths import ROOT
-from tests.prometheus import find_program
+from tests.programs import find_program
 
 RULES = CHART_FOLDER / "files/rules/baton.yaml"
 DASHBOARD = CHART_FOLDER / "files/dashboards/baton.json"
@@ -25,7 +25,7 @@ def alerts() -> list[dict]:
 
 
 def test_prometheus_takes_the_rules_and_their_tests_pass() -> None:
-    promtool = find_program("promtool")
+    promtool = find_program("promtool", "prometheus")
     for command in (["check", "rules", str(RULES)], ["test", "rules", str(TESTS)]):
         done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

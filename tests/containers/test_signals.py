@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from tests.containers.sandbox import baton, environment, in_namespaces, needs_namespaces, python
+from tests.images.dockerfiles import DOCKER
 from tests.paths import ROOT
+from tests.programs import find_program
 
 pytestmark = needs_namespaces()
 
@@ -50,6 +53,26 @@ def test_a_worker_that_still_imports_ends_at_once(tmp_path: Path) -> None:
     with pid_1(baton("decode", "--model=m"), PYTHONPATH=path, **secrets) as (outer, inner):
         inner.send_signal(signal.SIGTERM)
         assert outer.wait(60) == 0
+
+
+def test_the_images_pass_on_signals_before_python_has_a_handler(tmp_path: Path) -> None:
+    """Stands for the time in which the interpreter starts: a program that never has a handler."""
+    path = f"{Path(find_program('tini', 'tini')).parent}:{os.environ['PATH']}"
+    program, launcher = tmp_path / "venv/bin/baton", tmp_path / "bin/baton"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\necho "$1" $$\nexec sleep 600\n')
+    program.chmod(0o700)
+    subprocess.run(
+        [DOCKER / "steps" / "launcher", tmp_path / "venv", launcher.parent], check=True, timeout=60
+    )
+    with pid_1([str(launcher), "router"], PATH=path) as (outer, inner):
+        inner.send_signal(signal.SIGTERM)
+        assert outer.wait(60) == 128 + signal.SIGTERM
+    beside = subprocess.Popen([launcher, "status"], stdout=subprocess.PIPE, text=True)
+    assert beside.stdout is not None
+    with beside:
+        assert beside.stdout.readline() == f"status {beside.pid}\n", "tini is PID 1 or not at all"
+        beside.kill()
 
 
 SECOND_SIGNAL = """

@@ -48,7 +48,7 @@ def test_the_steps_install_what_serves(place: Path) -> None:
         ]
         subprocess.run([step_file(command), *mapped], env=environ, cwd=place, check=True)
         run.append(command[0])
-    assert run == ["/steps/install", "/steps/kernels", "/steps/check"]
+    assert run == ["/steps/install", "/steps/kernels", "/steps/launcher", "/steps/check"]
     serve_and_check(place, dockerfile)
 
 
@@ -63,7 +63,7 @@ def serve_and_check(place: Path, dockerfile: Dockerfile) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     service = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["baton"]
-    baton = f"{place}/baton/venv/bin/baton"
+    baton = f"{place}/baton/bin/baton"
     fleet = subprocess.Popen([baton, *service["command"], f"--port={port}"], env=image, cwd=place)
     try:
         url = f"--router-url=http://127.0.0.1:{port}"
@@ -76,7 +76,7 @@ def serve_and_check(place: Path, dockerfile: Dockerfile) -> None:
 
 def test_system_packages_exist() -> None:
     """As far as this host's package lists go: those of Debian, not those of NVIDIA."""
-    for name in ("g++", "python3-venv", "python3-dev", "ninja-build"):
+    for name in ("g++", "tini", "python3-venv", "python3-dev", "ninja-build"):
         shown = subprocess.run(
             ["apt-cache", "policy", name], capture_output=True, text=True, check=False
         )

@@ -15,7 +15,8 @@ import pytest
 from cli.fleet import Fleet
 from tests.chart.chart import CHART_FOLDER
 from tests.integration.fleets import complete, running_fleet, wait_for
-from tests.prometheus import Prometheus, find_program, running_prometheus
+from tests.programs import find_program
+from tests.prometheus import Prometheus, running_prometheus
 
 RULES = CHART_FOLDER / "files/rules/baton.yaml"
 DASHBOARD = CHART_FOLDER / "files/dashboards/baton.json"
@@ -28,7 +29,7 @@ ADDRESS = re.compile(r"metrics and probes on http://(\S+)")
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    find_program("prometheus")
+    find_program("prometheus", "prometheus")
     settings = {"prefill": 1, "decode": 1, "local_prefill_threshold_tokens": 0}
     targets = {"BATON_TTFT_TARGET_MS": "60000", "BATON_TPOT_TARGET_MS": "60000"}
     with running_fleet({"BATON_METRICS_PORT": "0", **targets}, **settings) as running:
