@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from decode_worker.task import Task
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.transfer_loop import TransferEvent
@@ -52,21 +53,22 @@ class Departures:
         """Number of events about unknown handoffs."""
         return self._outbound.ignored
 
-    def begin(self, router: Peer, sequence: Sequence, attempt: int) -> None:
-        """Offer the blocks of a finished sequence, which are not released yet, to `attempt`.
+    def begin(self, task: Task, attempt: int) -> None:
+        """Offer the blocks of a finished task, which are not released yet, to `attempt`.
 
         The KV of all tokens but the newest is here; the newest is the first token of the next part.
         """
+        sequence = task.sequence
         key = HandoffKey(sequence.request_id, attempt)
         num_blocks = sequence.blocks_for(sequence.num_computed)
         now_us = self._host.wall_us()
-        self._departures[key] = _Departure(router, sequence, now_us)
+        self._departures[key] = _Departure(task.router, sequence, now_us)
         token = HandoffToken(
             request_id=key.request_id,
             attempt=key.attempt,
             index=sequence.num_output - 1,
             token_id=sequence.tokens[-1],
-            cached_tokens=sequence.num_cached,
+            cached_tokens=task.cached_tokens,
             last_chunk_end_us=now_us,
         )
         self._outbound.open(key, num_blocks, sequence.deadline)

@@ -31,6 +31,8 @@ class Task:
     Times are microseconds of the Unix epoch, 0 until the event has happened. `attempt` is the
     number under which the router knows the task; a Resume changes it, but not the handoff's key. A
     resumable task may outlive its router (`orphaned_at`, seconds of the loop's clock).
+    `cached_tokens` of the prompt were not computed by the attempt that gave the output's first
+    token; this worker had `held_tokens` when it admitted the task.
     """
 
     router: Peer
@@ -50,6 +52,7 @@ class Task:
     orphaned_at: float | None = None
     num_emitted: int = 0
     cached_tokens: int = 0
+    held_tokens: int = 0
     finish: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     chunks: list[ChunkSpan] = field(default_factory=list)
@@ -64,6 +67,11 @@ class Task:
         self.num_emitted = sequence.num_output
         if sequence.sampling.logprobs is not None and sequence.num_output:
             self.is_resumable = False
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed here in chunks."""
+        return sum(each.num_tokens for each in self.chunks)
 
     def note_step(self, span: StepSpan) -> None:
         """A step decoded a token of the task; the tasks of a step share its span."""
@@ -116,10 +124,9 @@ class Task:
     ) -> SequenceTokens:
         """One token for the router; the attempt's first token carries the cached-token count."""
         first, self.is_announced = not self.is_announced, True
-        cached = max(self.token.cached_tokens if self.token else 0, self.sequence.num_cached)
         self.num_emitted, self.finish = produced.index + 1, produced.finish
-        if first:
-            self.cached_tokens = cached
+        if produced.index == 0:
+            self.cached_tokens = self._not_computed()
         if logprobs is not None and self.is_resumable:
             self.logprobs.append(logprobs)
         return SequenceTokens(
@@ -129,10 +136,16 @@ class Task:
             token_ids=[produced.token_id],
             logprobs=None if logprobs is None else [logprobs],
             finish=produced.finish,
-            cached_tokens=cached if first else None,
+            cached_tokens=self.cached_tokens if first else None,
             prompt_logprobs=self._take_prompt_logprobs() if first else None,
             trace=trace,
         )
+
+    def _not_computed(self) -> int:
+        """How much of the prompt was not computed for the output's first token."""
+        if self.token is not None:
+            return self.token.cached_tokens
+        return max(0, self.sequence.num_prompt - self.computed_tokens)
 
     def _take_prompt_logprobs(self) -> PromptLogprobs | None:
         """The prompt's log-probabilities, from the peer or computed here; the task keeps none."""
@@ -174,7 +187,7 @@ class Task:
             received_us=self.received_us,
             admitted_us=self.admitted_us,
             granted_blocks=self.granted_blocks,
-            cached_tokens=self.sequence.num_cached,
+            cached_tokens=self.held_tokens,
             chunks=tuple(self.chunks),
             blocks_arrived_us=self.blocks_arrived_us,
             first_token_us=self.first_token_us,

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from decode_worker.departures import Departures
 from decode_worker.fenced_blocks import FencedBlocks
 from decode_worker.inbound import InboundHandoffs
@@ -201,6 +203,7 @@ class DecodeWorker:
             return
         now_us, is_resumable = self._host.wall_us(), message.is_resumable
         task = Task(router, sequence, message.prefill, now_us, is_resumable=is_resumable)
+        task.cached_tokens = message.cached_tokens
         self._tasks.add(task)
         if task.prefill is not None:
             self._inbound.ask(task.key, task.prefill)
@@ -233,7 +236,7 @@ class DecodeWorker:
         trace = task.trace(self._host.worker_id, self._host.wall_us())
         self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
         if keeps_kv:
-            self._departures.begin(task.router, sequence, message.next_attempt)
+            self._departures.begin(task, message.next_attempt)
 
     def _handle_prefill(self, incarnation: str, message: ControlMessage) -> None:
         match message:
@@ -329,9 +332,10 @@ class DecodeWorker:
     def _mark_admitted(self, task: Task) -> None:
         if not task.admitted_us:
             task.admitted_us = self._host.wall_us()
-            blocks, cached = len(task.sequence.block_table), task.sequence.num_cached
-            self._host.count(Count.CACHED_TOKENS, cached)
-            self._host.flight.note(FlightKind.ADMITTED, task.asked, blocks, cached)
+            blocks, held = len(task.sequence.block_table), task.sequence.num_cached
+            task.held_tokens = held
+            self._host.count(Count.CACHED_TOKENS, held)
+            self._host.flight.note(FlightKind.ADMITTED, task.asked, blocks, held)
 
     def _grant(self, task: Task) -> None:
         """Offer the prefill worker the missing blocks; there may be none. A silent worker gets no
@@ -431,6 +435,8 @@ class DecodeWorker:
         if task.orphaned_at is None:
             trace_id = task.sequence.trace_id
             failure = self._host.failure(task.asked, reason, retryable, lacks_room, code, trace_id)
+            computed = task.computed_tokens
+            failure = msgspec.structs.replace(failure, computed_tokens=computed)
             self._host.send(task.router, failure)
 
     def _end(self, task: Task) -> None:

@@ -47,6 +47,11 @@ class Job:
         """The handoff's key."""
         return HandoffKey(*self.sequence.key)
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed."""
+        return sum(each.num_tokens for each in self.chunks)
+
     def note_chunk(self, span: ChunkSpan, step: int) -> None:
         """A chunk was computed, in the worker's step of this number."""
         if self.chunks and span.start_us - self.chunks[-1].end_us > GAP_US:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from engine.device import Fence
 from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, key_of
@@ -288,6 +290,8 @@ class PrefillWorker:
             retryable = in_time and not job.is_hopeless
             code, trace_id = job.code, job.sequence.trace_id
             failure = self._host.failure(key, reason, retryable, code=code, trace_id=trace_id)
+            computed = job.computed_tokens
+            failure = msgspec.structs.replace(failure, computed_tokens=computed)
             self._host.send(job.router, failure)
         else:
             self._host.flight.note(FlightKind.FINISHED, key)

@@ -17,7 +17,7 @@ from protocol.layout import KvLayout
 from protocol.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from protocol.traces import DecodeTrace, PrefillTrace
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 class Role(StrEnum):
@@ -118,7 +118,8 @@ class Generate(Message, frozen=True, kw_only=True):
     outlives its router for a while, see Resume. Log lines about the attempt name `trace_id`, the
     trace that the request is part of; "" if there is none. Workers give the requests of each
     `share`, one for each owner of a key, equal turns. `cache_salt` separates its blocks in caches
-    from those of others, except for the blocks that the first `shared_tokens` tokens fill.
+    from those of others, except for the blocks that the first `shared_tokens` tokens fill. If an
+    earlier attempt gave the output's first token, `cached_tokens` is what it had cached.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class Generate(Message, frozen=True, kw_only=True):
     share: str = ""
     is_resumable: bool = False
     trace_id: str = ""
+    cached_tokens: int = 0
     prefill: PrefillPeer | None = None
 
 
@@ -241,7 +243,8 @@ class FlightPage(Message, frozen=True, kw_only=True):
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one sequence; `index` is the first one's index in the whole output.
 
-    `cached_tokens` comes with an attempt's first token: how much of the prompt was cached.
+    `cached_tokens` comes with an attempt's first token: how much of the prompt the attempt that
+    gave the output's first token did not compute.
     `prompt_logprobs` come with the output's first token if they were requested.
     """
 
@@ -278,7 +281,8 @@ class FirstToken(Message, frozen=True, kw_only=True):
 class Resumed(Message, frozen=True, kw_only=True):
     """Decode worker to router: all tokens of the stream so far; later ones come as StepTokens.
 
-    `finish` and `trace` are set if the stream has finished.
+    `finish` and `trace` are set if the stream has finished. `cached_tokens` is as in
+    SequenceTokens.
     """
 
     request_id: str
@@ -325,7 +329,8 @@ class HandedOver(Message, frozen=True, kw_only=True):
 class AttemptFailed(Message, frozen=True, kw_only=True):
     """Worker to router: this attempt failed here. `retryable`: another attempt may succeed.
     `lacks_room`: it failed only because this worker has no room for it now. `code`: the request
-    itself is at fault, as `protocol.errors.UnusableConstraint` says; "" if it is not."""
+    itself is at fault, as `protocol.errors.UnusableConstraint` says; "" if it is not. The worker
+    has computed `computed_tokens` of the prompt."""
 
     request_id: str
     attempt: int
@@ -334,6 +339,7 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
     retryable: bool
     lacks_room: bool = False
     code: str = ""
+    computed_tokens: int = 0
 
 
 # -- handoff: decode worker to prefill worker and back ----------------------------------------
@@ -401,7 +407,8 @@ class KvRenew(Message, frozen=True, kw_only=True):
 
 
 class HandoffToken(Message, frozen=True, kw_only=True):
-    """Prefill to decode worker: the first token, sampled after the last chunk."""
+    """Prefill to decode worker: the first token, sampled after the last chunk. The attempt that
+    gave the output's first token did not compute `cached_tokens` of the prompt."""
 
     request_id: str
     attempt: int

@@ -78,7 +78,7 @@ class DecodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a decode worker spent its time on an attempt; 0 for events that did not happen.
 
     `steps` are packed by `pack_steps`; the first one begins at or after `steps_since_us`. `stalls`
-    are gaps between them.
+    are gaps between them. `cached_tokens` were cached when the attempt was admitted.
     """
 
     worker_id: str

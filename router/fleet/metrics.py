@@ -44,7 +44,7 @@ FAILURE_KINDS = ("connection_broke", "worker_lost", "no_room", "retryable", "fin
 REFUSALS = (
     "overloaded", "deadline_unreachable", "prompt_too_long", "invalid_request", "failed", "other",
 )  # fmt: skip
-SOURCES = ("cached", "computed", "transferred")
+SOURCES = ("cached", "computed", "transferred", "computed_before")
 BAD_FRAMES = ("undecodable", "handshake", "no_hello", "foreign", "unexpected")
 
 
@@ -94,7 +94,8 @@ class FleetMetrics:
         self.prompt_tokens = LabelledCounts(
             "baton_prompt_tokens_by_source",
             "Prompt tokens of ended generations: computed, found in a cache, and (of both) "
-            "transferred to the decode worker",
+            "transferred to the decode worker; computed_before: computed by attempts that gave no "
+            "token",
             "source",
             SOURCES,
             self._registry,

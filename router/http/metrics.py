@@ -69,8 +69,8 @@ class ApiMetrics:
         )
         self.cached_tokens = TokenCounter(
             "baton_cached_prompt_tokens",
-            "Tokens of accepted prompts whose KV was found in a cache; a prompt counts once, "
-            "however many choices it has",
+            "Tokens of accepted prompts that were not computed for the first token, because their "
+            "KV was in a cache; a prompt counts once, however many choices it has",
             registry,
         )
         self.output_tokens = TokenCounter(

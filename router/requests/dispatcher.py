@@ -271,6 +271,7 @@ class Dispatcher:
             if generation is not None:
                 reason = f"{worker.worker_id}: {message.reason}"
                 failure = Failure(reason, message.retryable, message.lacks_room, message.code)
+                generation.trace.attempts[-1].told_computed += message.computed_tokens
                 self._fail(generation, worker, failure)
         else:
             self._metrics.refused.add("unexpected")
@@ -387,6 +388,7 @@ class Dispatcher:
         is_first = bool(fresh) and not trace.first_token_received_us
         if is_first:
             trace.first_token_received_us = now_us
+            trace.first_attempt, trace.num_cached_tokens = attempt.number, generation.cached_tokens
         for each in fresh:
             cached, told = generation.cached_tokens, each.prompt_logprobs
             delta = TokenDelta(each.token_ids, each.logprobs, each.finish, cached, told)

@@ -112,14 +112,10 @@ class Generation:
         return self.attempt is not None and self.attempt.prefill is worker
 
     def note_cached(self, cached_tokens: int) -> None:
-        """Note how much of the prompt a worker of the first attempt had cached. Of the two workers
-        of a split attempt, the one that had more counts; the block of the last token never does,
-        because its logits are computed, and nothing does if all log-probabilities are."""
-        if self.num_attempts == 1 and self.request.sampling.prompt_logprobs is None:
-            forecast = self.attempt.forecast if self.attempt is not None else None
-            block_size = forecast.block_size if forecast is not None else 1
-            most = (len(self.request.token_ids) - 1) // block_size * block_size
-            self.cached_tokens = max(self.cached_tokens, min(cached_tokens, most))
+        """Note how much of the prompt the running attempt did not compute. What it says counts if
+        it gives the first token."""
+        if not self.stream.token_ids:
+            self.cached_tokens = cached_tokens
 
     def deliver(self, delta: TokenDelta) -> None:
         """Give a new delta to the sink, or queue it until the sink has caught up."""

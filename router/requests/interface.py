@@ -86,7 +86,8 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
     `logprobs` has one entry per token, or is None if none were requested. `finish` is set on
     the last delta only; a token that stopped the sequence is among `token_ids`. `cached_tokens`
-    counts the prompt tokens that were served from a cache; 0 until known. `prompt_logprobs` come
+    counts the prompt tokens that the attempt which gave the first token did not compute.
+    `prompt_logprobs` come
     with the output's first token if they were requested.
     """
 

@@ -234,13 +234,14 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
         "is_resumable": request.is_resumable,
         "trace_id": generation.trace.trace_id or "",
     }
+    cached = generation.cached_tokens if generation.stream.token_ids else 0
     if attempt.prefill is None:
-        return [(attempt.decode, Generate(**common))]
+        return [(attempt.decode, Generate(cached_tokens=cached, **common))]
     source = attempt.prefill.info
     peer = PrefillPeer(
         worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
     )
-    generate = Generate(prefill=peer, **common)
+    generate = Generate(prefill=peer, cached_tokens=cached, **common)
     if attempt.placement.mode is Mode.HANDOVER:
         return [(attempt.decode, generate)]
     prefill = Prefill(target=attempt.decode.worker_id, **common)

@@ -33,7 +33,8 @@ MovedListener = Callable[["AttemptTrace", PrefillTrace], None]
 class AttemptTrace(msgspec.Struct):
     """One attempt: its placement, its workers' traces, and why it failed if it did. `clocks` are
     readings of the workers' clocks from when their traces came; `path` is the way that its KV took,
-    "" if it is not known."""
+    "" if it is not known; `told_computed` counts the prompt tokens that the worker on which it
+    failed had computed."""
 
     number: int
     placement: Placement
@@ -44,6 +45,7 @@ class AttemptTrace(msgspec.Struct):
     failed_us: int = 0
     forecast: Forecast | None = None
     path: str = ""
+    told_computed: int = 0
     clocks: dict[str, ClockReading] = {}
 
     @property
@@ -52,6 +54,13 @@ class AttemptTrace(msgspec.Struct):
         prefill = self.placement.prefill
         decode = self.placement.decode.worker_id
         return decode if prefill is None else f"{prefill.worker_id} → {decode}"
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that its workers computed, as far as they have told."""
+        traces = [each for each in (self.prefill, self.decode) if each is not None]
+        traced = sum(chunk.num_tokens for each in traces for chunk in each.chunks)
+        return max(self.told_computed, traced)
 
     def clock_of(self, worker_id: str) -> ClockReading:
         """The reading of a worker's clock; the same as ours if there is none."""
@@ -67,8 +76,10 @@ class RequestTrace(msgspec.Struct):
     """One generation from its arrival to its end; `outcome` stays None while it runs.
 
     `context` is the trace that the request is part of, the client's own or one that begins here;
-    `owner` the digest of the key that sent the request, `key` its name. The dispatcher counts and
-    times the tokens, without a call for each.
+    `owner` the digest of the key that sent the request, `key` its name. `first_attempt` is the
+    number of the attempt that gave the first token, 0 before that; it did not compute
+    `num_cached_tokens` of the prompt. The dispatcher counts and times the tokens, without a call
+    for each.
     """
 
     request_id: str
@@ -77,6 +88,8 @@ class RequestTrace(msgspec.Struct):
     tokenized_us: int = 0
     attempts: list[AttemptTrace] = []
     num_output_tokens: int = 0
+    first_attempt: int = 0
+    num_cached_tokens: int = 0
     first_token_received_us: int = 0
     first_token_us: int = 0
     last_token_us: int = 0
@@ -92,6 +105,19 @@ class RequestTrace(msgspec.Struct):
             if each.number == attempt:
                 return each
         return None
+
+    @property
+    def giver(self) -> AttemptTrace | None:
+        """The attempt that gave the first token; None before that."""
+        return self.find(self.first_attempt) if self.first_attempt else None
+
+    @property
+    def num_computed_before(self) -> int:
+        """Prompt tokens that attempts before the one with the first token computed, as far as their
+        workers have told."""
+        giver = self.giver
+        lost = [each for each in self.attempts if giver is None or each.number < giver.number]
+        return sum(each.computed_tokens for each in lost)
 
     @property
     def trace_id(self) -> str | None:
@@ -222,13 +248,12 @@ class TraceStore:
 
     def _count_sources(self, trace: RequestTrace) -> None:
         """Where the prompt's KV came from, in the attempt that had the first token."""
-        for first in trace.attempts:
-            worker = first.prefill or first.decode
-            if worker is not None and worker.chunks:
-                break
-        else:
+        first = trace.giver
+        if first is None or len(trace.attempts) > 1:  # usually there is nothing to add up
+            self._metrics.prompt_tokens.add("computed_before", trace.num_computed_before)
+        if first is None:
             return
-        cached = min(worker.cached_tokens, trace.num_prompt_tokens)
+        cached = trace.num_cached_tokens
         self._metrics.prompt_tokens.add("cached", cached)
         self._metrics.prompt_tokens.add("computed", trace.num_prompt_tokens - cached)
         if first.prefill is not None and first.decode is not None and first.forecast is not None:

@@ -58,6 +58,8 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
             for name, reading in attempt.clocks.items()
         },
         "num_prompt_tokens": trace.num_prompt_tokens,
+        "num_cached_tokens": trace.num_cached_tokens,
+        "num_computed_before": trace.num_computed_before,
         "num_output_tokens": trace.num_output_tokens,
         "num_chunks": len(prefill.chunks if prefill else local),
         "blocks_moved": prefill.blocks_moved if prefill else 0,
@@ -75,8 +77,8 @@ def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     whole = trace_json(trace, now_us)
     names = (
         "request_id", "trace_id", "outcome", "received_us", "finished_us", "placement",
-        "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens", "num_output_tokens",
-        "attempts", "stages",
+        "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens", "num_cached_tokens",
+        "num_computed_before", "num_output_tokens", "attempts", "stages",
     )  # fmt: skip
     return {name: whole[name] for name in names}
 

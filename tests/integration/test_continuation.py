@@ -51,6 +51,28 @@ def test_the_second_turn_moves_nothing_and_computes_only_its_suffix(
     assert trace_of(fleet, answer["id"])["placement"]["mode"] == "local"
 
 
+def test_the_usage_of_a_turn_that_a_prefill_worker_computes_adds_up(
+    fleet: Fleet, references: list[Reference]
+) -> None:
+    """The decode worker has the answer's blocks, the prefill worker computes them again."""
+    first = list(next(r.prompt for r in references if len(r.prompt) == 300))[::-1]
+    output = complete(fleet, first, max_tokens=40)["choices"][0]["token_ids"]
+    before, counted = all_counters(fleet), metric(fleet, "baton_cached_prompt_tokens_total")
+    answer = complete(fleet, [*first, *output, *first[:110]], max_tokens=4)
+    computed = deltas(fleet, before)["prefill_tokens"]
+    usage, trace = answer["usage"], trace_of(fleet, answer["id"])
+    assert trace["placement"]["mode"] == "remote"
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert usage["prompt_tokens"] - computed == cached == trace["num_cached_tokens"] > 0
+    assert trace["attempts"][0]["decode"]["cached_tokens"] > cached
+    assert metric(fleet, "baton_cached_prompt_tokens_total") - counted == cached
+
+
+def metric(fleet: Fleet, name: str) -> float:
+    page = HTTP.get(f"{fleet.url}/metrics").raise_for_status().text
+    return float(next(line for line in page.splitlines() if line.startswith(name)).split()[1])
+
+
 def test_a_chat_goes_on_where_it_was(fleet: Fleet) -> None:
     messages = [
         {"role": "system", "content": SYSTEM},

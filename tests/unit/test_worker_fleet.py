@@ -55,7 +55,7 @@ class TightFleet(RuleBasedStateMachine):
             return
         size = min(size, self.longest - tokens)
         name = f"r{len(fleet.requests)}"
-        prompt = [(7 * i + choice) % VOCAB for i in range(size)]
+        prompt = [(7 * i + choice % 3) % VOCAB for i in range(size)]  # often cached
         router = fleet.routers[choice % len(fleet.routers)]
         request = Request(name, router, prompt, tokens, priority, has_grammar)
         prefillers = [each for each in fleet.names("p") if each not in fleet.silent]

@@ -8,7 +8,7 @@ room. Each connection keeps its order; between connections anything may overtake
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,7 @@ class WorkerFleet:
         self.frozen: set[str] = set()
         self.silent: set[str] = set()  # frozen ones that everybody has noticed
         self.grammars: list[HeldGrammar] = []
+        self.computed: Counter[Key] = Counter()  # prompt tokens up to an attempt's first token
         self.is_calm = True
         for role, number in (("p", num_p), ("d", num_d)):
             for _ in range(number):
@@ -208,12 +209,17 @@ class WorkerFleet:
                 for each in message.sequences:
                     request = self.requests[each.request_id]
                     self.take(request, each.index, each.token_ids[0])
+                    if each.index == 0:
+                        self.check_cached(request, each.attempt, each.cached_tokens)
                     is_current = each.attempt == request.attempt and not request.outcome
                     if each.finish is not None and is_current:
                         request.outcome = "done"
             case FirstToken():
                 request = self.requests[message.request_id]
                 self.take(request, message.index, message.token_id)
+                if message.index == 0:
+                    told = message.trace.cached_tokens
+                    self.check_cached(request, message.attempt, told)
                 is_current = message.attempt == request.attempt and not request.outcome
                 if message.finish is not None and is_current:
                     request.outcome = "done"
@@ -229,6 +235,11 @@ class WorkerFleet:
     def take(self, request: Request, index: int, token_id: int) -> None:
         assert token_id == continuation(request.prompt, index + 1)[index], "the wrong token"
         assert request.tokens.setdefault(index, token_id) == token_id
+
+    def check_cached(self, request: Request, attempt: int, told: int | None) -> None:
+        """What came from a cache is the prompt minus what the attempt computed of it."""
+        computed = self.computed[request.name, attempt]
+        assert told == max(0, len(request.prompt) - computed), (told, computed)
 
     # -- network --------------------------------------------------------------------------------
 
@@ -258,6 +269,8 @@ class WorkerFleet:
         bench = self.workers[name]
         worker: Any = bench.worker  # type: ignore[attr-defined]
         worker.turn()
+        self.computed += bench.host.computed
+        bench.host.computed.clear()
         self.slow_down_grammars(bench)
         sent, bench.server.sent = bench.server.sent, []
         for peer, message in sent:

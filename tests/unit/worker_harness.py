@@ -28,6 +28,7 @@ from process.sockets.control import Peer
 from process.wakeup import Wakeup
 from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
 from protocol.registration import WorkerState
+from scheduling.batch import Batch
 from scheduling.block_manager import BlockManager
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel
@@ -38,7 +39,7 @@ from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
 from worker.admissions import Admissions
 from worker.counters import Count
-from worker.host import WorkerHost, WorkerParts
+from worker.host import StepOutcome, WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.reporter import Reporter
 
@@ -102,12 +103,20 @@ class PatientHost(WorkerHost):
     def __init__(self, clock: Clock, settings: Any, worker_id: str, parts: WorkerParts) -> None:
         super().__init__(settings, worker_id, parts)
         self._clock = clock
+        self.computed: Counter[Key] = Counter()  # tokens of chunks, by attempt
 
     def wait(self) -> None:
         self._wakeup.clear()
 
     def now(self) -> float:
         return self._clock.now
+
+    def run_step(self, batch: Batch) -> StepOutcome:
+        outcome = super().run_step(batch)
+        for result in outcome.results:
+            for chunk in result.batch.chunks:
+                self.computed[chunk.sequence.key] += chunk.num_tokens
+        return outcome
 
 
 @dataclass

@@ -161,13 +161,13 @@ function Detail({ id, live, fleet }) {
 }
 
 function facts(trace) {
-	const { prefill, decode } = trace.attempts.at(-1) ?? {};
+	const { prefill } = trace.attempts.at(-1) ?? {};
 	const whole = trace.finished_us ? (trace.finished_us - trace.received_us) / 1000 : null;
 	const moved = trace.blocks_moved
 		? [bytes(trace.bytes_moved), `${int(trace.blocks_moved)} blocks, ${prefill?.path || trace.transport}`]
 		: ["none"];
 	return [
-		["Prompt", int(trace.num_prompt_tokens), `tokens, ${int((prefill ?? decode)?.cached_tokens)} cached`],
+		["Prompt", int(trace.num_prompt_tokens), `tokens, ${int(trace.num_cached_tokens)} cached`],
 		["Output", int(trace.num_output_tokens), "tokens"],
 		["TTFT", ms(trace.ttft_ms)],
 		["TPOT", ms(trace.tpot_ms)],

@@ -14,10 +14,9 @@ from typing import Any
 from protocol.messages import Role
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
-from router.requests.trace import Durations, RequestTrace, TraceStore
+from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
 from router.routing.view import Placement
 from router.telemetry.caches.reuse import ReuseCurve
-from router.telemetry.examination.request_facts import cached_tokens
 
 MINUTE_US = 60_000_000
 HISTORY = 60
@@ -133,12 +132,11 @@ class CacheReport:
 
     def _take_ended(self, traces: Sequence[RequestTrace], _: Sequence[Durations]) -> None:
         for trace in traces:
-            if trace.attempts:
-                self._count(trace)
+            if trace.giver is not None:
+                self._count(trace, trace.giver)
 
-    def _count(self, trace: RequestTrace) -> None:
-        attempt, total = trace.attempts[-1], trace.num_prompt_tokens
-        saved = cached_tokens(attempt)
+    def _count(self, trace: RequestTrace, attempt: AttemptTrace) -> None:
+        saved, total = trace.num_cached_tokens, trace.num_prompt_tokens
         self._tokens.computed += max(0, total - saved)
         if attempt.prefill is not None:
             self._tokens.hit_prefill += saved

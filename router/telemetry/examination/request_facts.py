@@ -36,8 +36,8 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         prefill=placement.prefill.worker_id if placement and placement.prefill else None,
         decode=placement.decode.worker_id if placement else None,
         num_prompt_tokens=trace.num_prompt_tokens,
-        cached_tokens=cached_tokens(last),
-        expected_cached_tokens=_expected(last, trace.num_prompt_tokens),
+        cached_tokens=trace.num_cached_tokens,
+        expected_cached_tokens=_expected(trace.giver, trace.num_prompt_tokens),
         decode_cached_tokens=last.decode.cached_tokens if last and last.decode else 0,
         num_output_tokens=trace.num_output_tokens,
         ttft_ms=trace.ttft_ms,
@@ -50,12 +50,6 @@ def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
         early_step_ms=early,
         late_step_ms=late,
     )
-
-
-def cached_tokens(attempt: AttemptTrace | None) -> int:
-    """Prompt tokens that the worker which computed the prompt had in its cache."""
-    trace = attempt and (attempt.prefill or attempt.decode)
-    return trace.cached_tokens if trace else 0
 
 
 def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:

@@ -42,6 +42,7 @@ class Handover:
         self.prompt = list(prompt)
         self.max_tokens = max_tokens
         self.tokens: dict[int, int] = {}
+        self.cached: int | None = None  # as the attempt with the first token said
         self.to_d: list[Any] = []
         self.to_e: list[Any] = []
         self.landed: list[Write] = []
@@ -59,6 +60,7 @@ class Handover:
             sampling=greedy(self.max_tokens),
             deadline_ms=60_000,
             is_resumable=self.is_resumable,
+            cached_tokens=(self.cached or 0) if num_output else 0,
             prefill=peer,
         )
 
@@ -94,6 +96,7 @@ class Handover:
         if isinstance(message, Resumed):
             assert message.token_ids == continuation(self.prompt, len(message.token_ids))
             self.tokens = dict(enumerate(message.token_ids))
+            assert not self.tokens or message.cached_tokens == self.cached
             return
         if not isinstance(message, StepTokens):
             self.ends.append((worker, message))
@@ -102,6 +105,10 @@ class Handover:
             (token,) = each.token_ids
             assert token == continuation(self.prompt, each.index + 1)[each.index]
             assert each.index <= len(self.tokens), "a token is skipped"
+            if self.cached is None or not self.tokens:
+                self.cached = each.cached_tokens
+            elif each.cached_tokens is not None:
+                assert each.cached_tokens == self.cached
             self.tokens[each.index] = token
 
     def ends_of_d(self) -> list[Any]:

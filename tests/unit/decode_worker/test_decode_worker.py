@@ -94,12 +94,18 @@ def first_token(**changes: Any) -> HandoffToken:
 
 def deliver_blocks(d: DecodeBench) -> None:
     """All granted blocks arrive, with the prompt's contents."""
-    grant = next(m for _, m in d.peers.sent if isinstance(m, KvGrant))
+    deliver(d, next(m for _, m in d.peers.sent if isinstance(m, KvGrant)))
+
+
+def deliver(d: DecodeBench, grant: KvGrant) -> None:
     for index, block in enumerate(grant.block_ids, grant.first_block):
         part = PROMPT[index * BLOCK : (index + 1) * BLOCK]
         d.memory[block, : len(part)] = d.memory.new_tensor(part)
     written = KvWritten(
-        request_id="r", attempt=1, first_block=grant.first_block, num_blocks=len(grant.block_ids)
+        request_id="r",
+        attempt=grant.attempt,
+        first_block=grant.first_block,
+        num_blocks=len(grant.block_ids),
     )
     d.transfers.events.append(NotificationArrived("agent of p", encode(written)))
 
@@ -111,6 +117,32 @@ def test_a_local_prompt_gives_its_tokens_and_one_end(d: DecodeBench) -> None:
     assert finishes == [FinishReason.LENGTH]
     assert d.counter(Count.DECODE_TOKENS) == 4
     assert d.counter(Count.PREFILL_TOKENS) == len(PROMPT)
+
+
+@pytest.mark.parametrize("cached", [0, 4])
+def test_what_the_prefill_worker_computed_was_not_cached(d: DecodeBench, cached: int) -> None:
+    """Even if all of it is cached here, so that no block moves."""
+    say(d, LOCAL, turns=8)
+    say(d, msgspec.structs.replace(REMOTE, attempt=2), turns=2)
+    d.peers.inbox.append(("p-i", first_token(attempt=2, cached_tokens=cached)))
+    grant = next(m for _, m in d.peers.sent if isinstance(m, KvGrant))
+    deliver(d, grant)
+    sent = turn(d, turns=8)
+    told = [each.cached_tokens for m in sent if isinstance(m, StepTokens) for each in m.sequences]
+    assert told == [cached, None, None, None]
+    (trace,) = [each.trace for m in sent for each in m.sequences if each.trace]
+    assert (trace.cached_tokens, trace.granted_blocks) == (8, 1)
+
+
+def test_a_preempted_sequence_does_not_count_its_own_blocks_as_cached() -> None:
+    d = DecodeBench("d", Clock(), num_blocks=6)
+    prompt = list(range(20, 30))
+    other = msgspec.structs.replace(LOCAL, request_id="s", token_ids=prompt, sampling=greedy(9))
+    sent = say(d, msgspec.structs.replace(LOCAL, sampling=greedy(9)), other, turns=40)
+    assert d.counter(Count.PREEMPTIONS) > 0
+    ends = [each for m in sent for each in m.sequences if each.finish]
+    assert [each.trace.cached_tokens for each in ends] == [0, 0]
+    d.close()
 
 
 def test_tokens_leave_between_the_pieces_of_a_dump() -> None:

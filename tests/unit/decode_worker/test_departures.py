@@ -70,6 +70,24 @@ def test_only_blocks_that_the_other_worker_lacks_move(pair: Handover) -> None:
     assert [token for _, token in sorted(pair.tokens.items())] == continuation(PROMPT, 12)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 5])
+def test_what_was_cached_for_the_first_token_stays_known(pair: Handover, num_tokens: int) -> None:
+    """E, and a router that resumes the stream there, count what D had cached."""
+    pair.is_resumable = True
+    pair.d.server.inbox.append((ROUTER, pair.generate(0, 0)))
+    while len(pair.tokens) < 12:
+        pair.turn("d")
+    pair.tokens.clear()
+    pair.run_to(num_tokens)
+    assert pair.cached == 8
+    pair.leave()
+    pair.go_on()
+    while len(pair.tokens) < num_tokens + 2:
+        pair.round()
+    pair.resume("e")
+    assert pair.tokens, "E keeps the stream"
+
+
 def test_what_has_no_token_yet_is_let_go(pair: Handover) -> None:
     waiting = pair.generate(1, 0, PrefillPeer(worker_id="p", incarnation="p-i", control=""))
     pair.d.server.inbox.append((ROUTER, waiting))

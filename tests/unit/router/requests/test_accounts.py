@@ -27,8 +27,6 @@ from tests.unit.router.router_harness import (
     WHOLE,
     Consumer,
     Harness,
-    failed,
-    first_with,
     request,
     stats_of,
     until,
@@ -194,35 +192,3 @@ class OneAtATime(Consumer):
     def take(self, delta: TokenDelta) -> bool:
         self.fill()
         return super().take(delta)
-
-
-async def test_a_split_request_had_cached_what_either_worker_had(harness: Harness) -> None:
-    decode, prefill = await harness.join("d1", "p1")
-    consumer = Consumer(harness.dispatcher, request(request_id="r-0"))
-    generate = await decode.received.next(Generate)
-    leg = await prefill.received.next(Prefill)
-    prefill.first_token(leg, 1000, cached_tokens=48)
-    await consumer.received(1)
-    sequence = SequenceTokens(
-        request_id="r-0", attempt=generate.attempt, index=1, token_ids=[1, 2], cached_tokens=64,
-        finish=FinishReason.STOP,
-    )  # fmt: skip
-    decode.send(StepTokens(sequences=[sequence]))
-    await consumer.end()
-    assert [each.cached_tokens for each in consumer.deltas] == [48, 64]
-
-
-async def test_only_the_first_attempt_tells_how_much_was_cached(harness: Harness) -> None:
-    await harness.join("d1", "d2")
-    workers = harness.workers
-    consumer = Consumer(harness.dispatcher, request(request_id="r-0"))
-    worker = await first_with(workers, Generate)
-    leg = await worker.received.next(Generate)
-    worker.tokens(leg, 0, [1], cached_tokens=16)
-    await consumer.received(1)
-    worker.send(failed(leg, worker))
-    again = await first_with(workers, Generate)
-    leg = await again.received.next(Generate)
-    again.tokens(leg, 1, [2], cached_tokens=96, finish=FinishReason.STOP)
-    await consumer.end()
-    assert max(each.cached_tokens for each in consumer.deltas) == 16

@@ -48,7 +48,9 @@ def observer(harness: Harness) -> FleetObserver:
 async def serve(harness: Harness, worker: FakeWorker, name: str, trace: DecodeTrace | None) -> None:
     consumer = Consumer(harness.dispatcher, request(100, request_id=name))
     leg = await worker.received.next(Generate)
-    worker.tokens(leg, 0, [1, 2, 3], finish=FinishReason.STOP, trace=trace)
+    cached = None if trace is None else trace.cached_tokens
+    done = FinishReason.STOP
+    worker.tokens(leg, 0, [1, 2, 3], finish=done, trace=trace, cached_tokens=cached)
     await consumer.end()
 
 
