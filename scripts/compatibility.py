@@ -78,6 +78,15 @@ CLIENTS = (
         version=("java", "--version"),
     ),
     Client("coding_agents", "bodies as Claude Code and Codex send them"),
+    Client("llm", "command line and library: stream, schema, tools, Ctrl-C", ("llm",)),
+    Client("smolagents", "stream, structured output, two kinds of agents", ("smolagents[openai]",)),
+    Client("haystack", "both APIs: stream, structured output, agent, abort", ("haystack-ai",)),
+    Client(
+        "inspect_ai",
+        "three APIs: evaluations with tools, structured output, abort",
+        ("inspect-ai", "openai", "anthropic"),
+    ),
+    Client("guidellm", "profiles of chats, completions and responses", ("guidellm",)),
     Client("openai_node", "both APIs: stream, tool runner, zod, aborts", ("openai", "zod")),
     Client("anthropic_js", "stream, tool runner, zod, aborts", ("@anthropic-ai/sdk", "zod")),
     Client(
