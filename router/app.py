@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
@@ -42,8 +43,8 @@ from router.text.tokenizer import Tokenizer
 class AppOptions:
     """Optional parts: extra routes, limits on requests, traces, names of parsers, whether text of
     messages may become control tokens, the gate, the memory of responses, prefixes that all clients
-    share, and the key of event ids. Routers share that key so that a client can resume a stream at
-    another one."""
+    share, the key of event ids, and the path under which clients see the application. Routers share
+    that key so that a client can resume a stream at another one."""
 
     extra_routers: Iterable[APIRouter] = ()
     timing_of: TimingLookup = no_timing
@@ -56,6 +57,7 @@ class AppOptions:
     gate: Gate | None = None
     responses: BackgroundRuns | None = None
     shared_prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
+    root_path: str = ""
 
 
 def create_app(
@@ -94,9 +96,15 @@ def create_app(
         options.shared_prefixes,
     )
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
-    app.add_middleware(
-        RequestScope, metrics=metrics, budget=budget, tracer=options.tracer, gate=options.gate
+    scope = partial(
+        RequestScope,
+        metrics=metrics,
+        budget=budget,
+        tracer=options.tracer,
+        gate=options.gate,
+        root_path=options.root_path,
     )
+    app.add_middleware(scope)
     app.add_exception_handler(HTTPException, _http_error)
     own = (
         completions_router(context),
@@ -107,13 +115,11 @@ def create_app(
         tokenize_router(context),
         models_router(context),
         probe_router(registry, ready),
-        documents_router(),
+        documents_router(options.root_path),
     )
     for router in (*own, *options.extra_routers):
         app.include_router(router)
-    app.cut_short(
-        own, lambda inner: RequestScope(inner, metrics, budget, options.tracer, options.gate)
-    )
+    app.cut_short(own, scope)
     return app
 
 

@@ -142,12 +142,12 @@ async def _run(settings: RouterSettings) -> None:
         duck = LameDuck(settings.lame_duck_s)
         ready = _readiness(duck, parts.fleet)
         dashboard = _dashboard(settings, parts, tokenizer)
-        operators = [*_operators(parts), *dashboard.routers()]
+        operators = [*_operators(parts), *dashboard.routers(settings.root_path)]
         prefixes = load_shared_prefixes(settings, tokenizer)
         key_files = KeyFiles(parts.registry)
         rules = access_rules(settings, key_files)
         gate = Gate(settings.max_inflight, time.monotonic, lambda: len(rules.api), parts.registry)
-        waiting = LateApp(waiting_app(parts.registry, ready, operators))
+        waiting = LateApp(waiting_app(parts.registry, ready, operators, settings.root_path))
         responses = _responses(settings, parts.registry)
         front = _Front(waiting, ready, operators, gate, responses, prefixes)
         keyed = KeyCheck(front.app, rules, parts.registry)
@@ -441,6 +441,7 @@ async def _open_api(
         gate=front.gate,
         responses=front.responses,
         shared_prefixes=front.prefixes,
+        root_path=settings.root_path,
     )
     front.app.serve(
         create_app(parts.dispatcher, tokenizer, model, parts.registry, front.ready, options)

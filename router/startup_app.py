@@ -38,10 +38,13 @@ class LateApp:
 
 
 def waiting_app(
-    registry: CollectorRegistry, ready: ReadinessCheck, routers: Iterable[APIRouter]
+    registry: CollectorRegistry,
+    ready: ReadinessCheck,
+    routers: Iterable[APIRouter],
+    root_path: str = "",
 ) -> Application:
     """An application that serves `routers` and the probes, and answers everything else with a 503
-    that gives the reason."""
+    that gives the reason. Clients see it under `root_path`."""
     app = Application(title="Baton", openapi_url=None, redirect_slashes=False)
 
     def reason() -> str:
@@ -54,7 +57,7 @@ def waiting_app(
         raise Overloaded(reason())
 
     app.add_exception_handler(Overloaded, not_ready)
-    for router in (probe_router(registry, reason), documents_router(), *routers):
+    for router in (probe_router(registry, reason), documents_router(root_path), *routers):
         app.include_router(router)
     app.add_api_route("/{path:path}", later, methods=_METHODS)
     return app

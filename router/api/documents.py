@@ -19,13 +19,13 @@ _POLICY = (
 )
 
 
-def documents_router() -> APIRouter:
-    """The endpoints, for an application."""
+def documents_router(root_path: str = "") -> APIRouter:
+    """The endpoints, for an application that clients see under `root_path`."""
     router = APIRouter()
     page = _PAGE.read_bytes()
 
     async def openapi() -> Response:
-        return Response(openapi_json(), media_type="application/json")
+        return Response(openapi_json(root_path), media_type="application/json")
 
     async def docs() -> Response:
         headers = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff"}

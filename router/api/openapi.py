@@ -59,13 +59,13 @@ class ErrorAnswer(Struct, frozen=True):
 
 
 @cache
-def openapi_json() -> bytes:
+def openapi_json(root_path: str = "") -> bytes:
     """The document, encoded."""
-    return msgspec.json.encode(openapi_document())
+    return msgspec.json.encode(openapi_document(root_path))
 
 
-def openapi_document() -> dict[str, Any]:
-    """The document, as JSON types."""
+def openapi_document(root_path: str = "") -> dict[str, Any]:
+    """The document, as JSON types. Clients see its paths under `root_path`."""
     answers, schemas = _answer_schemas(OPERATIONS)
     bodies, body_schemas = _body_schemas(OPERATIONS)
     clash = schemas.keys() & body_schemas.keys()
@@ -76,6 +76,7 @@ def openapi_document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": baton_version(), "description": _DESCRIPTION},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
             "schemas": dict(sorted({**schemas, **body_schemas}.items())),

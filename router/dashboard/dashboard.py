@@ -59,9 +59,10 @@ class Dashboard:
             preview=lambda worker_id: pressure_without(worker_id, parts.fleet, parts.report),
         )
 
-    def routers(self) -> list[APIRouter]:
-        """The routes, for an application."""
-        return [stream_router(self._feed), controls_router(self._controls), pages_router()]
+    def routers(self, root_path: str) -> list[APIRouter]:
+        """The routes, for an application that clients see under `root_path`."""
+        pages = pages_router(root_path)
+        return [stream_router(self._feed), controls_router(self._controls), pages]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Build summaries until `stop` is set; then end every reader and every test prompt."""

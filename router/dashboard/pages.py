@@ -60,16 +60,19 @@ def page_files() -> dict[str, Path]:
     return {"": files.pop("index.html"), **files, **vendor}
 
 
-def pages_router() -> APIRouter:
-    """The routes, for an application."""
+def pages_router(root_path: str = "") -> APIRouter:
+    """The routes, for an application that clients see under `root_path`. Where that is `/llm`,
+    browsers may ask for `/llm` without a slash, which a relative address would lead elsewhere."""
     router = APIRouter()
+    places = {name: place.replace("/", f"{root_path}/", 1) for name, place in _PLACES.items()}
+    page = f"{root_path}/dashboard/" if root_path else "dashboard/"
     files = {name: _read(path) for name, path in page_files().items()}
 
     @router.get("/")
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse("dashboard/")
-        return JSONResponse(_PLACES)
+            return RedirectResponse(page)
+        return JSONResponse(places)
 
     @router.get("/dashboard")
     async def without_slash() -> Response:

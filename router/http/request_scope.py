@@ -52,7 +52,8 @@ class RequestRecord:
     `body_bytes` is its length so far;
     `held_bytes` are taken from `budget` until the answer has ended. `tenant` is on whose behalf the
     request runs; `ticket` its place behind `gate`, if it has to pass one.
-    `ignored` names what the answer does not honour of the body.
+    `ignored` names what the answer does not honour of the body. `root_path` comes before paths that
+    the answer names.
     """
 
     arrived: float
@@ -71,6 +72,7 @@ class RequestRecord:
     gate: Gate | None = None
     ticket: Ticket | None = None
     ignored: Sequence[str] = ()
+    root_path: bytes = b""
 
     def header(self, name: bytes) -> str | None:
         """The value of the client's header with this lower-case name, if there is one."""
@@ -123,7 +125,8 @@ class RequestRecord:
             (b"x-baton-request-id", own),
         ]
         if self.path in GENERATION:
-            names.append((b"x-baton-receipt", b"/v1/requests/%b/receipt" % own))
+            receipt = b"%b/v1/requests/%b/receipt" % (self.root_path, own)
+            names.append((b"x-baton-receipt", receipt))
         if is_anthropics(self.path):
             names.append((b"request-id", own))
         if self.trace is not None:
@@ -184,10 +187,12 @@ class RequestScope:
         budget: ByteBudget,
         tracer: RequestTracer | None = None,
         gate: Gate | None = None,
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._tracer = tracer
         self._gate = gate
+        self._root_path = root_path.encode("ascii")
         self._metrics = metrics
         self._budget = budget
         self._shown: dict[str, EndpointMetrics] = {}
@@ -199,7 +204,11 @@ class RequestScope:
             return
         headers = dict(reversed(scope["headers"]))
         record = scope[_KEY] = RequestRecord(
-            self._metrics.clock(), scope["path"], headers, self._budget
+            self._metrics.clock(),
+            scope["path"],
+            headers,
+            self._budget,
+            root_path=self._root_path,
         )
         endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
         shown = self._shown.get(endpoint)

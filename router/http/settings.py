@@ -109,6 +109,12 @@ class GatewaySettings(SharedSettings):
         "API keys; *: any",
         pattern=r"\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+",
     )
+    root_path: str = setting(
+        "",
+        help="path under which a proxy shows the router, as /llm, and which it removes from "
+        "requests; the router puts it before the paths that it names in its answers",
+        pattern=r"(?:/[A-Za-z0-9._~\-]+)*",
+    )
     cors_origins: tuple[str, ...] = setting(
         (),
         help="origins of web pages that may use the router, as https://chat.example; *: any",
