@@ -180,6 +180,15 @@ RELEASES = [
             cluster="blue",
         ),
     ),
+    Release(
+        "egress",
+        gpu(
+            model=MODEL | {"cache": {"type": "pvc", "prefetch": True}},
+            kv={"path": "tcp"},
+            networkPolicy={"egress": {"enabled": True, "rules": [{"ports": [{"port": 3128}]}]}},
+            router={"settings": {"otlp_endpoint": "http://collector:4318/v1/traces"}},
+        ),
+    ),
     Release("persistent-store", {"store": {"persistence": {"enabled": True, "size": "2Gi"}}}),
     Release(
         "prefetch-pvc",

@@ -264,6 +264,41 @@ def test_monitors_find_their_services_and_send_the_operators_key() -> None:
     assert credentials == {"name": "demo-baton-secrets", "key": "admin-keys"}
 
 
+def test_prometheus_needs_no_more_of_a_certificate_s_secret_than_routers_do() -> None:
+    """A Secret that ACME filled holds tls.crt and tls.key, and no authority."""
+    for given, name in (({}, "demo-baton"), ({"serverName": "ai.example"}, "ai.example")):
+        values = {
+            "router": {"tls": {"secretName": "certificate"}},
+            "serviceMonitor": {"enabled": True} | given,
+        }
+        monitor = of_kind(objects(values), "ServiceMonitor")["router"]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        certificate = {"secret": {"name": "certificate", "key": "tls.crt"}}
+        assert endpoint["tlsConfig"] == {"serverName": name, "ca": certificate}
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({}, None),
+        ({"ingress": {"enabled": True}}, None),
+        ({"ingress": {"enabled": True, "path": "/llm/", "controller": "nginx"}}, "/llm"),
+        ({"httpRoute": {"enabled": True, "path": "/a/b", "parentRefs": [{"name": "g"}]}}, "/a/b"),
+        (
+            {
+                "ingress": {"enabled": True, "path": "/llm", "controller": "nginx"},
+                "router": {"settings": {"root_path": "/other"}},
+            },
+            "/other",
+        ),
+    ],
+)
+def test_routers_know_the_path_under_which_clients_see_them(values, path: str | None) -> None:
+    args = container(values, "router")["args"]
+    given = [each for each in args if each.startswith("--root-path=")]
+    assert given == ([] if path is None else [f"--root-path={path}"])
+
+
 @pytest.mark.parametrize(
     ("values", "present", "absent"),
     [

@@ -17,7 +17,7 @@ from tests.chart.chart import (
     pod_templates,
 )
 from tests.chart.kube_schemas import problems
-from tests.chart.releases import RELEASES, Release
+from tests.chart.releases import MODEL, RELEASES, Release, gpu
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LONG_RUNNING = ("Deployment", "StatefulSet", "DaemonSet")
@@ -137,7 +137,11 @@ def test_selectors_match_their_pods_and_no_others(found: list[Object]) -> None:
 def test_policies_name_every_reachable_port(release: Release, found: list[Object]) -> None:
     if release.values.get("networkPolicy", {}).get("enabled", True) is False:
         return  # test_planes_without_policies
-    policies = [each["spec"] for each in of_kind(found, "NetworkPolicy").values()]
+    policies = [
+        each["spec"]
+        for each in of_kind(found, "NetworkPolicy").values()
+        if each["spec"]["policyTypes"] == ["Ingress"]
+    ]
     reached: set[str] = set()
     named: set[str] = set()
     for name, pod in pod_templates(found):
@@ -157,8 +161,78 @@ def test_policies_name_every_reachable_port(release: Release, found: list[Object
     assert named == reached, "a policy admits a port that no pod listens on"
 
 
-def ports_of(spec: Object) -> list[Object]:
-    return [port for rule in spec["ingress"] for port in rule["ports"]]
+def ports_of(spec: Object, direction: str = "ingress") -> list[Object]:
+    return [port for rule in spec[direction] for port in rule["ports"]]
+
+
+MODEL_AND_STORE = {"443", "6379"}
+CONNECTIONS = {
+    "router": {"7400", "7401", "4318"} | MODEL_AND_STORE,
+    "worker": {"7400", "7401", "41000-41099", "6443"} | MODEL_AND_STORE,
+    "store": set(),
+    "secrets": {"443", "6443"},
+    "prefetch": {"443"},
+    "test": {"8000"},
+}
+
+
+def test_where_egress_is_denied_each_pod_reaches_what_it_needs() -> None:
+    (values,) = [each.values for each in RELEASES if each.name == "egress"]
+    found = objects(values)
+    policies = [
+        each
+        for each in of_kind(found, "NetworkPolicy").values()
+        if each["spec"]["policyTypes"] == ["Egress"]
+    ]
+    seen = set()
+    for name, pod in pod_templates(found):
+        labels = pod["metadata"]["labels"]
+        chosen = [
+            each["spec"]
+            for each in policies
+            if each["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+        ]
+        ports = [port for spec in chosen for port in ports_of(spec, "egress")]
+        assert {each.get("protocol") for each in ports if each["port"] == 53} == {"TCP", "UDP"}
+        component = labels["app.kubernetes.io/component"]
+        assert {port_text(each) for each in ports} == CONNECTIONS[component] | {"53", "3128"}, name
+        seen.add(component)
+    assert seen == CONNECTIONS.keys()
+
+
+def test_the_job_before_an_installation_may_reach_the_api_server_before_it_runs() -> None:
+    found = objects({"networkPolicy": {"egress": {"enabled": True}}})
+    policy = of_kind(found, "NetworkPolicy")["egress-secrets"]["metadata"]["annotations"]
+    (job,) = of_kind(found, "Job").values()
+    hook = job["metadata"]["annotations"]
+    assert policy["helm.sh/hook"] == hook["helm.sh/hook"]
+    assert int(policy["helm.sh/hook-weight"]) < int(hook["helm.sh/hook-weight"])
+
+
+@pytest.mark.parametrize(
+    ("values", "router"),
+    [
+        (
+            {"store": {"external": {"urlSecret": {"name": "valkey"}}}},
+            {"7400", "7401", "53", "6380"},
+        ),
+        (
+            gpu(model=MODEL | {"hub": {"endpoint": "http://mirror:8081/hub"}}),
+            {"7400", "7401", "53", "6379", "8081"},
+        ),
+        (
+            gpu(router={"settings": {"otlp_endpoint": "https://traces.example/v1/traces"}}),
+            {"7400", "7401", "53", "6379", "443"},
+        ),
+    ],
+)
+def test_ports_of_outside_services_follow_their_addresses(values, router: set[str]) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    egress = {"enabled": True, "storePort": 6380, "store": peers, "hub": peers, "dns": peers}
+    found = of_kind(objects(values | {"networkPolicy": {"egress": egress}}), "NetworkPolicy")
+    own = [found[name]["spec"] for name in ("egress", "egress-router")]
+    assert {port_text(port) for spec in own for port in ports_of(spec, "egress")} == router
+    assert peers in [rule.get("to") for spec in own for rule in spec["egress"]]
 
 
 def port_text(port: Object) -> str:

@@ -86,6 +86,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* The path under which clients see the routers; those have another one if router.settings names it. */}}
+{{- define "baton.rootPath" -}}
+{{- if .Values.ingress.enabled -}}
+{{- trimSuffix "/" .Values.ingress.path -}}
+{{- else if .Values.httpRoute.enabled -}}
+{{- trimSuffix "/" .Values.httpRoute.path -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A value as the text of a flag: whole numbers without exponent, lists with commas. */}}
 {{- define "baton.text" -}}
 {{- if kindIs "slice" . -}}
