@@ -1,8 +1,8 @@
 """Requests that leave this worker mid-stream, with their KV blocks.
 
 A sequence whose part here has ended keeps its blocks until the decode worker that continues it has
-copied them. This is the sending side of an ordinary handoff: its prompt is everything computed
-here, its first token the last one sampled here. Owns these sequences' blocks.
+copied them. This is the source of an ordinary handoff: its prompt is everything computed here, its
+first token the last one sampled here. Owns these sequences' blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from decode_worker.task import Task
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import TransferEvent
 from process.sockets.control import Peer
 from protocol.flight import FlightKind
@@ -20,7 +20,7 @@ from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.sequence import Sequence
 from worker.counters import Count
 from worker.host import WorkerHost
-from worker.outbound import FromDecodeWorker, OutboundHandoffs
+from worker.outbound import FromSink, OutboundHandoffs
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class _Departure:
     router: Peer
     sequence: Sequence
     begun_us: int
-    answered: bool = False  # the other decode worker was told that the handoff ended
+    answered: bool = False  # the sink was told that the handoff ended
     unwanted: bool = False  # the router aborted it and gets no answer
     error: str = ""
     writes: list[WriteSpan] = field(default_factory=list)
@@ -37,10 +37,10 @@ class _Departure:
 class Departures:
     """All requests that leave, by the attempt that continues them elsewhere."""
 
-    def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
+    def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
         self._scheduler = host.engine.scheduler
-        self._outbound = OutboundHandoffs(host, sender, self)
+        self._outbound = OutboundHandoffs(host, source, self)
         self._departures: dict[HandoffKey, _Departure] = {}
 
     @property
@@ -99,12 +99,12 @@ class Departures:
 
     # -- events -----------------------------------------------------------------------------
 
-    def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
-        """Handle another decode worker's message."""
+    def handle(self, peer: Peer, message: FromSink) -> None:
+        """Handle a sink's message."""
         self._outbound.handle(peer, message)
 
     def lose(self, peer: Peer) -> None:
-        """A router or another decode worker is gone: its handoffs end."""
+        """A router or a sink is gone: its handoffs end."""
         for key, departure in list(self._departures.items()):
             if departure.router == peer:
                 self.try_abort(key)
@@ -127,13 +127,13 @@ class Departures:
         self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
     def on_granted(self, key: HandoffKey) -> None:
-        """The other decode worker granted its blocks; nothing is to be done here."""
+        """The sink granted its blocks; nothing is to be done here."""
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """The other decode worker gave up; there is no computation here to stop."""
+        """The sink gave up; there is no computation here to stop."""
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The other decode worker is told that the handoff ended; no request is at fault."""
+        """The sink is told that the handoff ended; no request is at fault."""
         departure = self._departures.get(key)
         if departure is not None:
             departure.answered = True
@@ -149,7 +149,7 @@ class Departures:
             return
         error = departure.error or self._outbound.error_of(key)
         if error or not departure.answered:
-            reason = error or "the other decode worker gave up"
+            reason = error or "the sink gave up"
             self._send_failure(key, departure, reason)
             return
         self._host.count(Count.HANDOVERS)

@@ -1,8 +1,8 @@
-"""The receiving side of handoffs: connects the state machine to links and transfers.
+"""The sink side of handoffs in a worker: connects the state machine to links and transfers.
 
-`kv_transfer.handoff.receiver` decides what to grant and when to lift a fence. Asks, grants,
-renewals and aborts go to the sending workers over their control links; the transport reports landed
-blocks. The counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told
+`kv_transfer.handoff.sink` decides what to grant and when to lift a fence. Asks, grants, renewals
+and aborts go to the sources over their control links; the transport reports landed blocks. The
+counterpart of `worker.outbound`. It owns no blocks: its `GrantOwner` does, and is told
 when a source has begun, which blocks have arrived and when no peer can write to them any more.
 """
 
@@ -18,16 +18,16 @@ from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
-    ReceiverAction,
     SendAbort,
     SendAsk,
     SendGrant,
     SendRenew,
+    SinkAction,
     Unfence,
     Verify,
 )
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
 from protocol.errors import ProtocolError
@@ -62,72 +62,72 @@ class InboundHandoffs:
     """Every handoff that this worker receives; belongs to the loop's thread."""
 
     def __init__(
-        self, host: WorkerHost, receiver: HandoffReceiver, peers: PrefillPeers, owner: GrantOwner
+        self, host: WorkerHost, sink: HandoffSink, peers: PrefillPeers, owner: GrantOwner
     ) -> None:
         self._host = host
-        self._receiver = receiver
+        self._sink = sink
         self._peers = peers
         self._owner = owner
 
     @property
     def num_open(self) -> int:
         """Handoffs whose fence is still up."""
-        return self._receiver.num_open
+        return self._sink.num_open
 
     @property
     def ignored(self) -> int:
         """Number of events about unknown handoffs."""
-        return self._receiver.ignored
+        return self._sink.ignored
 
     def is_open(self, key: HandoffKey) -> bool:
         """Whether the handoff's blocks are still behind their fence."""
-        return self._receiver.is_open(key)
+        return self._sink.is_open(key)
 
     def is_known(self, key: HandoffKey) -> bool:
         """Whether the handoff was asked for before."""
-        return self._receiver.is_known(key)
+        return self._sink.is_known(key)
 
     def is_asking(self, key: HandoffKey) -> bool:
         """Whether the handoff was asked for, and nothing is granted yet."""
-        return self._receiver.is_asking(key)
+        return self._sink.is_asking(key)
 
     def fenced_by(self, incarnations: Collection[str]) -> list[HandoffKey]:
         """Handoffs whose blocks one of these workers may still write to."""
-        return self._receiver.fenced_by(incarnations)
+        return self._sink.fenced_by(incarnations)
 
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
         """Prompt indices of the granted blocks of an open handoff that already hold their data."""
-        return self._receiver.arrived(key)
+        return self._sink.arrived(key)
 
     # -- calls by the owner -----------------------------------------------------------------
 
     def ask(self, key: HandoffKey, peer: PrefillPeer) -> None:
         """Wait until a peer has begun with this prompt."""
         self._peers.connect(peer)
-        self._carry_out(self._receiver.ask(key, peer.incarnation, self._host.now()))
+        self._carry_out(self._sink.ask(key, peer.incarnation, self._host.now()))
 
     def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
         """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
         `blocks` may be empty."""
-        self._carry_out(self._receiver.offer(key, first_block, blocks, self._host.now()))
+        self._carry_out(self._sink.offer(key, first_block, blocks, self._host.now()))
 
     def abort(self, key: HandoffKey) -> None:
         """The blocks are no longer wanted; granted ones stay fenced until `on_unfenced`."""
-        self._carry_out(self._receiver.abort(key))
+        self._carry_out(self._sink.abort(key))
 
     # -- events -----------------------------------------------------------------------------
 
     def begin(self, begun: KvBegun) -> None:
         """The peer holds every block of the prompt."""
-        self._carry_out(self._receiver.begun(begun))
+        self._carry_out(self._sink.begun(begun))
 
     def close(self, closed: KvClosed) -> None:
         """The peer posts no more writes."""
-        self._carry_out(self._receiver.closed(closed, self._host.now()))
+        self._carry_out(self._sink.closed(closed, self._host.now()))
 
     def lose(self, incarnation: str) -> None:
         """The peer is gone."""
-        self._carry_out(self._receiver.agent_gone(incarnation, self._host.now()))
+        self._carry_out(self._sink.agent_gone(incarnation, self._host.now()))
 
     def follow(self, event: NotificationArrived) -> None:
         """Blocks have landed; an undecodable notification is counted and dropped."""
@@ -137,20 +137,20 @@ class InboundHandoffs:
             self._host.count(Count.FRAMES_REFUSED)
             log.warning("notification of agent %s: %s", event.agent, error)
             return
-        self._carry_out(self._receiver.written(written))
+        self._carry_out(self._sink.written(written))
 
     def sweep(self) -> None:
         """Act on timeouts; called every turn of the loop."""
-        self._carry_out(self._receiver.sweep(self._host.now()))
-        self._host.transfers.expect(self._receiver.num_open > 0)
+        self._carry_out(self._sink.sweep(self._host.now()))
+        self._host.transfers.expect(self._sink.num_open > 0)
 
     def count(self) -> None:
         """Bring the worker's counters up to date."""
-        self._host.count_up_to(Count.BLOCKS_RECEIVED, "receiver", self._receiver.blocks_received)
+        self._host.count_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
 
-    # -- decisions of the receiver ------------------------------------------------------------
+    # -- decisions of the sink ------------------------------------------------------------
 
-    def _carry_out(self, actions: list[ReceiverAction]) -> None:
+    def _carry_out(self, actions: list[SinkAction]) -> None:
         for action in actions:
             match action:
                 case SendAsk(peer, ask):
@@ -165,7 +165,7 @@ class InboundHandoffs:
                     self._peers.send(peer, Abort(request_id=request_id, attempt=attempt))
                 case Verify(key, blocks, digests):
                     intact = self._host.block_digests(blocks) == list(digests)
-                    self._carry_out(self._receiver.verified(key, intact))
+                    self._carry_out(self._sink.verified(key, intact))
                 case Complete(key):
                     self._owner.on_complete(key)
                 case Failed(key, reason, arrived):

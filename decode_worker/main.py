@@ -10,8 +10,8 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
 from decode_worker.worker import DecodeWorker
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> DecodeWorker:
-        receiver = HandoffReceiver(
+        sink = HandoffSink(
             surroundings.descriptor.agent,
             ttl_s=settings.grant_ttl_ms / 1e3,
             landing_s=settings.landing_ms / 1e3,
@@ -42,13 +42,13 @@ def main(argv: Sequence[str]) -> int:
         )
         peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
         surroundings.stack.callback(peers.close)
-        sender = HandoffSender(
+        source = HandoffSource(
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
         )
         resumption = Resumption(host, settings.resume_grace_s)
         host.engine.one_step_ahead = goes_ahead(settings)
         reach = _reach(settings, host, peers, surroundings)
-        return DecodeWorker(host, receiver, sender, peers, reach, resumption)
+        return DecodeWorker(host, sink, source, peers, reach, resumption)
 
     return run_worker(settings, Role.DECODE, build)
 

@@ -2,7 +2,7 @@
 
 Links to the fleet's prefill workers open as soon as the workers are known; links to decode workers
 that hand requests over open when needed. A link sends Hello and the descriptor of our pool, and
-closes when the peer is gone. Owns the links; the receiver owns the fence around blocks.
+closes when the peer is gone. Owns the links; the sink owns the fence around blocks.
 """
 
 from __future__ import annotations
@@ -151,13 +151,13 @@ class PrefillPeers:
         control.send(self._around.descriptor)
 
     def send(self, incarnation: str, message: Message) -> None:
-        """Queue a message; without a link it is dropped, and the receiver's sweep repeats it."""
+        """Queue a message; without a link it is dropped, and the sink's sweep repeats it."""
         link = self._links.get(incarnation)
         if link is not None:
             link.control.send(message)
 
     def receive(self) -> list[tuple[str, ControlMessage]]:
-        """The messages of prefill workers, each with its sender's incarnation."""
+        """The messages of prefill workers, each with its source's incarnation."""
         received = []
         for incarnation, link in self._links.items():
             received += [(incarnation, message) for message in link.control.receive()]

@@ -1,7 +1,7 @@
 """The decode worker's loop: receive, schedule, compute, deliver.
 
-For a sequence with remote KV the worker asks the sender, and reserves no block before the sender
-has all of them. Then it grants the sender the blocks that are not cached here; the sequence joins
+For a sequence with remote KV the worker asks the source, and reserves no block before the source
+has all of them. Then it grants the source the blocks that are not cached here; the sequence joins
 the batch when these blocks and its first token have arrived. Other prompts, and
 suffixes of cached prefixes, are prefilled here in chunks between decodes. A request that is handed
 over goes on elsewhere with its blocks (`decode_worker.departures`). Owns the tasks, and those
@@ -25,8 +25,8 @@ from decode_worker.task import Task
 from decode_worker.tasks import Tasks
 from engine.step_result import StepResult
 from kv_transfer.handoff.key import HandoffKey, key_of
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived, TransferEvent
 from process.sockets.control import Peer
 from protocol.errors import RequestError
@@ -55,7 +55,7 @@ from worker.host import WorkerHost
 
 log = logging.getLogger(__name__)
 
-_SILENT = "the prefill worker has fallen silent"
+_SILENT = "the source has fallen silent"
 _NO_ROOM = "its blocks do not fit beside those that a silent worker may still write to"
 
 
@@ -65,8 +65,8 @@ class DecodeWorker:
     def __init__(
         self,
         host: WorkerHost,
-        receiver: HandoffReceiver,
-        sender: HandoffSender,
+        sink: HandoffSink,
+        source: HandoffSource,
         peers: PrefillPeers,
         reach: PrefillReach,
         resumption: Resumption,
@@ -74,10 +74,10 @@ class DecodeWorker:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
-        self._inbound = InboundHandoffs(host, receiver, peers, self)
+        self._inbound = InboundHandoffs(host, sink, peers, self)
         self._peers = peers
         self._reach = reach
-        self._departures = Departures(host, sender)
+        self._departures = Departures(host, source)
         self._resumption = resumption
         self._tasks = Tasks()
         self._fenced = FencedBlocks()
@@ -131,10 +131,10 @@ class DecodeWorker:
             self._handle_prefill(incarnation, message)
         for incarnation in self._peers.gone(self._host.now()):
             self._inbound.lose(incarnation)
-            self._give_up_on_peer(incarnation, "the prefill worker is gone")
+            self._give_up_on_peer(incarnation, "the source is gone")
         self._reach.look(self._host.now())
         for incarnation in self._peers.reset():
-            self._give_up_on_peer(incarnation, "the prefill worker lost its connection to us")
+            self._give_up_on_peer(incarnation, "the source lost its connection to us")
         self._silent = self._peers.silent(self._host.now())
         for incarnation in self._silent:
             self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
@@ -251,7 +251,7 @@ class DecodeWorker:
                 self._inbound.close(message)
                 task = self._tasks.find(key_of(message))
                 if task is not None and task.waits_for_token_of(incarnation):
-                    reason = message.error or "the prefill worker closed without a first token"
+                    reason = message.error or "the source closed without a first token"
                     self._give_up(task, reason, retryable=True)
             case _:
                 self._host.count(Count.UNEXPECTED_MESSAGES)
@@ -282,7 +282,7 @@ class DecodeWorker:
             return
         vocab_size = self._engine.limits.vocab_size
         if message.index != task.sequence.num_output or not 0 <= message.token_id < vocab_size:
-            self._give_up(task, "the prefill worker sent an impossible token", retryable=True)
+            self._give_up(task, "the source sent an impossible token", retryable=True)
             return
         task.token = message
         task.first_token_us = self._host.wall_us()
@@ -300,7 +300,7 @@ class DecodeWorker:
         self._inbound.abort(task.key)
         produced = self._scheduler.completed(task.sequence, token.token_id, self._host.now())
         if produced.finish is None:
-            reason = "the prefill worker ended an output that goes on"
+            reason = "the source ended an output that goes on"
             self._give_up(task, reason, retryable=True)
         else:
             self._emit(task, produced, token.logprobs)

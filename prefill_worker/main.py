@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.source import HandoffSource
 from prefill_worker.settings import PrefillSettings
 from prefill_worker.worker import PrefillWorker
 from process.settings import settings_or_exit
@@ -26,11 +26,11 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def build(host: WorkerHost, surroundings: Surroundings) -> PrefillWorker:
-        sender = HandoffSender(
+        source = HandoffSource(
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
         )
         host.engine.one_step_ahead = goes_ahead(settings)
-        return PrefillWorker(host, sender)
+        return PrefillWorker(host, source)
 
     return run_worker(settings, Role.PREFILL, build)
 

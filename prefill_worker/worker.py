@@ -18,7 +18,7 @@ import msgspec
 from engine.device import Fence
 from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, key_of
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.source import HandoffSource
 from prefill_worker.job import Job
 from process.sockets.control import Peer
 from protocol.errors import RequestError
@@ -49,11 +49,11 @@ _REMEMBERED = 8192
 class PrefillWorker:
     """One prefill worker; everything happens in the thread that calls `run`."""
 
-    def __init__(self, host: WorkerHost, sender: HandoffSender) -> None:
+    def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
-        self._outbound = OutboundHandoffs(host, sender, self)
+        self._outbound = OutboundHandoffs(host, source, self)
         self._jobs: dict[HandoffKey, Job] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
 
@@ -69,7 +69,7 @@ class PrefillWorker:
     def turn(self) -> None:
         """One turn of the loop."""
         self._receive()
-        self._scheduler.shares.num_targets = self._outbound.num_decode_workers
+        self._scheduler.shares.num_targets = self._outbound.num_sinks
         batch = self._engine.plan()
         self._begin(batch)
         outcome = self._host.run_step(batch)
@@ -86,7 +86,7 @@ class PrefillWorker:
         if self._host.has_lapsed:
             for key in list(self._jobs):
                 self._abort(key)
-            self._outbound.abort_all("the prefill worker stood still")
+            self._outbound.abort_all("the source stood still")
             if self._outbound.num_open == 0:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
@@ -237,7 +237,7 @@ class PrefillWorker:
             job.num_stored += 1
 
     def _offer(self, job: Job, num_ready: int, chunk: int, fence: Fence) -> None:
-        """Offer the sender the blocks that are ready once `fence` is passed."""
+        """Offer the source the blocks that are ready once `fence` is passed."""
         first, job.num_ready = job.num_ready, num_ready
         if num_ready > first:
             blocks = job.sequence.block_table[first:num_ready]
@@ -285,7 +285,7 @@ class PrefillWorker:
         if job.unwanted:
             return
         if job.token is None or not job.answered or job.error:
-            reason = job.error or self._outbound.error_of(key) or "the decode worker gave up"
+            reason = job.error or self._outbound.error_of(key) or "the sink gave up"
             in_time = self._host.now() < job.sequence.deadline
             retryable = in_time and not job.is_hopeless
             code, trace_id = job.code, job.sequence.trace_id

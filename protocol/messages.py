@@ -161,7 +161,7 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Router to worker, or decode to prefill worker: drop this attempt now."""
+    """Router to worker, or sink to source: drop this attempt now."""
 
     request_id: str
     attempt: int
@@ -342,11 +342,11 @@ class AttemptFailed(Message, frozen=True, kw_only=True):
     computed_tokens: int = 0
 
 
-# -- handoff: decode worker to prefill worker and back ----------------------------------------
+# -- handoff: sink to source and back ---------------------------------------------------------
 
 
 class PeerDescriptor(Message, frozen=True, kw_only=True):
-    """Decode to prefill worker, after Hello: how to reach my pool by this transport.
+    """Sink to source, after Hello: how to reach my pool by this transport.
 
     `descriptor` is in the transport's own format; `digest` authenticates it (keyed BLAKE2b).
     `layout` is the layout of one rank of a sharded pool and says which heads to write there.
@@ -363,7 +363,7 @@ class PeerDescriptor(Message, frozen=True, kw_only=True):
 
 
 class KvAsk(Message, frozen=True, kw_only=True):
-    """Decode to prefill worker: tell me when you hold every block of this attempt's prompt.
+    """Sink to source: tell me when you hold every block of this attempt's prompt.
 
     The ask is valid for `ttl_ms` from receipt; a repeated one renews it. The answer is KvBegun, as
     soon as it is true. Nothing is granted yet.
@@ -376,18 +376,18 @@ class KvAsk(Message, frozen=True, kw_only=True):
 
 
 class KvBegun(Message, frozen=True, kw_only=True):
-    """Prefill to decode worker: I hold a block for every block of this attempt's prompt, and keep
-    them until the handoff closes. Only now may the decode worker reserve blocks for it."""
+    """Source to sink: I hold a block for every block of this attempt's prompt, and keep them until
+    the handoff closes. Only now may the sink reserve blocks for it."""
 
     request_id: str
     attempt: int
 
 
 class KvGrant(Message, frozen=True, kw_only=True):
-    """Decode to prefill worker: the right to write these blocks for `ttl_ms` from receipt.
+    """Sink to source: the right to write these blocks for `ttl_ms` from receipt.
 
     `first_block` is the index, in the prompt, of the block that `block_ids[0]` receives; the
-    others follow in order. The decode worker already has the blocks before it.
+    others follow in order. The sink already has the blocks before it.
     """
 
     request_id: str
@@ -399,7 +399,7 @@ class KvGrant(Message, frozen=True, kw_only=True):
 
 
 class KvRenew(Message, frozen=True, kw_only=True):
-    """Decode to prefill worker: the grant is now valid for `ttl_ms` from receipt."""
+    """Sink to source: the grant is now valid for `ttl_ms` from receipt."""
 
     request_id: str
     attempt: int
@@ -407,8 +407,8 @@ class KvRenew(Message, frozen=True, kw_only=True):
 
 
 class HandoffToken(Message, frozen=True, kw_only=True):
-    """Prefill to decode worker: the first token, sampled after the last chunk. The attempt that
-    gave the output's first token did not compute `cached_tokens` of the prompt."""
+    """Source to sink: the first token, sampled after the last chunk. The attempt that gave the
+    output's first token did not compute `cached_tokens` of the prompt."""
 
     request_id: str
     attempt: int
@@ -422,7 +422,7 @@ class HandoffToken(Message, frozen=True, kw_only=True):
 
 
 class KvClosed(Message, frozen=True, kw_only=True):
-    """Prefill to decode worker: nothing more will be written for this handoff.
+    """Source to sink: nothing more will be written for this handoff.
 
     `error` is empty after completion or a requested abort. `code` is that of AttemptFailed.
     """

@@ -94,12 +94,12 @@ SUBJECTS = [
         [
             "kv_transfer/handoff/key.py",
             "kv_transfer/handoff/states.py",
-            "kv_transfer/handoff/receiver.py",
-            "kv_transfer/handoff/sender.py",
+            "kv_transfer/handoff/sink.py",
+            "kv_transfer/handoff/source.py",
         ],
         [
-            "tests/unit/kv_transfer/handoff/test_receiver.py",
-            "tests/unit/kv_transfer/handoff/test_sender.py",
+            "tests/unit/kv_transfer/handoff/test_sink.py",
+            "tests/unit/kv_transfer/handoff/test_source.py",
             "tests/unit/kv_transfer/handoff/test_pair.py",
         ],
     ),

@@ -1,9 +1,9 @@
-"""The sending side of handoffs in a worker: connects the state machine to transfers and sockets.
+"""The source side of handoffs in a worker: connects the state machine to transfers and sockets.
 
-`kv_transfer.handoff.sender` decides which blocks to write; the transfer thread writes them. Decode
-workers ask, grant, renew and abort over the control socket, and get first tokens and answers there.
-Every worker that sends blocks has one of these. It owns no blocks: its `HandoffOwner` does, reports
-which are ready and keeps them pinned until `on_released`.
+`kv_transfer.handoff.source` decides which blocks to write; the transfer thread writes them. Sinks
+ask, grant, renew and abort over the control socket, and get first tokens and answers there. It owns
+no blocks: its `HandoffOwner` does, reports which are ready and keeps them pinned until
+`on_released`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import HandoffKey, key_of
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import (
     Fence,
     NotificationArrived,
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _COMPLETE_WAIT_S = 5.0
 
 AboutHandoff = KvAsk | KvGrant | KvRenew | Abort
-FromDecodeWorker = PeerDescriptor | AboutHandoff
+FromSink = PeerDescriptor | AboutHandoff
 
 
 class HandoffOwner(Protocol):
@@ -55,15 +55,15 @@ class HandoffOwner(Protocol):
         ...
 
     def on_granted(self, key: HandoffKey) -> None:
-        """The decode worker has granted its blocks: ours now wait only for their writes."""
+        """The sink has granted its blocks: ours now wait only for their writes."""
         ...
 
     def on_unwanted(self, key: HandoffKey) -> None:
-        """The decode worker gave up the handoff; writes may still be outstanding."""
+        """The sink gave up the handoff; writes may still be outstanding."""
         ...
 
     def on_closed(self, key: HandoffKey, error: str) -> str:
-        """The decode worker is being told that the handoff ended; `error` is "" for success.
+        """The sink is being told that the handoff ended; `error` is "" for success.
         Returns the `code` of the request's own fault, or ""."""
         ...
 
@@ -75,96 +75,96 @@ class HandoffOwner(Protocol):
 class OutboundHandoffs:
     """Every handoff that this worker sends; belongs to the loop's thread."""
 
-    def __init__(self, host: WorkerHost, sender: HandoffSender, owner: HandoffOwner) -> None:
+    def __init__(self, host: WorkerHost, source: HandoffSource, owner: HandoffOwner) -> None:
         self._host = host
-        self._sender = sender
+        self._source = source
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
-        self._agents: dict[Peer, str] = {}  # of decode workers; one may have several connections
+        self._agents: dict[Peer, str] = {}  # of sinks; one may have several connections
         self._speakers: dict[HandoffKey, Peer] = {}  # last peer to mention an open one: gets answer
-        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a decode worker can get them
+        self._tokens: dict[HandoffKey, HandoffToken] = {}  # until a sink can get them
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
 
     @property
     def num_open(self) -> int:
         """Handoffs that have not closed."""
-        return self._sender.num_open
+        return self._source.num_open
 
     @property
     def ignored(self) -> int:
         """Number of events about unknown handoffs."""
-        return self._sender.ignored
+        return self._source.ignored
 
     @property
-    def num_decode_workers(self) -> int:
-        """Decode workers that are connected to us and whose pools we can write to."""
+    def num_sinks(self) -> int:
+        """Sinks that are connected to us and whose pools we can write to."""
         return len(set(self._agents.values()))
 
     def error_of(self, key: HandoffKey) -> str:
         """Why a closed handoff failed; empty if it succeeded or is not remembered."""
-        return self._sender.error_of(key)
+        return self._source.error_of(key)
 
     @property
     def waits_for_grant(self) -> bool:
-        """Whether a decode worker that still asks has not granted what has begun."""
-        return self._sender.waits_for_grant
+        """Whether a sink that still asks has not granted what has begun."""
+        return self._source.waits_for_grant
 
     def state_of(self, key: HandoffKey) -> str:
         """The state of a handoff, for people."""
-        return self._sender.state_of(key)
+        return self._source.state_of(key)
 
     def is_asked_for(self, key: HandoffKey) -> bool:
-        """Whether a decode worker waits for this handoff."""
-        return self._sender.agent_of(key) is not None
+        """Whether a sink waits for this handoff."""
+        return self._source.agent_of(key) is not None
 
     # -- calls by the owner -----------------------------------------------------------------
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
         """A handoff of `num_blocks` blocks is to come; its grant must arrive before `deadline`."""
-        self._carry_out(self._sender.open(key, num_blocks, self._host.now(), deadline))
+        self._carry_out(self._source.open(key, num_blocks, self._host.now(), deadline))
 
     def begin(self, key: HandoffKey) -> None:
         """The owner holds a block for every block of the handoff and keeps it until
         `on_released`."""
-        self._carry_out(self._sender.begin(key, self._host.now()))
+        self._carry_out(self._source.begin(key, self._host.now()))
 
     def offer(
         self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int, fence: Fence
     ) -> None:
         """These blocks of the pool are ready once `fence` is passed, and so are all that were
         offered before; `chunk` completed them (-1: they were cached)."""
-        if self._sender.is_open(key):
+        if self._source.is_open(key):
             self._fences.setdefault(key, {})[chunk] = fence
-        actions = self._sender.blocks_ready(key, first_block, blocks, chunk, self._host.now())
+        actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._host.now())
         self._carry_out(actions)
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
-        """Every block was offered, and this token follows them: the decode worker gets the token
-        as soon as it has asked.
+        """Every block was offered, and this token follows them: the sink gets the token as soon as
+        it has asked.
 
         If this is the output's last token, the router has the whole output and will not report a
-        lost decode worker, so the grant must arrive within `_COMPLETE_WAIT_S`.
+        lost sink, so the grant must arrive within `_COMPLETE_WAIT_S`.
         """
-        if self._sender.is_open(key):
+        if self._source.is_open(key):
             self._tokens[key] = token
         self._try_send_token(key)
         now = self._host.now()
         wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
-        self._carry_out(self._sender.finish(key, now, now + wait_s))
+        self._carry_out(self._source.finish(key, now, now + wait_s))
 
     def abort_all(self, error: str) -> None:
         """Abort every handoff, also what was only asked for."""
-        for key in self._sender.keys:
+        for key in self._source.keys:
             self.abort(key, error)
 
     def abort(self, key: HandoffKey, error: str) -> None:
-        """Post no more writes; the decode worker gets the reason."""
-        self._carry_out(self._sender.abort(key, error))
+        """Post no more writes; the sink gets the reason."""
+        self._carry_out(self._source.abort(key, error))
 
     # -- events -----------------------------------------------------------------------------
 
-    def handle(self, peer: Peer, message: FromDecodeWorker) -> None:
-        """Handle a decode worker's message; turn it away if we cannot write to its pool."""
+    def handle(self, peer: Peer, message: FromSink) -> None:
+        """Handle a sink's message; turn it away if we cannot write to its pool."""
         if isinstance(message, PeerDescriptor):
             if self._host.try_add_transfer_peer(message):
                 self._agents[peer] = message.agent
@@ -176,12 +176,12 @@ class OutboundHandoffs:
             self._handle_handoff(peer, agent, message)
 
     def lose(self, peer: Peer) -> None:
-        """A connection is gone; if it was a decode worker's last, that worker's handoffs fail."""
+        """A connection is gone; if it was a sink's last, its handoffs fail."""
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
             self._host.remove_transfer_peer(agent)
-            self._carry_out(self._sender.peer_lost(agent))
+            self._carry_out(self._source.peer_lost(agent))
 
     def follow(self, event: TransferEvent) -> None:
         """Handle an event of the transfer thread."""
@@ -189,9 +189,9 @@ class OutboundHandoffs:
             case WriteFinished(key=int(write_id)):
                 self._finish_write(write_id, event)
             case PeerFailed():
-                log.warning("decode worker's agent %s: %s", event.agent, event.reason)
+                log.warning("sink's agent %s: %s", event.agent, event.reason)
                 self._host.note_dropped_transfer_peer(event.agent)
-                self._carry_out(self._sender.pool_lost(event.agent))
+                self._carry_out(self._source.pool_lost(event.agent))
             case NotificationArrived():
                 self._host.count(Count.STALE_MESSAGES)
             case _:
@@ -199,12 +199,12 @@ class OutboundHandoffs:
 
     def sweep(self) -> None:
         """Act on timeouts; called every turn of the loop."""
-        self._carry_out(self._sender.sweep(self._host.now()))
+        self._carry_out(self._source.sweep(self._host.now()))
 
     # -- steps ------------------------------------------------------------------------------
 
     def _handle_handoff(self, peer: Peer, agent: str, message: AboutHandoff) -> None:
-        """Handle a decode worker's message about a handoff; `agent` is its transfer agent."""
+        """Handle a sink's message about a handoff; `agent` is its transfer agent."""
         if isinstance(message, (KvAsk, KvGrant)) and message.agent != agent:
             self._host.answer_common(peer, message)
             return
@@ -212,50 +212,50 @@ class OutboundHandoffs:
         self._speakers[key] = peer
         match message:
             case KvAsk():
-                self._carry_out(self._sender.ask(message, now))
+                self._carry_out(self._source.ask(message, now))
                 self._try_send_token(key)
             case KvGrant():
                 self._host.restore_transfer_peer(agent)
                 self._owner.on_granted(key)
                 self._try_send_token(key)  # before KvClosed, which may be the answer
-                self._carry_out(self._sender.grant(message, now))
+                self._carry_out(self._source.grant(message, now))
             case KvRenew():
-                self._carry_out(self._sender.renew(message, agent, now))
+                self._carry_out(self._source.renew(message, agent, now))
             case Abort():
-                self._carry_out(self._sender.abort(key, agent=agent))
+                self._carry_out(self._source.abort(key, agent=agent))
                 self._owner.on_unwanted(key)
 
     def _turn_away(self, peer: Peer, key: HandoffKey) -> None:
-        """Answer a decode worker whose pool we cannot write to, so that it neither waits for us
+        """Answer a sink whose pool we cannot write to, so that it neither waits for us
         nor keeps its blocks fenced. A handoff that it asked for over another connection is aborted
         and closes normally."""
         self._host.count(Count.STALE_MESSAGES)
-        reason = "the pool of the decode worker is not known here"
-        if self._sender.agent_of(key) is not None:
+        reason = "the pool of the sink is not known here"
+        if self._source.agent_of(key) is not None:
             self._speakers[key] = peer
-            self._carry_out(self._sender.abort(key, reason))
+            self._carry_out(self._source.abort(key, reason))
             return
-        if self._sender.is_open(key):
-            self._carry_out(self._sender.abort(key, reason))
+        if self._source.is_open(key):
+            self._carry_out(self._source.abort(key, reason))
         request_id, attempt = key
         self._host.send(peer, KvClosed(request_id=request_id, attempt=attempt, error=reason))
 
     def _try_send_token(self, key: HandoffKey) -> None:
-        """Send the first token to the decode worker, once, when both are known."""
-        peer = self._listener(key, self._sender.agent_of(key))
+        """Send the first token to the sink, once, when both are known."""
+        peer = self._listener(key, self._source.agent_of(key))
         if peer is not None and key in self._tokens:
             self._host.send(peer, self._tokens.pop(key))
 
     def _finish_write(self, write_id: int, event: WriteFinished) -> None:
         write = self._writes.pop(write_id)
-        if event.error is None and self._sender.is_open(write.key):
+        if event.error is None and self._source.is_open(write.key):
             num_blocks = len(write.source_blocks)
             span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)
             self._host.count(Count.BLOCKS_SENT, num_blocks)
             self._owner.on_written(write.key, span)
-        self._carry_out(self._sender.write_finished(write_id, event.error))
+        self._carry_out(self._source.write_finished(write_id, event.error))
 
-    def _carry_out(self, actions: list[SenderAction]) -> None:
+    def _carry_out(self, actions: list[SourceAction]) -> None:
         for action in actions:
             match action:
                 case PostWrite():
@@ -304,11 +304,11 @@ class OutboundHandoffs:
 
     def _listener(self, key: HandoffKey, agent: str | None) -> Peer | None:
         """The connection for answers about a handoff that `agent` asked for: the last one on which
-        the decode worker mentioned the handoff, if still open, else its newest."""
+        the sink mentioned the handoff, if still open, else its newest."""
         speaker = self._speakers.get(key)
         return self._connection_of(agent) if speaker is None and agent is not None else speaker
 
     def _connection_of(self, agent: str) -> Peer | None:
-        """The newest connection of a decode worker."""
+        """The newest connection of a sink."""
         peers = [peer for peer, each in self._agents.items() if each == agent]
         return peers[-1] if peers else None

@@ -24,7 +24,7 @@ from bench.reliability.fuzz_seeds import BODIES, HEADS, example, variants
 from bench.tools.recorded_connection import RecordedConnection
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sink import HandoffSink
 from process.store.registry import FleetView
 from protocol import events, messages, registration, wire
 from protocol.errors import ProtocolError, RequestError
@@ -137,7 +137,7 @@ def _frames(name: str, union: Any, decode: Callable[[bytes], object]) -> Parser:
 
 
 def _notifications() -> Parser:
-    """A transport's notifications, up to the handoff receiver."""
+    """A transport's notifications, up to the handoff sink."""
     seeds = [
         msgspec.msgpack.encode(
             messages.KvWritten(request_id="r", attempt=1, first_block=first, num_blocks=2)
@@ -147,11 +147,11 @@ def _notifications() -> Parser:
 
     def parse(payload: bytes) -> None:
         written = wire.decode_notification(payload)
-        receiver = HandoffReceiver("agent", ttl_s=3.0, landing_s=2.0)
-        receiver.ask(HandoffKey("r", 1), "peer", now=0.0)
-        receiver.begun(messages.KvBegun(request_id="r", attempt=1))
-        receiver.offer(HandoffKey("r", 1), 3, (7, 8, 9, 10), now=0.0)
-        receiver.written(written)
+        sink = HandoffSink("agent", ttl_s=3.0, landing_s=2.0)
+        sink.ask(HandoffKey("r", 1), "peer", now=0.0)
+        sink.begun(messages.KvBegun(request_id="r", attempt=1))
+        sink.offer(HandoffKey("r", 1), 3, (7, 8, 9, 10), now=0.0)
+        sink.written(written)
 
     return Parser("transfer notifications", seeds, MESSAGE_PACK, parse, (ProtocolError,))
 

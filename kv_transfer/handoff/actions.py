@@ -1,7 +1,7 @@
 """The actions that the two state machines of a handoff ask of their owners.
 
-Pure data. `kv_transfer.handoff.sender` returns a `SenderAction` for each step on the prefill side,
-`kv_transfer.handoff.receiver` a `ReceiverAction` for each on the decode side.
+Pure data. `kv_transfer.handoff.source` returns a `SourceAction` for each step at the source,
+`kv_transfer.handoff.sink` a `SinkAction` for each at the sink.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PostWrite:
 
 @dataclass(frozen=True)
 class SendBegun:
-    """Tell the decode worker that owns `agent`: KvBegun. It may have been told before."""
+    """Tell the sink that owns `agent`: KvBegun. It may have been told before."""
 
     key: HandoffKey
     agent: str
@@ -52,7 +52,7 @@ class SendBegun:
 
 @dataclass(frozen=True)
 class Close:
-    """Tell the decode worker that owns `agent`: KvClosed with this error ("" for none)."""
+    """Tell the sink that owns `agent`: KvClosed with this error ("" for none)."""
 
     key: HandoffKey
     agent: str
@@ -66,12 +66,12 @@ class Release:
     key: HandoffKey
 
 
-SenderAction = PostWrite | SendBegun | Close | Release
+SourceAction = PostWrite | SendBegun | Close | Release
 
 
 @dataclass(frozen=True)
 class SendAsk:
-    """Send this to the prefill worker `peer`."""
+    """Send this to the source `peer`."""
 
     peer: str
     ask: KvAsk
@@ -86,7 +86,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class SendGrant:
-    """Send this to the prefill worker `peer`."""
+    """Send this to the source `peer`."""
 
     peer: str
     grant: KvGrant
@@ -94,7 +94,7 @@ class SendGrant:
 
 @dataclass(frozen=True)
 class SendRenew:
-    """Send this to the prefill worker `peer`."""
+    """Send this to the source `peer`."""
 
     peer: str
     renew: KvRenew
@@ -102,7 +102,7 @@ class SendRenew:
 
 @dataclass(frozen=True)
 class SendAbort:
-    """Ask the prefill worker `peer` to stop and to answer with KvClosed."""
+    """Ask the source `peer` to stop and to answer with KvClosed."""
 
     key: HandoffKey
     peer: str
@@ -141,6 +141,6 @@ class Unfence:
     block_ids: tuple[int, ...]
 
 
-ReceiverAction = (
+SinkAction = (
     SendAsk | Begun | SendGrant | SendRenew | SendAbort | Verify | Complete | Failed | Unfence
 )

@@ -1,9 +1,9 @@
 """Descriptors of sharded pools, and the head slices that one rank writes to another.
 
-Only tests use this module until workers of several cards use it. The descriptor of a sharded pool
-says which of the cache's heads the pool holds. These heads determine where data goes, so the
-descriptor's digest covers them, and they are compared with our own layout before a transport sees
-the descriptor.
+Only tests use this module. It is kept until workers of several cards replace it with the one
+handoff. The descriptor of a sharded pool says which of the cache's heads the pool holds. These
+heads determine where data goes, so the descriptor's digest covers them, and they are compared with
+our own layout before a transport sees the descriptor.
 """
 
 from __future__ import annotations

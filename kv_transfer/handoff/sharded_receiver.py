@@ -1,12 +1,12 @@
 """The decode side of handoffs between pools that are sharded over tensor-parallel ranks.
 
-Only tests use this module until workers of several cards use it. One rank of a decode worker gets
-its blocks from every rank of the prefill worker that shares heads with it. Each of these lanes is
-a handoff of its own in `kv_transfer.handoff.receiver`, with its own ask, grant, renewals, end and
-fence. This module joins the lanes: blocks may be granted when every lane's source has begun, a
-block has arrived when it has arrived on every lane, the handoff is
-complete when every lane is, it fails when the first lane fails, and its blocks are free again when
-the fences of all lanes are lifted. Pure, as the receiver is.
+Only tests use this module. It is kept until workers of several cards replace it with the one
+handoff. One rank of a decode worker gets its blocks from every rank of the prefill worker that
+shares heads with it. Each of these lanes is a handoff of its own in `kv_transfer.handoff.sink`,
+with its own ask, grant, renewals, end and fence. This module joins the lanes: blocks may be granted
+when every lane's source has begun, a block has arrived when it has arrived on every lane, the
+handoff is complete when every lane is, it fails when the first lane fails, and its blocks are free
+again when the fences of all lanes are lifted. Pure, as the sink is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
-    ReceiverAction,
     SendAbort,
     SendAsk,
     SendGrant,
     SendRenew,
+    SinkAction,
     Unfence,
     Verify,
 )
 from kv_transfer.handoff.key import HandoffKey, IllegalMove
-from kv_transfer.handoff.receiver import HandoffReceiver
+from kv_transfer.handoff.sink import HandoffSink
 from protocol.messages import KvBegun, KvClosed, KvWritten
 
 
@@ -69,10 +69,10 @@ class _Handoff:
 class ShardedReceiver:
     """All handoffs of one rank of a decode worker, from the source ranks passed to `ask`."""
 
-    def __init__(self, make_receiver: Callable[[], HandoffReceiver]) -> None:
-        """`make_receiver` makes the state machine of one lane; each source rank has its own."""
-        self._make_receiver = make_receiver
-        self._lanes: dict[int, HandoffReceiver] = {}  # by source rank
+    def __init__(self, make_sink: Callable[[], HandoffSink]) -> None:
+        """`make_sink` makes the state machine of one lane; each source rank has its own."""
+        self._make_sink = make_sink
+        self._lanes: dict[int, HandoffSink] = {}  # by source rank
         self._asks: dict[HandoffKey, _Ask] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._ignored = 0
@@ -121,7 +121,7 @@ class ShardedReceiver:
         actions: list[ShardedReceiverAction] = []
         for source, peer in peers.items():
             if source not in self._lanes:
-                self._lanes[source] = self._make_receiver()
+                self._lanes[source] = self._make_sink()
             actions += self._join(source, self._lanes[source].ask(key, peer, now))
         return actions
 
@@ -129,7 +129,7 @@ class ShardedReceiver:
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
     ) -> list[ShardedReceiverAction]:
         """Grant our blocks to all source ranks, for the prompt blocks from `first_block` on; see
-        `HandoffReceiver.offer`."""
+        `HandoffSink.offer`."""
         ask = self._asks.get(key)
         if ask is None or ask.not_begun:
             raise IllegalMove(f"handoff {key} is offered before its sources have begun")
@@ -158,7 +158,7 @@ class ShardedReceiver:
         return self._abort_lanes(key)
 
     def sweep(self, now: float) -> list[ShardedReceiverAction]:
-        """`HandoffReceiver.sweep` for every lane."""
+        """`HandoffSink.sweep` for every lane."""
         return self._with_all(lambda lane: lane.sweep(now))
 
     # -- messages of prefill workers -----------------------------------------------------
@@ -176,13 +176,13 @@ class ShardedReceiver:
         return self._with(source, lambda lane: lane.closed(closed, now))
 
     def agent_gone(self, peer: str, now: float) -> list[ShardedReceiverAction]:
-        """The process of a source rank is dead, as in `HandoffReceiver.agent_gone`."""
+        """The process of a source rank is dead, as in `HandoffSink.agent_gone`."""
         return self._with_all(lambda lane: lane.agent_gone(peer, now))
 
     # -- steps ---------------------------------------------------------------------------
 
     def _with(
-        self, source: int, move: Callable[[HandoffReceiver], list[ReceiverAction]]
+        self, source: int, move: Callable[[HandoffSink], list[SinkAction]]
     ) -> list[ShardedReceiverAction]:
         lane = self._lanes.get(source)
         if lane is None:
@@ -191,14 +191,14 @@ class ShardedReceiver:
         return self._join(source, move(lane))
 
     def _with_all(
-        self, move: Callable[[HandoffReceiver], list[ReceiverAction]]
+        self, move: Callable[[HandoffSink], list[SinkAction]]
     ) -> list[ShardedReceiverAction]:
         actions: list[ShardedReceiverAction] = []
         for source, lane in self._lanes.items():
             actions += self._join(source, move(lane))
         return actions
 
-    def _join(self, source: int, actions: list[ReceiverAction]) -> list[ShardedReceiverAction]:
+    def _join(self, source: int, actions: list[SinkAction]) -> list[ShardedReceiverAction]:
         """Turn the actions of one lane into actions of the whole handoff."""
         joined: list[ShardedReceiverAction] = []
         for action in actions:

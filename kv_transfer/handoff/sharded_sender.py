@@ -1,10 +1,10 @@
 """The prefill side of handoffs between pools that are sharded over tensor-parallel ranks.
 
-Only tests use this module until workers of several cards use it. One rank of a prefill worker
-writes to every rank of the decode worker that shares heads with it. Each of these lanes is a
-handoff of its own in `kv_transfer.handoff.sender`, with its own ask, grant, writes and answer. This
-module feeds one prompt to all lanes and keeps its blocks pinned until the last lane releases them.
-Pure, as the sender is.
+Only tests use this module. It is kept until workers of several cards replace it with the one
+handoff. One rank of a prefill worker writes to every rank of the decode worker that shares heads
+with it. Each of these lanes is a handoff of its own in `kv_transfer.handoff.source`, with its own
+ask, grant, writes and answer. This module feeds one prompt to all lanes and keeps its blocks pinned
+until the last lane releases them. Pure, as the source is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.source import HandoffSource
 from protocol.messages import KvAsk, KvGrant, KvRenew
 
 
@@ -32,10 +32,10 @@ ShardedSenderAction = ForLane | Release
 class ShardedSender:
     """All handoffs of one rank of a prefill worker, to the target ranks passed to `open`."""
 
-    def __init__(self, make_sender: Callable[[], HandoffSender]) -> None:
-        """`make_sender` makes the state machine of one lane; each target rank has its own."""
-        self._make_sender = make_sender
-        self._lanes: dict[int, HandoffSender] = {}  # by target rank
+    def __init__(self, make_source: Callable[[], HandoffSource]) -> None:
+        """`make_source` makes the state machine of one lane; each target rank has its own."""
+        self._make_source = make_source
+        self._lanes: dict[int, HandoffSource] = {}  # by target rank
         self._pinned_for: dict[HandoffKey, set[int]] = {}  # target ranks
 
     @property
@@ -71,13 +71,13 @@ class ShardedSender:
         return self._with(targets, lambda lane: lane.open(key, num_blocks, now, grant_deadline))
 
     def begin(self, key: HandoffKey, now: float) -> list[ShardedSenderAction]:
-        """The owner holds blocks for the whole prompt; see `HandoffSender.begin`."""
+        """The owner holds blocks for the whole prompt; see `HandoffSource.begin`."""
         return self._with(self._targets(key), lambda lane: lane.begin(key, now))
 
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
     ) -> list[ShardedSenderAction]:
-        """Prompt blocks from `first_block` on are computed; see `HandoffSender.blocks_ready`."""
+        """Prompt blocks from `first_block` on are computed; see `HandoffSource.blocks_ready`."""
         return self._with(
             self._targets(key),
             lambda lane: lane.blocks_ready(key, first_block, block_ids, chunk, now),
@@ -98,7 +98,7 @@ class ShardedSender:
         return self._with(list(self._lanes), lambda lane: lane.abort(key, error))
 
     def sweep(self, now: float) -> list[ShardedSenderAction]:
-        """`HandoffSender.sweep` for every lane."""
+        """`HandoffSource.sweep` for every lane."""
         return self._with(list(self._lanes), lambda lane: lane.sweep(now))
 
     # -- messages of decode workers' ranks -----------------------------------------------
@@ -131,12 +131,12 @@ class ShardedSender:
         return sorted(self._pinned_for.get(key, ()))
 
     def _with(
-        self, targets: Sequence[int], move: Callable[[HandoffSender], list[SenderAction]]
+        self, targets: Sequence[int], move: Callable[[HandoffSource], list[SourceAction]]
     ) -> list[ShardedSenderAction]:
         joined: list[ShardedSenderAction] = []
         for target in targets:
             if target not in self._lanes:
-                self._lanes[target] = self._make_sender()
+                self._lanes[target] = self._make_source()
             lane = self._lanes[target]
             for action in move(lane):
                 if isinstance(action, Release):

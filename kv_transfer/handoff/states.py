@@ -1,6 +1,6 @@
 """The states of a handoff on either side and their transitions; any other move is illegal.
 
-Pure tables: `kv_transfer.handoff.sender` and `kv_transfer.handoff.receiver` act on the moves.
+Pure tables: `kv_transfer.handoff.source` and `kv_transfer.handoff.sink` act on the moves.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from enum import StrEnum
 from kv_transfer.handoff.key import IllegalMove
 
 
-class SenderState(StrEnum):
-    """State of a handoff on the prefill side."""
+class SourceState(StrEnum):
+    """State of a handoff at the source."""
 
-    ASKED_EARLY = "asked early"  # the decode worker's ask came before the prompt
+    ASKED_EARLY = "asked early"  # the sink's ask came before the prompt
     WAITING = "waiting"  # open, not asked for yet
     ASKED = "asked"  # open and asked for, not granted yet
     SENDING = "sending"  # open and granted
@@ -21,8 +21,8 @@ class SenderState(StrEnum):
     CLOSED = "closed"
 
 
-class SenderEvent(StrEnum):
-    """Event that changes the state on the prefill side."""
+class SourceEvent(StrEnum):
+    """Event that changes the state at the source."""
 
     OPEN = "open"
     ASK = "be asked"
@@ -31,28 +31,28 @@ class SenderEvent(StrEnum):
     DRAINED = "drained"
 
 
-_SENDER_MOVES = {
-    (SenderState.ASKED_EARLY, SenderEvent.OPEN): SenderState.ASKED,
-    (SenderState.WAITING, SenderEvent.ASK): SenderState.ASKED,
-    (SenderState.ASKED, SenderEvent.GRANT): SenderState.SENDING,
-    (SenderState.ASKED_EARLY, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.WAITING, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.ASKED, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.SENDING, SenderEvent.STOP): SenderState.DRAINING,
-    (SenderState.DRAINING, SenderEvent.DRAINED): SenderState.CLOSED,
+_SOURCE_MOVES = {
+    (SourceState.ASKED_EARLY, SourceEvent.OPEN): SourceState.ASKED,
+    (SourceState.WAITING, SourceEvent.ASK): SourceState.ASKED,
+    (SourceState.ASKED, SourceEvent.GRANT): SourceState.SENDING,
+    (SourceState.ASKED_EARLY, SourceEvent.STOP): SourceState.DRAINING,
+    (SourceState.WAITING, SourceEvent.STOP): SourceState.DRAINING,
+    (SourceState.ASKED, SourceEvent.STOP): SourceState.DRAINING,
+    (SourceState.SENDING, SourceEvent.STOP): SourceState.DRAINING,
+    (SourceState.DRAINING, SourceEvent.DRAINED): SourceState.CLOSED,
 }
 
 
-def sender_transition(state: SenderState, event: SenderEvent) -> SenderState:
+def source_transition(state: SourceState, event: SourceEvent) -> SourceState:
     """The next state. Raises IllegalMove."""
     try:
-        return _SENDER_MOVES[state, event]
+        return _SOURCE_MOVES[state, event]
     except KeyError:
-        raise IllegalMove(f"a sender cannot {event} when {state}") from None
+        raise IllegalMove(f"a source cannot {event} when {state}") from None
 
 
-class ReceiverState(StrEnum):
-    """State of a handoff on the decode side, from the grant on; an ask alone has no state."""
+class SinkState(StrEnum):
+    """State of a handoff at the sink, from the grant on; an ask alone has no state."""
 
     GRANTED = "granted"  # wanted; the peer may write
     CLOSED_EARLY = "closed early"  # wanted; closed normally, but notifications are on their way
@@ -62,8 +62,8 @@ class ReceiverState(StrEnum):
     ENDED = "ended"  # the fence is lifted
 
 
-class ReceiverEvent(StrEnum):
-    """Event that changes the state on the decode side."""
+class SinkEvent(StrEnum):
+    """Event that changes the state at the sink."""
 
     ARRIVED = "arrived"  # every block has arrived
     CHECK = "check"  # every block has arrived, and digests must be compared
@@ -73,29 +73,29 @@ class ReceiverEvent(StrEnum):
     EXPIRE = "expire"  # the time for landing is over
 
 
-_RECEIVER_MOVES = {
-    (ReceiverState.GRANTED, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.GRANTED, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
-    (ReceiverState.GRANTED, ReceiverEvent.GIVE_UP): ReceiverState.ABORTING,
-    (ReceiverState.GRANTED, ReceiverEvent.CLOSE): ReceiverState.CLOSED_EARLY,
-    (ReceiverState.GRANTED, ReceiverEvent.LOSE): ReceiverState.LANDING,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.CHECK): ReceiverState.VERIFYING,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
-    (ReceiverState.CLOSED_EARLY, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
-    (ReceiverState.VERIFYING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.VERIFYING, ReceiverEvent.GIVE_UP): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.CLOSE): ReceiverState.ENDED,
-    (ReceiverState.ABORTING, ReceiverEvent.LOSE): ReceiverState.LANDING,
-    (ReceiverState.LANDING, ReceiverEvent.ARRIVED): ReceiverState.ENDED,
-    (ReceiverState.LANDING, ReceiverEvent.EXPIRE): ReceiverState.ENDED,
+_SINK_MOVES = {
+    (SinkState.GRANTED, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.GRANTED, SinkEvent.CHECK): SinkState.VERIFYING,
+    (SinkState.GRANTED, SinkEvent.GIVE_UP): SinkState.ABORTING,
+    (SinkState.GRANTED, SinkEvent.CLOSE): SinkState.CLOSED_EARLY,
+    (SinkState.GRANTED, SinkEvent.LOSE): SinkState.LANDING,
+    (SinkState.CLOSED_EARLY, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.CLOSED_EARLY, SinkEvent.CHECK): SinkState.VERIFYING,
+    (SinkState.CLOSED_EARLY, SinkEvent.GIVE_UP): SinkState.ENDED,
+    (SinkState.CLOSED_EARLY, SinkEvent.EXPIRE): SinkState.ENDED,
+    (SinkState.VERIFYING, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.VERIFYING, SinkEvent.GIVE_UP): SinkState.ENDED,
+    (SinkState.ABORTING, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.ABORTING, SinkEvent.CLOSE): SinkState.ENDED,
+    (SinkState.ABORTING, SinkEvent.LOSE): SinkState.LANDING,
+    (SinkState.LANDING, SinkEvent.ARRIVED): SinkState.ENDED,
+    (SinkState.LANDING, SinkEvent.EXPIRE): SinkState.ENDED,
 }
 
 
-def receiver_transition(state: ReceiverState, event: ReceiverEvent) -> ReceiverState:
+def sink_transition(state: SinkState, event: SinkEvent) -> SinkState:
     """The next state. Raises IllegalMove."""
     try:
-        return _RECEIVER_MOVES[state, event]
+        return _SINK_MOVES[state, event]
     except KeyError:
-        raise IllegalMove(f"a receiver cannot {event} when {state}") from None
+        raise IllegalMove(f"a sink cannot {event} when {state}") from None

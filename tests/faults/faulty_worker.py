@@ -30,8 +30,8 @@ from cli.commands import COMMANDS
 from engine.engine import Engine
 from engine.runner import ModelRunner
 from engine.step_result import StepResult
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import TransferLoop, WriteCommand
 from kv_transfer.transports.interface import Notification, WriteDone
@@ -133,9 +133,9 @@ class FaultPoints:
 
 def install(points: FaultPoints) -> None:
     """Wrap what the points are named after."""
-    _before(HandoffSender, "grant", lambda *_: points.reach("grant"))
+    _before(HandoffSource, "grant", lambda *_: points.reach("grant"))
     _before(TransferService, "write", lambda *_: points.reach("write"))
-    _before(HandoffReceiver, "offer", lambda *_: points.reach("offer"))
+    _before(HandoffSink, "offer", lambda *_: points.reach("offer"))
     _before(OutboundHandoffs, "_close", lambda *_: points.reach("close"))
     _before(ModelRunner, "launch", _spoil)
     _before(ModelRunner, "launch_ahead", lambda batch, _: _spoil(batch))
@@ -145,7 +145,7 @@ def install(points: FaultPoints) -> None:
         _spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
         TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
-    HandoffSender.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"))
+    HandoffSource.__init__.__defaults__ = (MAX_WRITE_BLOCKS, float("inf"))
     run = Engine.run
 
     @wraps(run)

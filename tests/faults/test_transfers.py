@@ -16,7 +16,7 @@ from tests.integration.reference import BLOCK, NUM_TOKENS, Reference
 
 REASONS = {
     "fail": "the write failed",
-    "hang": "the decode worker cannot be reached",
+    "hang": "the sink cannot be reached",
     "corrupt": "the digest of a block differs",
 }
 

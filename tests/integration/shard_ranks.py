@@ -36,11 +36,11 @@ from kv_transfer.handoff.actions import (
     Unfence,
 )
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService
 from kv_transfer.transfer_loop import NotificationArrived, PeerAdded, WriteCommand, WriteFinished
@@ -124,7 +124,7 @@ class SourceRank(Rank):
 
     def __init__(self, case: Case, rank: int) -> None:
         super().__init__(case, CACHE.shard(rank, case.source_size))
-        self.sender = ShardedSender(lambda: HandoffSender(0.1, max_write_blocks=2))
+        self.sender = ShardedSender(lambda: HandoffSource(0.1, max_write_blocks=2))
         self.peers: dict[int, PeerDescriptor] = {}  # by target rank
         self.added: set[str] = set()
         self.chunks = list(CHUNKS)
@@ -225,7 +225,7 @@ class TargetRank(Rank):
     def __init__(self, case: Case, rank: int) -> None:
         super().__init__(case, CACHE.shard(rank, case.target_size))
         self.receiver = ShardedReceiver(
-            lambda: HandoffReceiver(self.service.agent, 20.0, LANDING_S, case.checksum)
+            lambda: HandoffSink(self.service.agent, 20.0, LANDING_S, case.checksum)
         )
         self.has_answer = False
         self.sources: dict[int, KvLayout] = {}

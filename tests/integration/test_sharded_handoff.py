@@ -78,6 +78,6 @@ def test_a_source_rank_that_dies_in_the_middle(tmp_path: Path) -> None:
     group.end(DEADLINE_S)
     arrived = tuple(GRANTED[:3])
     assert answer["complete"] == 0
-    assert answer["failed"] == [("rank 1: the prefill worker is gone", arrived)]
+    assert answer["failed"] == [("rank 1: the source is gone", arrived)]
     assert answer["unfenced"] == 1
     assert answer["right"] == (list(arrived), True)

@@ -19,8 +19,8 @@ MOST_FILES = 22
 PURE = [
     "scheduling.scheduler",
     "router.routing.policy",
-    "kv_transfer.handoff.receiver",
-    "kv_transfer.handoff.sender",
+    "kv_transfer.handoff.sink",
+    "kv_transfer.handoff.source",
     "kv_transfer.handoff.sharded_receiver",
     "kv_transfer.handoff.sharded_sender",
 ]

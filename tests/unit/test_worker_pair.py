@@ -400,7 +400,7 @@ class WorkerPair(RuleBasedStateMachine):
     def is_idle(self) -> bool:
         busy = self.p.worker._jobs or self.d.worker._tasks or self.d.worker._fenced
         busy = busy or self.d.engine.is_ahead or self.p.engine.is_ahead
-        handoffs = self.p.sender.num_open + self.d.receiver.num_open
+        handoffs = self.p.source.num_open + self.d.sink.num_open
         return not busy and not handoffs and not any(self.channels.values())
 
     def check_idle(self) -> None:
@@ -412,7 +412,7 @@ class WorkerPair(RuleBasedStateMachine):
         assert not self.p.worker._outbound._tokens
         assert not self.p.worker._outbound._fences
         assert not self.p.worker._outbound._speakers
-        assert not self.p.sender.num_outstanding
+        assert not self.p.source.num_outstanding
         for key, asked in self.asked.items():
             if asked.is_given_up:
                 continue

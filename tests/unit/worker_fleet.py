@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_transfer.handoff.states import ReceiverState
+from kv_transfer.handoff.states import SinkState
 from process.sockets.control import Peer
 from protocol.messages import (
     Abort,
@@ -389,11 +389,11 @@ class WorkerFleet:
     def awaits_landing(self) -> bool:
         """Whether a fence stands until late writes must have landed: the only time that the
         protocol prescribes."""
-        timed = (ReceiverState.LANDING, ReceiverState.CLOSED_EARLY)
+        timed = (SinkState.LANDING, SinkState.CLOSED_EARLY)
         return any(
             handoff.state in timed
             for name in self.names("d")
-            for handoff in self.d(name).receiver._handoffs.values()
+            for handoff in self.d(name).sink._handoffs.values()
         )
 
     def describe(self) -> str:

@@ -20,8 +20,8 @@ from decode_worker.worker import DecodeWorker
 from engine.engine import Engine, EngineLimits
 from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
 from process.sockets.control import Peer
@@ -202,8 +202,8 @@ class PrefillBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
-        self.worker = PrefillWorker(self.host, self.sender)
+        self.source = HandoffSource(MARGIN_S, max_write_blocks=2)
+        self.worker = PrefillWorker(self.host, self.source)
         self.model.is_reading = lambda block: any(
             block in write.source_blocks and write.fence.is_done()
             for write in self.transfers.writes
@@ -215,16 +215,16 @@ class DecodeBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.receiver = HandoffReceiver(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
+        self.sink = HandoffSink(self.transfers.agent, TTL_S, LANDING_S, self.kv_checksum)
         self.peers = FakePeers()
-        self.sender = HandoffSender(MARGIN_S, max_write_blocks=2)
+        self.source = HandoffSource(MARGIN_S, max_write_blocks=2)
         peers: Any = self.peers
         self.resumption = Resumption(self.host, GRACE_S)
         self.reach = PrefillReach(
             peers.obstacles, peers.meet_again, 10.0, is_required=False, tell=lambda lost, text: None
         )
         self.worker = DecodeWorker(
-            self.host, self.receiver, self.sender, peers, self.reach, self.resumption
+            self.host, self.sink, self.source, peers, self.reach, self.resumption
         )
         self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
 

@@ -187,7 +187,7 @@ class Handover:
         benches = (self.d, self.e)
         return not (
             any(bench.worker.num_jobs or bench.server.inbox for bench in benches)
-            or any(bench.sender.num_open + bench.receiver.num_open for bench in benches)
+            or any(bench.source.num_open + bench.sink.num_open for bench in benches)
             or any((self.to_d, self.to_e, self.d.transfers.writes))
         )
 

@@ -58,7 +58,7 @@ def d(request: pytest.FixtureRequest) -> Iterator[DecodeBench]:
     assert bench.scheduler.sequences == []
     assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
     assert bench.model.strays == []
-    assert bench.receiver.num_open == 0
+    assert bench.sink.num_open == 0
     bench.scheduler.blocks.check()
     bench.close()
 
@@ -363,10 +363,10 @@ def test_a_prefill_worker_that_falls_silent_is_not_waited_for_but_may_yet_write(
     d.clock.now += 100 * LANDING_S
     turn(d)
     fenced = 0 if has_come == "blocks" else 3
-    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
+    assert d.sink.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
     (failed,) = say(d, msgspec.structs.replace(REMOTE, attempt=2))
     assert isinstance(failed, AttemptFailed)
-    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
+    assert d.sink.num_fenced_blocks == d.scheduler.blocks.num_pinned == fenced
     d.peers.inbox.append(("p-i", KvClosed(request_id="r", attempt=1)))
     turn(d)
 
@@ -518,7 +518,7 @@ def test_nothing_is_reserved_before_the_source_has_begun(unbegun: DecodeBench) -
     d = unbegun
     unbegun.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
     turn(d)
-    assert d.scheduler.blocks.num_pinned == d.receiver.num_fenced_blocks == 3
+    assert d.scheduler.blocks.num_pinned == d.sink.num_fenced_blocks == 3
     deliver_blocks(d)
     d.peers.inbox.append(("p-i", first_token()))
     assert tokens_of(turn(d, 5)) == continuation(PROMPT, 4)
@@ -551,7 +551,7 @@ def test_what_waits_for_a_source_that_will_not_begin_fails_at_once(
     (failed,) = turn(d)
     assert isinstance(failed, AttemptFailed)
     assert (failed.retryable, failed.lacks_room) == (True, False)
-    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
+    assert d.sink.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
 
 
 def test_a_client_that_goes_away_before_the_grant_leaves_no_fence(unbegun: DecodeBench) -> None:
@@ -560,7 +560,7 @@ def test_a_client_that_goes_away_before_the_grant_leaves_no_fence(unbegun: Decod
     assert [type(message) for _, message in d.peers.sent] == [KvAsk, Abort]
     d.peers.inbox.append(("p-i", KvBegun(request_id="r", attempt=1)))
     assert turn(d, 3) == []
-    assert d.receiver.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
+    assert d.sink.num_fenced_blocks == d.scheduler.blocks.num_pinned == 0
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -24,6 +24,6 @@ def p() -> Iterator[PrefillBench]:
     yield bench
     assert bench.scheduler.sequences == []
     assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
-    assert bench.sender.num_open == bench.sender.num_outstanding == 0
+    assert bench.source.num_open == bench.source.num_outstanding == 0
     bench.scheduler.blocks.check()
     bench.close()

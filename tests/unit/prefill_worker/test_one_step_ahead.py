@@ -48,7 +48,7 @@ def p() -> Iterator[PrefillBench]:
     assert bench.model.strays == [], "a block was written to that was free, or that a peer read"
     assert bench.scheduler.sequences == []
     assert bench.scheduler.blocks.num_pinned == 0, "blocks were left behind"
-    assert bench.sender.num_open == bench.sender.num_outstanding == 0
+    assert bench.source.num_open == bench.source.num_outstanding == 0
     assert not bench.engine.is_ahead
     bench.scheduler.blocks.check()
     bench.close()

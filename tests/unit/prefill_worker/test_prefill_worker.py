@@ -215,14 +215,14 @@ def test_a_refused_prompt_ends_the_ask_for_it(p: PrefillBench, d: DecodeBench) -
     p.host.is_finished(num_jobs=1)  # announces the drain
     sent = say(p, PREFILL)
     assert types(sent) == [AttemptFailed, KvClosed]
-    assert p.sender.num_open == 0
+    assert p.source.num_open == 0
 
 
 def test_asks_do_not_keep_a_lapsed_worker_from_coming_back(p: PrefillBench, d: DecodeBench) -> None:
     say_of_d(p, d, d.descriptor, ask(d))
     p.host.join(Lapsed())
     (closed,) = say(p)
-    assert closed.error == "the prefill worker stood still"
+    assert closed.error == "the source stood still"
     assert len(p.server.incarnations) == 1
 
 

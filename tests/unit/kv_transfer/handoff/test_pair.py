@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey, key_of
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 from tests.effort import times
 
@@ -50,7 +50,7 @@ class Prefiller:
     """One incarnation of a prefill worker."""
 
     name: str
-    sender: HandoffSender
+    source: HandoffSource
     prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
     flying: dict[int, actions.PostWrite] = field(default_factory=dict)  # posted, not landed
     landed: dict[int, actions.PostWrite] = field(default_factory=dict)  # P has not seen it yet
@@ -80,7 +80,7 @@ class HandoffPair(RuleBasedStateMachine):
         self.now = 100.0
         self.checksum = checksum
         self.max_write_blocks = max_write_blocks
-        self.receiver = HandoffReceiver(D_AGENT, TTL_S, LANDING_S, checksum)
+        self.sink = HandoffSink(D_AGENT, TTL_S, LANDING_S, checksum)
         self.wanted: dict[HandoffKey, Wanted] = {}
         self.free = set(range(NUM_BLOCKS))
         self.memory: dict[int, tuple[HandoffKey, int]] = {}  # block -> what landed in it last
@@ -95,11 +95,11 @@ class HandoffPair(RuleBasedStateMachine):
     def start_prefiller(self) -> None:
         self.num_prefillers += 1
         name = f"prefill-{self.num_prefillers}"
-        self.p = Prefiller(name, HandoffSender(0.5, self.max_write_blocks))
+        self.p = Prefiller(name, HandoffSource(0.5, self.max_write_blocks))
 
     # -- the prefill worker's owner ------------------------------------------------------
 
-    def carry_out_at_p(self, asked_for: list[actions.SenderAction]) -> None:
+    def carry_out_at_p(self, asked_for: list[actions.SourceAction]) -> None:
         for action in asked_for:
             match action:
                 case actions.PostWrite(write_id=write_id, key=key, first_block=first):
@@ -133,11 +133,11 @@ class HandoffPair(RuleBasedStateMachine):
         return [write for write in under_way if write.key == key]
 
     def finish_write(self, write_id: int, error: str | None) -> None:
-        self.carry_out_at_p(self.p.sender.write_finished(write_id, error))
+        self.carry_out_at_p(self.p.source.write_finished(write_id, error))
 
     # -- the decode worker's owner -------------------------------------------------------
 
-    def carry_out_at_d(self, asked_for: list[actions.ReceiverAction]) -> None:
+    def carry_out_at_d(self, asked_for: list[actions.SinkAction]) -> None:
         for action in asked_for:
             match action:
                 case actions.SendAsk(peer=peer, ask=message):
@@ -211,7 +211,7 @@ class HandoffPair(RuleBasedStateMachine):
         self.p.prompts[key] = Prompt(num_blocks)
         if open_now:
             self.open_prompt(key)
-        self.carry_out_at_d(self.receiver.ask(key, self.p.name, self.now))
+        self.carry_out_at_d(self.sink.ask(key, self.p.name, self.now))
 
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
@@ -227,14 +227,14 @@ class HandoffPair(RuleBasedStateMachine):
             self.free -= {*wanted.block_ids}
             wanted.is_granted = wanted.is_fenced = True
             self.carry_out_at_d(
-                self.receiver.offer(key, wanted.first_block, wanted.block_ids, self.now)
+                self.sink.offer(key, wanted.first_block, wanted.block_ids, self.now)
             )
 
     def open_prompt(self, key: HandoffKey) -> None:
         prompt = self.p.prompts[key]
         prompt.is_open = True
         deadline = self.now + GRANT_WAIT_S
-        self.carry_out_at_p(self.p.sender.open(key, prompt.num_blocks, self.now, deadline))
+        self.carry_out_at_p(self.p.source.open(key, prompt.num_blocks, self.now, deadline))
 
     @rule(data=st.data())
     def prompt_arrives_at_p(self, data: st.DataObject) -> None:
@@ -251,11 +251,11 @@ class HandoffPair(RuleBasedStateMachine):
 
     def begin_prompt(self, key: HandoffKey) -> None:
         self.p.prompts[key].has_begun = True
-        self.carry_out_at_p(self.p.sender.begin(key, self.now))
+        self.carry_out_at_p(self.p.source.begin(key, self.now))
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def chunk(self, data: st.DataObject, count: int) -> None:
-        computing = [key for key in self.p.prompts if self.p.sender.is_open(key)]
+        computing = [key for key in self.p.prompts if self.p.source.is_open(key)]
         computing = [key for key in computing if self.p.prompts[key].has_begun]
         if computing:
             self.compute(data.draw(st.sampled_from(computing)), count)
@@ -264,16 +264,16 @@ class HandoffPair(RuleBasedStateMachine):
         prompt = self.p.prompts[key]
         upto = min(prompt.num_ready + count, prompt.num_blocks)
         blocks = [source_block(key, index) for index in range(prompt.num_ready, upto)]
-        self.carry_out_at_p(self.p.sender.blocks_ready(key, prompt.num_ready, blocks, 0, self.now))
+        self.carry_out_at_p(self.p.source.blocks_ready(key, prompt.num_ready, blocks, 0, self.now))
         prompt.num_ready = upto
-        if upto == prompt.num_blocks and self.p.sender.is_open(key):
-            self.carry_out_at_p(self.p.sender.finish(key, self.now))
+        if upto == prompt.num_blocks and self.p.source.is_open(key):
+            self.carry_out_at_p(self.p.source.finish(key, self.now))
 
     @rule(data=st.data(), error=st.sampled_from(["", "out of blocks"]))
     def p_aborts(self, data: st.DataObject, error: str) -> None:
         if self.p.prompts:
             key = data.draw(st.sampled_from(sorted(self.p.prompts)))
-            self.carry_out_at_p(self.p.sender.abort(key, error))
+            self.carry_out_at_p(self.p.source.abort(key, error))
 
     @rule(data=st.data())
     def d_aborts(self, data: st.DataObject) -> None:
@@ -284,12 +284,12 @@ class HandoffPair(RuleBasedStateMachine):
 
     def give_up(self, key: HandoffKey) -> None:
         self.wanted[key].is_aborted = True
-        self.carry_out_at_d(self.receiver.abort(key))
+        self.carry_out_at_d(self.sink.abort(key))
 
     @rule(ok=st.booleans())
     def verify(self, ok: bool) -> None:
         if self.to_verify:
-            self.carry_out_at_d(self.receiver.verified(self.to_verify.pop(), ok))
+            self.carry_out_at_d(self.sink.verified(self.to_verify.pop(), ok))
 
     # -- the network ---------------------------------------------------------------------
 
@@ -304,13 +304,13 @@ class HandoffPair(RuleBasedStateMachine):
     def receive_at_p(self, message: ToPrefiller) -> None:
         match message:
             case KvAsk():
-                self.carry_out_at_p(self.p.sender.ask(message, self.now))
+                self.carry_out_at_p(self.p.source.ask(message, self.now))
             case KvGrant():
-                self.carry_out_at_p(self.p.sender.grant(message, self.now))
+                self.carry_out_at_p(self.p.source.grant(message, self.now))
             case KvRenew():
-                self.carry_out_at_p(self.p.sender.renew(message, D_AGENT, self.now))
+                self.carry_out_at_p(self.p.source.renew(message, D_AGENT, self.now))
             case AbortMessage(key):
-                self.carry_out_at_p(self.p.sender.abort(key, agent=D_AGENT))
+                self.carry_out_at_p(self.p.source.abort(key, agent=D_AGENT))
 
     @rule(data=st.data(), is_lost=st.sampled_from([False, False, False, True]))
     def message_to_d(self, data: st.DataObject, is_lost: bool) -> None:
@@ -335,11 +335,11 @@ class HandoffPair(RuleBasedStateMachine):
 
     def receive_at_d(self, message: ToDecoder) -> None:
         if isinstance(message, KvBegun):
-            self.carry_out_at_d(self.receiver.begun(message))
+            self.carry_out_at_d(self.sink.begun(message))
         elif isinstance(message, KvClosed):
-            self.carry_out_at_d(self.receiver.closed(message, self.now))
+            self.carry_out_at_d(self.sink.closed(message, self.now))
         else:
-            self.carry_out_at_d(self.receiver.written(message))
+            self.carry_out_at_d(self.sink.written(message))
 
     # -- the transport -------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class HandoffPair(RuleBasedStateMachine):
             self.ghosts.append((self.now + LANDING_S, write))
             del self.p.flying[write_id]
             self.finish_write(write_id, "the peer was removed")
-        self.carry_out_at_p(self.p.sender.peer_lost(D_AGENT))
+        self.carry_out_at_p(self.p.source.peer_lost(D_AGENT))
 
     @rule(data=st.data())
     def ghost_lands(self, data: st.DataObject) -> None:
@@ -391,8 +391,8 @@ class HandoffPair(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.ghosts = [ghost for ghost in self.ghosts if ghost[0] > self.now]
-        self.carry_out_at_p(self.p.sender.sweep(self.now))
-        self.carry_out_at_d(self.receiver.sweep(self.now))
+        self.carry_out_at_p(self.p.source.sweep(self.now))
+        self.carry_out_at_d(self.sink.sweep(self.now))
 
     @precondition(lambda self: self.num_prefillers < 4)
     @rule()
@@ -404,14 +404,14 @@ class HandoffPair(RuleBasedStateMachine):
     @rule()
     def death_is_noticed(self) -> None:
         while self.dead:
-            self.carry_out_at_d(self.receiver.agent_gone(self.dead.pop(), self.now))
+            self.carry_out_at_d(self.sink.agent_gone(self.dead.pop(), self.now))
 
     @invariant()
     def fences_are_consistent(self) -> None:
         if not hasattr(self, "wanted"):
             return
         fenced = [block for w in self.wanted.values() if w.is_fenced for block in w.block_ids]
-        assert len(fenced) == len(set(fenced)) == self.receiver.num_fenced_blocks
+        assert len(fenced) == len(set(fenced)) == self.sink.num_fenced_blocks
         assert self.free.isdisjoint(fenced)
         assert len(self.free) + len(fenced) == NUM_BLOCKS
 
@@ -421,7 +421,7 @@ class HandoffPair(RuleBasedStateMachine):
             self.open_prompt(key)
         if not prompt.has_begun:
             self.begin_prompt(key)
-        if self.p.sender.is_open(key):
+        if self.p.source.is_open(key):
             self.compute(key, prompt.num_blocks)
 
     def teardown(self) -> None:
@@ -447,10 +447,10 @@ class HandoffPair(RuleBasedStateMachine):
                     if not wanted.outcome and not wanted.is_aborted:
                         self.give_up(key)
             self.time_passes(TTL_S / 3)
-        assert self.receiver.num_open == 0
-        assert self.receiver.num_fenced_blocks == 0
-        assert self.p.sender.num_open == 0
-        assert self.p.sender.num_outstanding == 0
+        assert self.sink.num_open == 0
+        assert self.sink.num_fenced_blocks == 0
+        assert self.p.source.num_open == 0
+        assert self.p.source.num_outstanding == 0
         assert self.free == set(range(NUM_BLOCKS))
         assert all(wanted.outcome or wanted.is_aborted for wanted in self.wanted.values())
         assert all(prompt.is_released for prompt in self.p.prompts.values())

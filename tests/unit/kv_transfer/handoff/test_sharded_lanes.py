@@ -8,10 +8,10 @@ import pytest
 
 from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey, IllegalMove
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvWritten
 
 TTL_S = 3.0
@@ -28,7 +28,7 @@ BEGUN = KvBegun(request_id="r", attempt=1)
 
 
 def asking() -> ShardedReceiver:
-    made = ShardedReceiver(lambda: HandoffReceiver("me", TTL_S, LANDING_S))
+    made = ShardedReceiver(lambda: HandoffSink("me", TTL_S, LANDING_S))
     asks = made.ask(KEY, {0: "a", 1: "b"}, 0.0)
     assert [(type(ask), ask.peer) for ask in asks] == [
         (actions.SendAsk, "a"),
@@ -95,7 +95,7 @@ def test_the_death_of_one_rank_ends_the_handoff_and_fences_stand_until_all_have_
     made.written(*written(0, 2, 2))
     made.written(*written(1, 2, 1))
     assert made.agent_gone("b", 1.0) == [
-        actions.Failed(KEY, "rank 1: the prefill worker is gone", (2,)),
+        actions.Failed(KEY, "rank 1: the source is gone", (2,)),
         actions.SendAbort(KEY, "a"),
     ]
     assert made.sweep(1.0 + LANDING_S) == [actions.SendAbort(KEY, "a")]
@@ -142,7 +142,7 @@ def grant(first_block: int, blocks: list[int]) -> KvGrant:
 
 
 def test_one_prompt_feeds_all_lanes_and_is_let_go_of_once() -> None:
-    sender = ShardedSender(lambda: HandoffSender(0.5))
+    sender = ShardedSender(lambda: HandoffSource(0.5))
     assert sender.open(KEY, [0, 1], 2, 0.0, 5.0) == []
     begin(sender)
     assert sender.blocks_ready(KEY, 0, [8, 9], 0, 0.0) == []
@@ -160,7 +160,7 @@ def test_one_prompt_feeds_all_lanes_and_is_let_go_of_once() -> None:
 
 
 def test_a_lane_that_nobody_grants_does_not_hold_up_the_others() -> None:
-    sender = ShardedSender(lambda: HandoffSender(0.5))
+    sender = ShardedSender(lambda: HandoffSource(0.5))
     sender.open(KEY, [0, 1], 1, 0.0, 5.0)
     begin(sender)
     sender.blocks_ready(KEY, 0, [8], 0, 0.0)

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kv_transfer.handoff import actions
 from kv_transfer.handoff.key import HandoffKey
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.sender import HandoffSender
 from kv_transfer.handoff.sharded_receiver import ShardedReceiver, VerifyLane
 from kv_transfer.handoff.sharded_sender import ForLane, ShardedSender
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.source import HandoffSource
 from protocol.messages import Abort, KvAsk, KvBegun, KvClosed, KvGrant, KvRenew
 from tests.effort import times
 
@@ -45,7 +45,7 @@ class Source:
     rank: int
     name: str
     sender: ShardedSender = field(
-        default_factory=lambda: ShardedSender(lambda: HandoffSender(0.5, max_write_blocks=2))
+        default_factory=lambda: ShardedSender(lambda: HandoffSource(0.5, max_write_blocks=2))
     )
     prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
     pinned: set[HandoffKey] = field(default_factory=set)
@@ -72,7 +72,7 @@ class Target:
 
     def __init__(self, rank: int, checksum: bool) -> None:
         agent = f"target {rank}"
-        self.receiver = ShardedReceiver(lambda: HandoffReceiver(agent, TTL_S, LANDING_S, checksum))
+        self.receiver = ShardedReceiver(lambda: HandoffSink(agent, TTL_S, LANDING_S, checksum))
         self.wanted: dict[HandoffKey, Wanted] = {}
         self.free = set(range(NUM_BLOCKS))
         self.memory: dict[tuple[int, int], tuple[HandoffKey, int]] = {}

@@ -1,14 +1,13 @@
-"""The decode side of handoffs: what we wait for, and which of our blocks a peer may still write to.
+"""The sink side of handoffs: what we wait for, and which of our blocks a peer may still write to.
 
 A handoff starts with an ask, for which no block is reserved. The source answers Begun when it holds
-every block of the prompt. Only then are blocks reserved and granted, so that memory of a decode
-worker never waits for memory of a prefill worker. Owns the fence around every block that was
-granted. Pure: each event returns the actions that the owner must carry out; time is passed in, in
-seconds of any one clock. A timeout alone never lifts a fence. The fence is lifted, exactly once per
-handoff, when every block has arrived (a sender writes each at most once), when the peer closed
-normally, or `landing_s` after the peer closed with an error or was found dead: by then its posted
-writes have landed. Asks, renewals and aborts are repeated until they are answered, so a lost
-message costs only time.
+every block of the prompt. Only then are blocks reserved and granted, so that memory of a sink never
+waits for memory of a source. Owns the fence around every block that was granted. Pure: each event
+returns the actions that the owner must carry out; time is passed in, in seconds of any one clock. A
+timeout alone never lifts a fence. The fence is lifted, exactly once per handoff, when every block
+has arrived (a source writes each at most once), when the peer closed normally, or `landing_s` after
+the peer closed with an error or was found dead: by then its posted writes have landed. Asks,
+renewals and aborts are repeated until they are answered, so a lost message costs only time.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
-    ReceiverAction,
     SendAbort,
     SendAsk,
     SendGrant,
     SendRenew,
+    SinkAction,
     Unfence,
     Verify,
 )
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
-from kv_transfer.handoff.states import ReceiverEvent, ReceiverState, receiver_transition
+from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
 from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 _REMEMBERED = 8192
-_WANTED = (ReceiverState.GRANTED, ReceiverState.CLOSED_EARLY)
-_TIMED = (ReceiverState.CLOSED_EARLY, ReceiverState.LANDING)
+_WANTED = (SinkState.GRANTED, SinkState.CLOSED_EARLY)
+_TIMED = (SinkState.CLOSED_EARLY, SinkState.LANDING)
 
 
 @dataclass
@@ -47,7 +46,7 @@ class _Ask:
 
 @dataclass
 class _Handoff:
-    state: ReceiverState
+    state: SinkState
     peer: str
     first_block: int
     block_ids: tuple[int, ...]
@@ -64,8 +63,8 @@ class _Handoff:
         return len(self.digests) == len(self.block_ids)
 
 
-class HandoffReceiver:
-    """All handoffs of a decode worker. `ignored` counts events that belong to none of them;
+class HandoffSink:
+    """All handoffs that this worker receives. `ignored` counts events that belong to none of them;
     `blocks_received` counts the blocks that arrived, each once."""
 
     def __init__(self, agent: str, ttl_s: float, landing_s: float, checksum: bool = False) -> None:
@@ -112,15 +111,15 @@ class HandoffReceiver:
     def arrived(self, key: HandoffKey) -> tuple[int, ...]:
         """Prompt indices of the granted blocks of an open handoff that already hold their data.
 
-        Their contents no longer change, because a sender writes each block at most once.
+        Their contents no longer change, because a source writes each block at most once.
         """
         handoff = self._handoffs.get(key)
         return () if handoff is None else self._arrived(handoff)
 
-    # -- calls by the decode worker itself -----------------------------------------------
+    # -- calls by the owner -------------------------------------------------------------------
 
-    def ask(self, key: HandoffKey, peer: str, now: float) -> list[ReceiverAction]:
-        """Wait until prefill worker `peer` has begun with this prompt: Begun or Failed follows."""
+    def ask(self, key: HandoffKey, peer: str, now: float) -> list[SinkAction]:
+        """Wait until source `peer` has begun with this prompt: Begun or Failed follows."""
         if self.is_known(key):
             raise IllegalMove(f"handoff {key} is asked for twice")
         self._asks[key] = _Ask(peer, now + self._interval_s)
@@ -128,7 +127,7 @@ class HandoffReceiver:
 
     def offer(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], now: float
-    ) -> list[ReceiverAction]:
+    ) -> list[SinkAction]:
         """Grant our blocks, for the prompt blocks from `first_block` on, to a peer that has begun.
 
         Without blocks the handoff is complete at once; the peer still needs the grant, so that it
@@ -140,7 +139,7 @@ class HandoffReceiver:
         del self._asks[key]
         peer = ask.peer
         handoff = _Handoff(
-            ReceiverState.GRANTED, peer, first_block, tuple(block_ids), now + self._interval_s
+            SinkState.GRANTED, peer, first_block, tuple(block_ids), now + self._interval_s
         )
         self._handoffs[key] = handoff
         grant = KvGrant(
@@ -151,23 +150,23 @@ class HandoffReceiver:
             block_ids=list(block_ids),
             ttl_ms=self._ttl_ms,
         )
-        actions: list[ReceiverAction] = [SendGrant(peer, grant)]
+        actions: list[SinkAction] = [SendGrant(peer, grant)]
         if not block_ids:
-            actions += self._end(key, handoff, ReceiverEvent.ARRIVED, Complete(key))
+            actions += self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
         return actions
 
-    def verified(self, key: HandoffKey, ok: bool) -> list[ReceiverAction]:
+    def verified(self, key: HandoffKey, ok: bool) -> list[SinkAction]:
         """The answer to Verify."""
         handoff = self._handoffs.get(key)
-        if handoff is None or handoff.state is not ReceiverState.VERIFYING:
+        if handoff is None or handoff.state is not SinkState.VERIFYING:
             self.ignored += 1
             return []
         if ok:
-            return self._end(key, handoff, ReceiverEvent.ARRIVED, Complete(key))
+            return self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
         failed = Failed(key, "the digest of a block differs", ())
-        return self._end(key, handoff, ReceiverEvent.GIVE_UP, failed)
+        return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
 
-    def abort(self, key: HandoffKey) -> list[ReceiverAction]:
+    def abort(self, key: HandoffKey) -> list[SinkAction]:
         """The blocks are no longer wanted; granted ones stay fenced until Unfence."""
         ask = self._asks.pop(key, None)
         if ask is not None:
@@ -177,15 +176,15 @@ class HandoffReceiver:
         if handoff is None:
             self.ignored += 1
             return []
-        if handoff.state is ReceiverState.GRANTED:
+        if handoff.state is SinkState.GRANTED:
             return self._ask_to_stop(key, handoff)
-        if handoff.state in (ReceiverState.CLOSED_EARLY, ReceiverState.VERIFYING):
-            return self._end(key, handoff, ReceiverEvent.GIVE_UP)
+        if handoff.state in (SinkState.CLOSED_EARLY, SinkState.VERIFYING):
+            return self._end(key, handoff, SinkEvent.GIVE_UP)
         return []
 
-    def sweep(self, now: float) -> list[ReceiverAction]:
+    def sweep(self, now: float) -> list[SinkAction]:
         """Repeat asks and aborts, renew grants of wanted handoffs, lift the fences that are due."""
-        actions: list[ReceiverAction] = []
+        actions: list[SinkAction] = []
         while self._asks:
             key, ask = next(iter(self._asks.items()))
             if now < ask.next_send:
@@ -198,15 +197,15 @@ class HandoffReceiver:
                 actions += self._expire(key, handoff)
             elif now >= handoff.next_send:
                 handoff.next_send = now + self._interval_s
-                if handoff.state is ReceiverState.GRANTED:
+                if handoff.state is SinkState.GRANTED:
                     actions.append(SendRenew(handoff.peer, self._renew(key)))
-                elif handoff.state is ReceiverState.ABORTING:
+                elif handoff.state is SinkState.ABORTING:
                     actions.append(SendAbort(key, handoff.peer))
         return actions
 
-    # -- messages of prefill workers -----------------------------------------------------
+    # -- messages of sources ------------------------------------------------------------------
 
-    def begun(self, begun: KvBegun) -> list[ReceiverAction]:
+    def begun(self, begun: KvBegun) -> list[SinkAction]:
         """The source holds every block of the prompt. A repeated answer changes nothing."""
         key = key_of(begun)
         ask = self._asks.get(key)
@@ -219,11 +218,11 @@ class HandoffReceiver:
         ask.has_begun = True
         return [Begun(key)]
 
-    def written(self, written: KvWritten) -> list[ReceiverAction]:
+    def written(self, written: KvWritten) -> list[SinkAction]:
         """A notification: these blocks have landed. A repeated notification changes nothing."""
         key = key_of(written)
         handoff = self._handoffs.get(key)
-        if handoff is None or handoff.state is ReceiverState.VERIFYING:
+        if handoff is None or handoff.state is SinkState.VERIFYING:
             self.ignored += 1
             return []
         end = written.first_block + written.num_blocks
@@ -239,93 +238,91 @@ class HandoffReceiver:
         self.blocks_received += len(handoff.digests) - before
         return self._finish(key, handoff) if handoff.is_complete else []
 
-    def closed(self, closed: KvClosed, now: float) -> list[ReceiverAction]:
+    def closed(self, closed: KvClosed, now: float) -> list[SinkAction]:
         """The peer posts no more writes; with an error, one of its writes may still land."""
         key = key_of(closed)
         if key in self._asks:
-            reason = closed.error or "the prefill worker closed before anything was granted"
+            reason = closed.error or "the source closed before anything was granted"
             return [self._end_ask(key, reason)]
         handoff = self._handoffs.get(key)
         if handoff is None:
             if self._ended.error_of(key) is None:
                 self.ignored += 1
             return []
-        if handoff.state not in (ReceiverState.GRANTED, ReceiverState.ABORTING):
+        if handoff.state not in (SinkState.GRANTED, SinkState.ABORTING):
             return []
         if closed.error:
             return self._lose(key, handoff, closed.error, now)
-        if handoff.state is ReceiverState.ABORTING:
-            return self._end(key, handoff, ReceiverEvent.CLOSE)
-        handoff.state = receiver_transition(handoff.state, ReceiverEvent.CLOSE)
+        if handoff.state is SinkState.ABORTING:
+            return self._end(key, handoff, SinkEvent.CLOSE)
+        handoff.state = sink_transition(handoff.state, SinkEvent.CLOSE)
         handoff.landed_at = now + self._landing_s
         return []
 
-    def agent_gone(self, peer: str, now: float) -> list[ReceiverAction]:
-        """The process of a prefill worker is dead: connection lost and lease expired."""
+    def agent_gone(self, peer: str, now: float) -> list[SinkAction]:
+        """The process of a source is dead: connection lost and lease expired."""
         asks = [key for key, ask in self._asks.items() if ask.peer == peer]
-        actions: list[ReceiverAction] = [
-            self._end_ask(key, "the prefill worker is gone") for key in asks
-        ]
+        actions: list[SinkAction] = [self._end_ask(key, "the source is gone") for key in asks]
         for key, handoff in list(self._handoffs.items()):
             if handoff.peer == peer and handoff.state in (
-                ReceiverState.GRANTED,
-                ReceiverState.ABORTING,
+                SinkState.GRANTED,
+                SinkState.ABORTING,
             ):
-                actions += self._lose(key, handoff, "the prefill worker is gone", now)
+                actions += self._lose(key, handoff, "the source is gone", now)
         return actions
 
     # -- steps ---------------------------------------------------------------------------
 
-    def _finish(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
+    def _finish(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
         """Every block has arrived."""
         if handoff.state not in _WANTED:
-            return self._end(key, handoff, ReceiverEvent.ARRIVED)
+            return self._end(key, handoff, SinkEvent.ARRIVED)
         if not self._checksum:
-            return self._end(key, handoff, ReceiverEvent.ARRIVED, Complete(key))
-        handoff.state = receiver_transition(handoff.state, ReceiverEvent.CHECK)
+            return self._end(key, handoff, SinkEvent.ARRIVED, Complete(key))
+        handoff.state = sink_transition(handoff.state, SinkEvent.CHECK)
         digests = tuple(digest for _, digest in sorted(handoff.digests.items()))
         return [Verify(key, handoff.block_ids, digests)]
 
-    def _distrust(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
+    def _distrust(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
         """The peer reports blocks that it was not granted: none of its data counts."""
-        failed = Failed(key, "the prefill worker reports blocks that it was not granted", ())
+        failed = Failed(key, "the source reports blocks that it was not granted", ())
         handoff.digests.clear()
-        if handoff.state is ReceiverState.GRANTED:
+        if handoff.state is SinkState.GRANTED:
             return [failed, *self._ask_to_stop(key, handoff)]
-        if handoff.state is ReceiverState.CLOSED_EARLY:
-            return self._end(key, handoff, ReceiverEvent.GIVE_UP, failed)
+        if handoff.state is SinkState.CLOSED_EARLY:
+            return self._end(key, handoff, SinkEvent.GIVE_UP, failed)
         self.ignored += 1
         return []
 
-    def _ask_to_stop(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
-        handoff.state = receiver_transition(handoff.state, ReceiverEvent.GIVE_UP)
+    def _ask_to_stop(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
+        handoff.state = sink_transition(handoff.state, SinkEvent.GIVE_UP)
         return [SendAbort(key, handoff.peer)]
 
     def _lose(
         self, key: HandoffKey, handoff: _Handoff, reason: str, now: float
-    ) -> list[ReceiverAction]:
+    ) -> list[SinkAction]:
         """Fail the handoff now if it was wanted, but keep the fence until no write can land."""
         wanted = handoff.state in _WANTED
-        handoff.state = receiver_transition(handoff.state, ReceiverEvent.LOSE)
+        handoff.state = sink_transition(handoff.state, SinkEvent.LOSE)
         handoff.landed_at = now + self._landing_s
         return [Failed(key, reason, self._arrived(handoff))] if wanted else []
 
-    def _expire(self, key: HandoffKey, handoff: _Handoff) -> list[ReceiverAction]:
-        if handoff.state is ReceiverState.LANDING:
-            return self._end(key, handoff, ReceiverEvent.EXPIRE)
-        reason = "the prefill worker closed before every block had arrived"
+    def _expire(self, key: HandoffKey, handoff: _Handoff) -> list[SinkAction]:
+        if handoff.state is SinkState.LANDING:
+            return self._end(key, handoff, SinkEvent.EXPIRE)
+        reason = "the source closed before every block had arrived"
         failed = Failed(key, reason, self._arrived(handoff))
-        return self._end(key, handoff, ReceiverEvent.EXPIRE, failed)
+        return self._end(key, handoff, SinkEvent.EXPIRE, failed)
 
     def _end(
         self,
         key: HandoffKey,
         handoff: _Handoff,
-        event: ReceiverEvent,
+        event: SinkEvent,
         outcome: Complete | Failed | None = None,
-    ) -> list[ReceiverAction]:
+    ) -> list[SinkAction]:
         """Lift the fence, after reporting `outcome` if there is one."""
-        handoff.state = receiver_transition(handoff.state, event)
+        handoff.state = sink_transition(handoff.state, event)
         del self._handoffs[key]
         self._ended.remember(key, "")
         unfence = Unfence(key, handoff.block_ids)

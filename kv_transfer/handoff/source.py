@@ -1,13 +1,14 @@
-"""The prefill side of handoffs: which blocks to write, when, and when to release them.
+"""The source side of handoffs: which blocks to write, when, and when to release them.
 
-Owns every handoff that this worker sends. Pure: each event returns the actions that the owner
-must carry out; time is passed in, in seconds of any one clock. A decode worker asks for a handoff.
+The source of a handoff holds blocks of a prompt that its sink lacks: a prefill worker that computes
+the prompt, or a decode worker that hands a request over. Pure: each event returns the actions that
+the owner must carry out; time is passed in, in seconds of any one clock. A sink asks for a handoff.
 `SendBegun` answers once the owner holds every block of the prompt (`begin`), and only then may the
-decode worker grant. Blocks are posted in prompt order, each at most once, only under a live grant
-with a margin left. After expiry, abort, failure or completion no more writes are posted. When no
-write is outstanding the handoff closes, exactly once: `Close` answers the decode worker, which may
-then reuse its blocks; `Release` unpins ours. Messages for a closed or unknown handoff are counted
-and answered with Close again, so that no decode worker waits for a lost answer.
+sink grant. Blocks are posted in prompt order, each at most once, only under a live grant with a
+margin left. After expiry, abort, failure or completion no more writes are posted. When no write is
+outstanding the handoff closes, exactly once: `Close` answers the sink, which may then reuse its
+blocks; `Release` unpins ours. Messages for a closed or unknown handoff are counted and answered
+with Close again, so that no sink waits for a lost answer.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SenderAction
+from kv_transfer.handoff.actions import Close, PostWrite, Release, SendBegun, SourceAction
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove, key_of
-from kv_transfer.handoff.states import SenderEvent, SenderState, sender_transition
+from kv_transfer.handoff.states import SourceEvent, SourceState, source_transition
 from protocol.messages import KvAsk, KvGrant, KvRenew
 
 _REMEMBERED = 8192
@@ -25,7 +26,7 @@ _REMEMBERED = 8192
 
 @dataclass
 class _Handoff:
-    state: SenderState
+    state: SourceState
     deadline: float = 0.0  # for the prompt after an early ask, or for the grant after the prompt
     # the prompt, once it is open
     num_blocks: int | None = None
@@ -49,15 +50,15 @@ class _Handoff:
         return self.first_block + len(self.target_blocks)
 
 
-class HandoffSender:
-    """All handoffs of a prefill worker. `ignored` counts events that belong to none of them."""
+class HandoffSource:
+    """All handoffs that this worker sends. `ignored` counts events that belong to none of them."""
 
     def __init__(
         self, margin_s: float, max_write_blocks: int = 256, unasked_s: float = float("inf")
     ) -> None:
         """Post only while a grant has `margin_s` left; one write has `max_write_blocks` at most.
 
-        A prompt that has begun and that no decode worker asks for within `unasked_s` is closed.
+        A prompt that has begun and that no sink asks for within `unasked_s` is closed.
         """
         self.ignored = 0
         self._margin_s = margin_s
@@ -88,9 +89,9 @@ class HandoffSender:
 
     @property
     def waits_for_grant(self) -> bool:
-        """Whether a decode worker that still asks has not granted what has begun."""
+        """Whether a sink that still asks has not granted what has begun."""
         return any(
-            each.state is SenderState.ASKED and each.has_begun for each in self._handoffs.values()
+            each.state is SourceState.ASKED and each.has_begun for each in self._handoffs.values()
         )
 
     @property
@@ -101,18 +102,18 @@ class HandoffSender:
     def state_of(self, key: HandoffKey) -> str:
         """The state of a handoff, for people."""
         handoff = self._handoffs.get(key)
-        return SenderState.CLOSED.value if handoff is None else handoff.state.value
+        return SourceState.CLOSED.value if handoff is None else handoff.state.value
 
     def agent_of(self, key: HandoffKey) -> str | None:
-        """The agent of the decode worker that asked for an open handoff; None before its ask."""
+        """The agent of the sink that asked for an open handoff; None before its ask."""
         handoff = self._handoffs.get(key)
         return None if handoff is None else handoff.agent
 
-    # -- calls by the prefill worker itself ----------------------------------------------
+    # -- calls by the owner -------------------------------------------------------------------
 
     def open(
         self, key: HandoffKey, num_blocks: int, now: float, grant_deadline: float
-    ) -> list[SenderAction]:
+    ) -> list[SourceAction]:
         """A prompt of `num_blocks` blocks is here; its grant must arrive before `grant_deadline`.
 
         Source blocks that are reported as ready stay pinned until Release.
@@ -122,16 +123,16 @@ class HandoffSender:
             self.ignored += 1
             return [Release(key)]
         if handoff is None:
-            handoff = self._handoffs[key] = _Handoff(SenderState.WAITING)
+            handoff = self._handoffs[key] = _Handoff(SourceState.WAITING)
         elif handoff.num_blocks is None:
-            handoff.state = sender_transition(handoff.state, SenderEvent.OPEN)
+            handoff.state = source_transition(handoff.state, SourceEvent.OPEN)
         else:
             raise IllegalMove(f"handoff {key} is opened twice")
         handoff.num_blocks = num_blocks
         handoff.deadline = grant_deadline
         return []
 
-    def begin(self, key: HandoffKey, now: float) -> list[SenderAction]:
+    def begin(self, key: HandoffKey, now: float) -> list[SourceAction]:
         """The owner holds blocks for the whole prompt, and keeps them until Release."""
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -145,7 +146,7 @@ class HandoffSender:
 
     def blocks_ready(
         self, key: HandoffKey, first_block: int, block_ids: Sequence[int], chunk: int, now: float
-    ) -> list[SenderAction]:
+    ) -> list[SourceAction]:
         """Prompt blocks from `first_block` on are computed and lie in these blocks of our pool.
 
         The caller reports every block once, in prompt order, whether or not it will be sent.
@@ -166,7 +167,7 @@ class HandoffSender:
 
     def finish(
         self, key: HandoffKey, now: float, grant_deadline: float = float("inf")
-    ) -> list[SenderAction]:
+    ) -> list[SourceAction]:
         """The last block is ready: close as soon as all granted blocks are written.
 
         The grant must arrive before this `grant_deadline` and before that of `open`.
@@ -183,7 +184,7 @@ class HandoffSender:
         handoff.deadline = min(handoff.deadline, grant_deadline)
         return self._advance(key, handoff, now)
 
-    def write_finished(self, write_id: int, error: str | None) -> list[SenderAction]:
+    def write_finished(self, write_id: int, error: str | None) -> list[SourceAction]:
         """The transport reports the end of a PostWrite."""
         key = self._writes.pop(write_id, None)
         if key is None:
@@ -197,46 +198,45 @@ class HandoffSender:
 
     def abort(
         self, key: HandoffKey, error: str = "", agent: str | None = None
-    ) -> list[SenderAction]:
-        """Stop, because the router or decode worker asked (`error` is empty) or for an own reason.
+    ) -> list[SourceAction]:
+        """Stop, because the router or sink asked (`error` is empty) or for an own reason.
 
-        If the decode worker asked, `agent` is its agent, and it is always answered.
+        If the sink asked, `agent` is its agent, and it is always answered.
         """
         handoff = self._handoffs.get(key)
         if handoff is None:
             if self._closed.error_of(key) is None:
                 self._closed.remember(key, error)
             return self._answer_again(key, agent)
-        if handoff.state is SenderState.DRAINING:
+        if handoff.state is SourceState.DRAINING:
             return []
         handoff.agent = handoff.agent or agent
         return self._stop(key, handoff, error)
 
-    def sweep(self, now: float) -> list[SenderAction]:
+    def sweep(self, now: float) -> list[SourceAction]:
         """Stop handoffs whose ask or grant expired, or whose wait for one, or for the prompt, timed
         out."""
-        actions: list[SenderAction] = []
+        actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
             is_late, is_expired = now >= handoff.deadline, now >= handoff.expires
             match handoff.state:
-                case SenderState.WAITING if is_late or now >= handoff.ask_by:
-                    actions += self._stop(key, handoff, "no decode worker asked for it")
-                case SenderState.ASKED_EARLY if is_late:
+                case SourceState.WAITING if is_late or now >= handoff.ask_by:
+                    actions += self._stop(key, handoff, "no sink asked for it")
+                case SourceState.ASKED_EARLY if is_late:
                     actions += self._stop(key, handoff, "no prompt came in time")
-                case SenderState.ASKED if is_late:
+                case SourceState.ASKED if is_late:
                     actions += self._stop(key, handoff, "no grant came in time")
-                case SenderState.ASKED if is_expired:
-                    actions += self._stop(key, handoff, "the decode worker asks no more")
-                case SenderState.SENDING if is_expired:
+                case SourceState.ASKED if is_expired:
+                    actions += self._stop(key, handoff, "the sink asks no more")
+                case SourceState.SENDING if is_expired:
                     actions += self._stop(key, handoff, "the grant expired")
         return actions
 
-    # -- messages of decode workers ------------------------------------------------------
+    # -- messages of sinks --------------------------------------------------------------------
 
-    def ask(self, ask: KvAsk, now: float) -> list[SenderAction]:
-        """A decode worker waits for this handoff. An ask may precede `open` by at most its time to
-        live, renewed or not, so that the decode worker does not wait for a prompt that never comes.
-        """
+    def ask(self, ask: KvAsk, now: float) -> list[SourceAction]:
+        """A sink waits for this handoff. An ask may precede `open` by at most its time to live,
+        renewed or not, so that the sink does not wait for a prompt that never comes."""
         key = key_of(ask)
         handoff = self._handoffs.get(key)
         if handoff is None and self._is_superseded(key):
@@ -245,9 +245,9 @@ class HandoffSender:
             return self._answer_again(key, ask.agent)
         expires = now + ask.ttl_ms / 1000
         if handoff is None:
-            handoff = self._handoffs[key] = _Handoff(SenderState.ASKED_EARLY, deadline=expires)
-        elif handoff.state is SenderState.WAITING:
-            handoff.state = sender_transition(handoff.state, SenderEvent.ASK)
+            handoff = self._handoffs[key] = _Handoff(SourceState.ASKED_EARLY, deadline=expires)
+        elif handoff.state is SourceState.WAITING:
+            handoff.state = source_transition(handoff.state, SourceEvent.ASK)
         elif handoff.state not in _ASKED:
             self.ignored += 1
             return []
@@ -255,21 +255,21 @@ class HandoffSender:
         handoff.expires = expires
         return self._tell(key, handoff)
 
-    def grant(self, grant: KvGrant, now: float) -> list[SenderAction]:
+    def grant(self, grant: KvGrant, now: float) -> list[SourceAction]:
         """The right to write, which answers KvBegun."""
         key = key_of(grant)
         handoff = self._handoffs.get(key)
         if handoff is None:
             return self._answer_unknown(key, grant.agent)
-        if handoff.state in (SenderState.SENDING, SenderState.DRAINING):
+        if handoff.state in (SourceState.SENDING, SourceState.DRAINING):
             self.ignored += 1
             return []
         handoff.agent = grant.agent
-        if handoff.state is not SenderState.ASKED or not handoff.has_begun:
+        if handoff.state is not SourceState.ASKED or not handoff.has_begun:
             return self._stop(key, handoff, "blocks were granted before the prompt had begun")
         if grant.first_block < 0 or len(set(grant.block_ids)) < len(grant.block_ids):
             return self._stop(key, handoff, "the grant is malformed")
-        handoff.state = sender_transition(handoff.state, SenderEvent.GRANT)
+        handoff.state = source_transition(handoff.state, SourceEvent.GRANT)
         handoff.expires = now + grant.ttl_ms / 1000
         handoff.first_block = handoff.next_block = grant.first_block
         handoff.target_blocks = tuple(grant.block_ids)
@@ -278,52 +278,52 @@ class HandoffSender:
             return self._stop(key, handoff, _misfit(handoff))
         return self._advance(key, handoff, now)
 
-    def renew(self, renew: KvRenew, agent: str, now: float) -> list[SenderAction]:
-        """Decode worker `agent` extends its grant."""
+    def renew(self, renew: KvRenew, agent: str, now: float) -> list[SourceAction]:
+        """Sink `agent` extends its grant."""
         key = key_of(renew)
         handoff = self._handoffs.get(key)
         if handoff is None:
             return self._answer_unknown(key, agent)
-        if handoff.state is SenderState.SENDING:
+        if handoff.state is SourceState.SENDING:
             handoff.expires = now + renew.ttl_ms / 1000
             return self._advance(key, handoff, now)
-        if handoff.state is SenderState.DRAINING:
+        if handoff.state is SourceState.DRAINING:
             return []
         handoff.agent = agent
         return self._stop(key, handoff, "the grant was lost on its way")
 
-    def pool_lost(self, agent: str) -> list[SenderAction]:
-        """The decode worker lives, but a write to its pool failed: what was granted fails. What
-        was only asked for goes on, and the next grant reaches the pool again."""
-        granted = (SenderState.SENDING, SenderState.DRAINING)
-        actions: list[SenderAction] = []
+    def pool_lost(self, agent: str) -> list[SourceAction]:
+        """The sink lives, but a write to its pool failed: what was granted fails. What was only
+        asked for goes on, and the next grant reaches the pool again."""
+        granted = (SourceState.SENDING, SourceState.DRAINING)
+        actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.agent == agent and handoff.state in granted:
-                actions += self._fail(key, handoff, "the decode worker cannot be reached")
+                actions += self._fail(key, handoff, "the sink cannot be reached")
         return actions
 
-    def peer_lost(self, agent: str) -> list[SenderAction]:
-        """The decode worker is gone: all that it asked for ends."""
-        actions: list[SenderAction] = []
+    def peer_lost(self, agent: str) -> list[SourceAction]:
+        """The sink is gone: all that it asked for ends."""
+        actions: list[SourceAction] = []
         for key, handoff in list(self._handoffs.items()):
             if handoff.agent == agent:
-                actions += self._fail(key, handoff, "the decode worker cannot be reached")
+                actions += self._fail(key, handoff, "the sink cannot be reached")
         return actions
 
     # -- steps ---------------------------------------------------------------------------
 
-    def _tell(self, key: HandoffKey, handoff: _Handoff) -> list[SenderAction]:
+    def _tell(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
         """Answer an ask, once the prompt has begun."""
-        if handoff.state is not SenderState.ASKED or not handoff.has_begun:
+        if handoff.state is not SourceState.ASKED or not handoff.has_begun:
             return []
         assert handoff.agent is not None, "it was asked for"
         return [SendBegun(key, handoff.agent)]
 
-    def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SenderAction]:
+    def _advance(self, key: HandoffKey, handoff: _Handoff, now: float) -> list[SourceAction]:
         """Post the blocks that are ready and granted; stop when no more will follow."""
-        if handoff.state is not SenderState.SENDING:
+        if handoff.state is not SourceState.SENDING:
             return []
-        actions: list[SenderAction] = []
+        actions: list[SourceAction] = []
         end = min(len(handoff.source_blocks), handoff.end_block)
         if handoff.expires - now >= self._margin_s:
             while handoff.next_block < end:
@@ -352,37 +352,37 @@ class HandoffSender:
         handoff.next_block = upto
         return write
 
-    def _fail(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SenderAction]:
-        if handoff.state is not SenderState.DRAINING:
+    def _fail(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SourceAction]:
+        if handoff.state is not SourceState.DRAINING:
             return self._stop(key, handoff, error)
         handoff.error = handoff.error or error
         return self._settle(key, handoff)
 
-    def _stop(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SenderAction]:
-        handoff.state = sender_transition(handoff.state, SenderEvent.STOP)
+    def _stop(self, key: HandoffKey, handoff: _Handoff, error: str) -> list[SourceAction]:
+        handoff.state = source_transition(handoff.state, SourceEvent.STOP)
         handoff.error = error
         return self._settle(key, handoff)
 
-    def _settle(self, key: HandoffKey, handoff: _Handoff) -> list[SenderAction]:
+    def _settle(self, key: HandoffKey, handoff: _Handoff) -> list[SourceAction]:
         """Close a stopped handoff once no write is outstanding."""
-        if handoff.state is not SenderState.DRAINING or handoff.outstanding:
+        if handoff.state is not SourceState.DRAINING or handoff.outstanding:
             return []
-        handoff.state = sender_transition(handoff.state, SenderEvent.DRAINED)
+        handoff.state = source_transition(handoff.state, SourceEvent.DRAINED)
         del self._handoffs[key]
         self._closed.remember(key, handoff.error)
-        actions: list[SenderAction] = []
+        actions: list[SourceAction] = []
         if handoff.agent is not None:
             actions.append(Close(key, handoff.agent, handoff.error))
         if handoff.num_blocks is not None:
             actions.append(Release(key))
         return actions
 
-    def _answer_unknown(self, key: HandoffKey, agent: str) -> list[SenderAction]:
+    def _answer_unknown(self, key: HandoffKey, agent: str) -> list[SourceAction]:
         if self._closed.error_of(key) is None:
             self._closed.remember(key, "the handoff is not known")
         return self._answer_again(key, agent)
 
-    def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SenderAction]:
+    def _answer_again(self, key: HandoffKey, agent: str | None) -> list[SourceAction]:
         self.ignored += 1
         error = self._closed.error_of(key)
         return [] if agent is None or error is None else [Close(key, agent, error)]
@@ -394,7 +394,7 @@ class HandoffSender:
         )
 
 
-_ASKED = (SenderState.ASKED_EARLY, SenderState.ASKED)
+_ASKED = (SourceState.ASKED_EARLY, SourceState.ASKED)
 
 
 def _misfit(handoff: _Handoff) -> str:

@@ -8,17 +8,17 @@ from kv_transfer.handoff.actions import (
     Begun,
     Complete,
     Failed,
-    ReceiverAction,
     SendAbort,
     SendAsk,
     SendGrant,
     SendRenew,
+    SinkAction,
     Unfence,
     Verify,
 )
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, IllegalMove
-from kv_transfer.handoff.receiver import HandoffReceiver
-from kv_transfer.handoff.states import ReceiverEvent, ReceiverState, receiver_transition
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.handoff.states import SinkEvent, SinkState, sink_transition
 from protocol.messages import KvAsk, KvBegun, KvClosed, KvGrant, KvRenew, KvWritten
 
 KEY = HandoffKey("r", 1)
@@ -41,12 +41,12 @@ BEGUN = KvBegun(request_id="r", attempt=1)
 
 
 def offer(
-    receiver: HandoffReceiver, key: HandoffKey, peer: str, first_block: int, blocks: tuple[int, ...]
-) -> list[ReceiverAction]:
+    sink: HandoffSink, key: HandoffKey, peer: str, first_block: int, blocks: tuple[int, ...]
+) -> list[SinkAction]:
     """All up to the grant, at time 0."""
-    receiver.ask(key, peer, now=0)
-    receiver.begun(KvBegun(request_id=key.request_id, attempt=key.attempt))
-    return receiver.offer(key, first_block, blocks, now=0)
+    sink.ask(key, peer, now=0)
+    sink.begun(KvBegun(request_id=key.request_id, attempt=key.attempt))
+    return sink.offer(key, first_block, blocks, now=0)
 
 
 def closed(error: str = "") -> KvClosed:
@@ -54,41 +54,41 @@ def closed(error: str = "") -> KvClosed:
 
 
 @pytest.fixture
-def receiver() -> HandoffReceiver:
-    return HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0)
+def sink() -> HandoffSink:
+    return HandoffSink("decode", ttl_s=3.0, landing_s=2.0)
 
 
 @pytest.fixture
-def offered(receiver: HandoffReceiver) -> HandoffReceiver:
+def offered(sink: HandoffSink) -> HandoffSink:
     """Blocks 2, 3 and 4 of the prompt are granted at time 0."""
-    offer(receiver, KEY, P, 2, BLOCKS)
-    return receiver
+    offer(sink, KEY, P, 2, BLOCKS)
+    return sink
 
 
 def test_an_ask_reserves_nothing_and_is_repeated_until_something_is_granted(
-    receiver: HandoffReceiver,
+    sink: HandoffSink,
 ) -> None:
     ask = SendAsk(P, KvAsk(request_id="r", attempt=1, agent="decode", ttl_ms=3000))
-    assert receiver.ask(KEY, P, now=0) == [ask]
-    assert (receiver.num_open, receiver.is_asking(KEY), receiver.is_known(KEY)) == (0, True, True)
-    assert receiver.sweep(now=0.9) == []
-    assert receiver.sweep(now=1.0) == [ask]
-    assert receiver.begun(BEGUN) == [Begun(KEY)]
-    assert receiver.begun(BEGUN) == []
-    assert receiver.sweep(now=2.0) == [ask]
-    receiver.offer(KEY, 2, BLOCKS, now=2.5)
-    assert receiver.begun(BEGUN) == []
-    assert receiver.sweep(now=3.0) == []
-    assert receiver.ignored == 0
+    assert sink.ask(KEY, P, now=0) == [ask]
+    assert (sink.num_open, sink.is_asking(KEY), sink.is_known(KEY)) == (0, True, True)
+    assert sink.sweep(now=0.9) == []
+    assert sink.sweep(now=1.0) == [ask]
+    assert sink.begun(BEGUN) == [Begun(KEY)]
+    assert sink.begun(BEGUN) == []
+    assert sink.sweep(now=2.0) == [ask]
+    sink.offer(KEY, 2, BLOCKS, now=2.5)
+    assert sink.begun(BEGUN) == []
+    assert sink.sweep(now=3.0) == []
+    assert sink.ignored == 0
 
 
-def test_asks_are_repeated_each_in_its_time(receiver: HandoffReceiver) -> None:
+def test_asks_are_repeated_each_in_its_time(sink: HandoffSink) -> None:
     keys = [HandoffKey(name, 1) for name in "abc"]
     for i, key in enumerate(keys):
-        receiver.ask(key, P, now=0.1 * i)
+        sink.ask(key, P, now=0.1 * i)
 
     def asked(now: float) -> list[str]:
-        swept = receiver.sweep(now)
+        swept = sink.sweep(now)
         return [action.ask.request_id for action in swept if isinstance(action, SendAsk)]
 
     assert asked(1.05) == ["a"]
@@ -96,47 +96,45 @@ def test_asks_are_repeated_each_in_its_time(receiver: HandoffReceiver) -> None:
     assert asked(2.1) == ["a"]
 
 
-def test_nothing_is_offered_before_the_source_has_begun(receiver: HandoffReceiver) -> None:
+def test_nothing_is_offered_before_the_source_has_begun(sink: HandoffSink) -> None:
     with pytest.raises(IllegalMove, match="before its source has begun"):
-        receiver.offer(KEY, 2, BLOCKS, now=0)
-    receiver.ask(KEY, P, now=0)
+        sink.offer(KEY, 2, BLOCKS, now=0)
+    sink.ask(KEY, P, now=0)
     with pytest.raises(IllegalMove, match="before its source has begun"):
-        receiver.offer(KEY, 2, BLOCKS, now=0)
+        sink.offer(KEY, 2, BLOCKS, now=0)
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_what_ends_an_ask_leaves_no_fence(has_begun: bool) -> None:
     ends = {
-        "": lambda receiver: receiver.abort(KEY),
-        "torn": lambda receiver: receiver.closed(closed("torn"), now=1),
-        "the prefill worker closed before anything was granted": lambda receiver: receiver.closed(
-            closed(), now=1
-        ),
-        "the prefill worker is gone": lambda receiver: receiver.agent_gone(P, now=1),
+        "": lambda sink: sink.abort(KEY),
+        "torn": lambda sink: sink.closed(closed("torn"), now=1),
+        "the source closed before anything was granted": lambda sink: sink.closed(closed(), now=1),
+        "the source is gone": lambda sink: sink.agent_gone(P, now=1),
     }
     for reason, end in ends.items():
-        receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0)
-        receiver.ask(KEY, P, now=0)
+        sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0)
+        sink.ask(KEY, P, now=0)
         if has_begun:
-            receiver.begun(BEGUN)
+            sink.begun(BEGUN)
         wanted = Failed(KEY, reason, ()) if reason else SendAbort(KEY, P)
-        assert end(receiver) == [wanted]
-        assert (receiver.num_open, receiver.is_asking(KEY)) == (0, False)
-        assert receiver.sweep(now=100.0) == []
-        assert receiver.begun(BEGUN) == []
+        assert end(sink) == [wanted]
+        assert (sink.num_open, sink.is_asking(KEY)) == (0, False)
+        assert sink.sweep(now=100.0) == []
+        assert sink.begun(BEGUN) == []
         with pytest.raises(IllegalMove, match="twice"):
-            receiver.ask(KEY, P, now=100.0)
+            sink.ask(KEY, P, now=100.0)
 
 
-def test_the_grant_says_where_and_how_long(receiver: HandoffReceiver) -> None:
+def test_the_grant_says_where_and_how_long(sink: HandoffSink) -> None:
     grant = KvGrant(
         request_id="r", attempt=1, agent="decode", first_block=2, block_ids=[7, 8, 9], ttl_ms=3000
     )
-    assert offer(receiver, KEY, P, 2, BLOCKS) == [SendGrant(P, grant)]
-    assert receiver.num_fenced_blocks == 3
+    assert offer(sink, KEY, P, 2, BLOCKS) == [SendGrant(P, grant)]
+    assert sink.num_fenced_blocks == 3
 
 
-def test_blocks_are_counted_not_messages(offered: HandoffReceiver) -> None:
+def test_blocks_are_counted_not_messages(offered: HandoffSink) -> None:
     assert offered.written(written(4, 1)) == []
     assert offered.written(written(4, 1)) == []
     assert offered.written(written(3, 2)) == []
@@ -145,15 +143,15 @@ def test_blocks_are_counted_not_messages(offered: HandoffReceiver) -> None:
     assert (offered.num_open, offered.num_fenced_blocks, offered.ignored) == (0, 0, 0)
 
 
-def test_nothing_to_send_is_complete_at_once(receiver: HandoffReceiver) -> None:
-    grant, *rest = offer(receiver, KEY, P, 5, ())
+def test_nothing_to_send_is_complete_at_once(sink: HandoffSink) -> None:
+    grant, *rest = offer(sink, KEY, P, 5, ())
     assert isinstance(grant, SendGrant)
     assert rest == [Complete(KEY), Unfence(KEY, ())]
-    assert receiver.closed(closed(), now=1) == []
-    assert receiver.ignored == 0
+    assert sink.closed(closed(), now=1) == []
+    assert sink.ignored == 0
 
 
-def test_a_wanted_grant_is_renewed_every_third_of_its_life(offered: HandoffReceiver) -> None:
+def test_a_wanted_grant_is_renewed_every_third_of_its_life(offered: HandoffSink) -> None:
     again = SendRenew(P, KvRenew(request_id="r", attempt=1, ttl_ms=3000))
     assert offered.sweep(now=0.9) == []
     assert offered.sweep(now=1.0) == [again]
@@ -162,7 +160,7 @@ def test_a_wanted_grant_is_renewed_every_third_of_its_life(offered: HandoffRecei
     assert offered.sweep(now=1000.0) == [again]  # no timeout of ours lifts the fence
 
 
-def test_an_abort_is_asked_for_until_it_is_answered(offered: HandoffReceiver) -> None:
+def test_an_abort_is_asked_for_until_it_is_answered(offered: HandoffSink) -> None:
     ask = SendAbort(KEY, P)
     assert offered.abort(KEY) == [ask]
     assert offered.abort(KEY) == []
@@ -173,13 +171,13 @@ def test_an_abort_is_asked_for_until_it_is_answered(offered: HandoffReceiver) ->
     assert offered.ignored == 0
 
 
-def test_an_abort_is_over_when_all_has_arrived_anyway(offered: HandoffReceiver) -> None:
+def test_an_abort_is_over_when_all_has_arrived_anyway(offered: HandoffSink) -> None:
     offered.abort(KEY)
     assert offered.written(written(2, 3)) == [UNFENCE]
 
 
 def test_closing_with_an_error_fails_now_and_unfences_after_landing(
-    offered: HandoffReceiver,
+    offered: HandoffSink,
 ) -> None:
     offered.written(written(2, 1))
     assert offered.closed(closed("torn"), now=1.0) == [Failed(KEY, "torn", (2,))]
@@ -189,29 +187,29 @@ def test_closing_with_an_error_fails_now_and_unfences_after_landing(
     assert offered.sweep(now=3.0) == [UNFENCE]
 
 
-def test_closing_in_order_before_the_notifications(offered: HandoffReceiver) -> None:
+def test_closing_in_order_before_the_notifications(offered: HandoffSink) -> None:
     offered.written(written(2, 1))
     assert offered.closed(closed(), now=1.0) == []
     assert offered.sweep(now=1.1) == []
     assert offered.written(written(3, 2)) == [Complete(KEY), UNFENCE]
 
 
-def test_closing_in_order_without_all_blocks_fails(offered: HandoffReceiver) -> None:
+def test_closing_in_order_without_all_blocks_fails(offered: HandoffSink) -> None:
     offered.written(written(3, 1))
     offered.closed(closed(), now=1.0)
-    reason = "the prefill worker closed before every block had arrived"
+    reason = "the source closed before every block had arrived"
     assert offered.sweep(now=3.0) == [Failed(KEY, reason, (3,)), UNFENCE]
 
 
-def test_aborting_what_closed_in_order_unfences_at_once(offered: HandoffReceiver) -> None:
+def test_aborting_what_closed_in_order_unfences_at_once(offered: HandoffSink) -> None:
     offered.closed(closed(), now=1.0)
     assert offered.abort(KEY) == [UNFENCE]
 
 
-def test_a_dead_peer_fails_its_handoffs_and_keeps_what_arrived(offered: HandoffReceiver) -> None:
+def test_a_dead_peer_fails_its_handoffs_and_keeps_what_arrived(offered: HandoffSink) -> None:
     offer(offered, HandoffKey("s", 1), "other", 0, (1,))
     offered.written(written(2, 2))
-    gone = "the prefill worker is gone"
+    gone = "the source is gone"
     assert offered.agent_gone(P, now=5.0) == [Failed(KEY, gone, (2, 3))]
     assert offered.agent_gone(P, now=6.0) == []
     assert UNFENCE not in offered.sweep(now=6.9)
@@ -219,7 +217,7 @@ def test_a_dead_peer_fails_its_handoffs_and_keeps_what_arrived(offered: HandoffR
     assert offered.num_open == 1
 
 
-def test_a_peer_that_dies_while_aborting(offered: HandoffReceiver) -> None:
+def test_a_peer_that_dies_while_aborting(offered: HandoffSink) -> None:
     offered.abort(KEY)
     assert offered.agent_gone(P, now=5.0) == []
     assert offered.sweep(now=7.0) == [UNFENCE]
@@ -229,7 +227,7 @@ def test_a_peer_that_dies_while_aborting(offered: HandoffReceiver) -> None:
     "strange", [written(1, 1), written(4, 2), written(5, 1), written(2, 0), written(2, 1, b"x")]
 )
 def test_blocks_that_were_not_granted_fail_the_attempt(
-    offered: HandoffReceiver, strange: KvWritten
+    offered: HandoffSink, strange: KvWritten
 ) -> None:
     offered.written(written(2, 1))
     failed, ask = offered.written(strange)
@@ -242,60 +240,60 @@ def test_blocks_that_were_not_granted_fail_the_attempt(
 
 
 def test_digests_are_compared_before_completion() -> None:
-    receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    offer(receiver, KEY, P, 2, BLOCKS)
-    receiver.written(written(4, 1, b"e"))
-    assert receiver.written(written(2, 2, b"c", b"d")) == [Verify(KEY, BLOCKS, (b"c", b"d", b"e"))]
-    assert receiver.sweep(now=100.0) == []
-    assert receiver.agent_gone(P, now=100.0) == []
-    assert receiver.verified(KEY, ok=True) == [Complete(KEY), UNFENCE]
-    assert receiver.verified(KEY, ok=True) == []
-    assert receiver.ignored == 1
+    sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
+    offer(sink, KEY, P, 2, BLOCKS)
+    sink.written(written(4, 1, b"e"))
+    assert sink.written(written(2, 2, b"c", b"d")) == [Verify(KEY, BLOCKS, (b"c", b"d", b"e"))]
+    assert sink.sweep(now=100.0) == []
+    assert sink.agent_gone(P, now=100.0) == []
+    assert sink.verified(KEY, ok=True) == [Complete(KEY), UNFENCE]
+    assert sink.verified(KEY, ok=True) == []
+    assert sink.ignored == 1
 
 
 def test_a_wrong_digest_fails_the_attempt_and_counts_nothing_as_arrived() -> None:
-    receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    offer(receiver, KEY, P, 2, BLOCKS)
-    receiver.written(written(2, 3, b"c", b"d", b"e"))
-    assert receiver.verified(KEY, ok=False) == [
+    sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
+    offer(sink, KEY, P, 2, BLOCKS)
+    sink.written(written(2, 3, b"c", b"d", b"e"))
+    assert sink.verified(KEY, ok=False) == [
         Failed(KEY, "the digest of a block differs", ()),
         UNFENCE,
     ]
 
 
 def test_aborting_while_verifying_unfences() -> None:
-    receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    offer(receiver, KEY, P, 2, BLOCKS)
-    receiver.written(written(2, 3, b"c", b"d", b"e"))
-    assert receiver.abort(KEY) == [UNFENCE]
-    assert receiver.verified(KEY, ok=True) == []
+    sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
+    offer(sink, KEY, P, 2, BLOCKS)
+    sink.written(written(2, 3, b"c", b"d", b"e"))
+    assert sink.abort(KEY) == [UNFENCE]
+    assert sink.verified(KEY, ok=True) == []
 
 
 def test_missing_digests_fail_the_attempt() -> None:
-    receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    offer(receiver, KEY, P, 2, BLOCKS)
-    failed, ask = receiver.written(written(2, 2, b"c"))
+    sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
+    offer(sink, KEY, P, 2, BLOCKS)
+    failed, ask = sink.written(written(2, 2, b"c"))
     assert isinstance(failed, Failed)
     assert ask == SendAbort(KEY, P)
 
 
 def test_unverified_blocks_do_not_count_as_arrived() -> None:
-    receiver = HandoffReceiver("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
-    offer(receiver, KEY, P, 2, BLOCKS)
-    receiver.written(written(2, 1, b"c"))
-    assert receiver.closed(closed("torn"), now=1.0) == [Failed(KEY, "torn", ())]
+    sink = HandoffSink("decode", ttl_s=3.0, landing_s=2.0, checksum=True)
+    offer(sink, KEY, P, 2, BLOCKS)
+    sink.written(written(2, 1, b"c"))
+    assert sink.closed(closed("torn"), now=1.0) == [Failed(KEY, "torn", ())]
 
 
-def test_what_arrives_for_unknown_handoffs_is_counted(receiver: HandoffReceiver) -> None:
-    assert receiver.written(written(0, 1)) == []
-    assert receiver.closed(closed(), now=0) == []
-    assert receiver.abort(KEY) == []
-    assert receiver.verified(KEY, ok=True) == []
-    assert receiver.begun(BEGUN) == []
-    assert receiver.ignored == 5
+def test_what_arrives_for_unknown_handoffs_is_counted(sink: HandoffSink) -> None:
+    assert sink.written(written(0, 1)) == []
+    assert sink.closed(closed(), now=0) == []
+    assert sink.abort(KEY) == []
+    assert sink.verified(KEY, ok=True) == []
+    assert sink.begun(BEGUN) == []
+    assert sink.ignored == 5
 
 
-def test_a_handoff_is_asked_for_once(offered: HandoffReceiver) -> None:
+def test_a_handoff_is_asked_for_once(offered: HandoffSink) -> None:
     with pytest.raises(IllegalMove, match="twice"):
         offered.ask(KEY, P, now=0)
     offered.written(written(2, 3))
@@ -304,11 +302,11 @@ def test_a_handoff_is_asked_for_once(offered: HandoffReceiver) -> None:
 
 
 def test_an_ended_handoff_does_not_move() -> None:
-    for event in ReceiverEvent:
+    for event in SinkEvent:
         with pytest.raises(IllegalMove, match="when ended"):
-            receiver_transition(ReceiverState.ENDED, event)
+            sink_transition(SinkState.ENDED, event)
     with pytest.raises(IllegalMove):
-        receiver_transition(ReceiverState.ABORTING, ReceiverEvent.EXPIRE)
+        sink_transition(SinkState.ABORTING, SinkEvent.EXPIRE)
 
 
 def test_the_memory_of_closed_handoffs_is_bounded() -> None:
