@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from process.arguments import split_names
+from cli.arguments import split_names
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
 

@@ -19,7 +19,6 @@ import cli
 from process.line_pump import LinePump
 
 _LAST_LINES_S = 5.0
-_SITE_FOLDERS = ("site-packages", "dist-packages")
 
 
 class Child:
@@ -140,9 +139,7 @@ def baton_command(*arguments: str) -> list[str]:
 
 
 def baton_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` plus the PYTHONPATH that `baton_command` needs if Baton is not installed."""
+    """`env` with the folder of Baton's packages first in PYTHONPATH, as `baton_command` needs."""
     root = Path(cli.__file__).resolve().parent.parent
-    if root.name in _SITE_FOLDERS:
-        return dict(env)
     paths = [str(root), *filter(None, [env.get("PYTHONPATH")])]
     return {**env, "PYTHONPATH": os.pathsep.join(paths)}

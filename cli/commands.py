@@ -97,6 +97,12 @@ COMMANDS = {
             "cli.drain:DrainSettings",
         ),
         Command(
+            "bench",
+            "measure: engines, routers, transports and fleets, side by side",
+            "cli.bench:main",
+            "cli.bench:BenchSettings",
+        ),
+        Command(
             "build-kernels",
             "compile the CPU kernels ahead, for images that have no compiler",
             "cli.build_kernels:main",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from process.arguments import split_names
+from cli.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet, request_drain
 from protocol.errors import ConfigError, ServiceError

@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
+from cli.arguments import split_names
 from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
 from cli.tables import print_table
 from cli.time_table import time_table
-from process.arguments import split_names
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
 from router.telemetry.perfetto import perfetto_flight, perfetto_trace

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 SECTIONS = (
-    "up", "router", "prefill", "decode", "status", "doctor", "trace", "drain", "keys",
+    "up", "router", "prefill", "decode", "status", "doctor", "trace", "drain", "keys", "bench",
     "build-kernels", "demo", "chat", "check", "fetch", "kube-secret", "preflight", "store",
 )  # fmt: skip
 NEAR = 0.75

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu`: builds, checks and measurements of the engine on a CUDA card.
+"""Builds, checks and measures the engine on a CUDA card: `python -m bench.gpu`.
 
 Imports `engine`, `scheduling` and the other benchmarks.
 """

@@ -1,4 +1,4 @@
-"""How JSON schemas hold as constraints: `python -m bench.schemas`, and 50 cases of its own.
+"""Which JSON schemas hold as constraints, with 50 cases of its own: `python -m bench.schemas`.
 
 Imports `router.text` and `protocol`.
 """

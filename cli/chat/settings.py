@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cli.arguments import split_names
 from cli.status import SENT_KEY_PATTERN, StatusSettings
-from process.arguments import split_names
 from process.settings import setting, setting_of
 from protocol.errors import ConfigError
 

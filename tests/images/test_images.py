@@ -81,9 +81,8 @@ def test_the_context_holds_the_package_and_nothing_else(dockerfile: Dockerfile) 
     lines = (DOCKER / f"Dockerfile.{dockerfile.kind}.dockerignore").read_text().splitlines()
     assert "*" in lines
     kept = {line[1:] for line in lines if line.startswith("!")}
-    packages = {
-        name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
-    }
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packages = {*wheel["only-include"], *wheel["force-include"]}
     files = {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], "LICENSE"}
     assert kept == packages | files | {"deploy/docker/steps"}
     for copied in dockerfile.all("COPY"):

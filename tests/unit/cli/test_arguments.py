@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
+from cli.arguments import split_names
 from cli.drain import DrainSettings
-from process.arguments import split_names
 
 VALUES = {"--redis-url": "redis://h:1", "--wait-s": "-3"}
 

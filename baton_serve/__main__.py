@@ -1,0 +1,10 @@
+"""`python -m baton_serve` does what `baton` does."""
+
+from __future__ import annotations
+
+import sys
+
+from baton_serve.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
