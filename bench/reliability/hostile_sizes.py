@@ -11,14 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protocol.sampling import MAX_GRAMMAR_CHARS, MAX_LOGPROBS
+from router.api.constraints.format_fields import MAX_CHOICE_TEXTS
 from router.api.conversation_plan import MAX_TOOLS_BYTES
-from router.api.plan import (
-    MAX_REPEATED_VALUES,
-    MAX_REPORTED_VALUES,
-    MAX_STARTED_TOKENS,
-    MIN_TEXT_BYTES,
-)
-from router.api.request_fields import (
+from router.api.generation_fields import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_STRINGS,
     MAX_CHOICES,
@@ -27,6 +22,12 @@ from router.api.request_fields import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
+from router.api.plan import (
+    MAX_REPEATED_VALUES,
+    MAX_REPORTED_VALUES,
+    MAX_STARTED_TOKENS,
+    MIN_TEXT_BYTES,
+)
 from router.api.strict_model import (
     MAX_LIST_ITEMS,
     MAX_PARTS,
@@ -34,7 +35,6 @@ from router.api.strict_model import (
     MAX_VALUES,
     MAX_VALUES_WITH_IDS,
 )
-from router.api.structured_outputs import MAX_CHOICE_TEXTS
 from router.api.tool_fields import MAX_TOOLS
 from router.http.connection_limits import ConnectionLimits
 from router.text.grammar import MAX_GBNF_CHARS

@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
+from router.api.generation_fields import GenerationFields
 from router.api.plan import (
     ChoicePlanner,
     EncodedPrompt,
@@ -22,7 +23,6 @@ from router.api.plan import (
     check_num_bytes,
     check_text_length,
 )
-from router.api.request_fields import GenerationFields
 from router.api.strict_model import check_bounds
 from router.chat.control_text import TemplateInput
 from router.chat.conversation import Conversation, ToolMode

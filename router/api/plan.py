@@ -13,7 +13,7 @@ from protocol.request_ids import choice_id
 from protocol.sampling import SamplingParams
 from router.admission.terms import TIMEOUT_HEADER
 from router.api.context import ApiContext
-from router.api.request_fields import GenerationFields
+from router.api.generation_fields import GenerationFields
 from router.api.sampling import (
     build_sampling,
     check_token_ids,

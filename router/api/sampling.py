@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from protocol.errors import InvalidRequest, PromptTooLong
 from protocol.sampling import SamplingParams
-from router.api.request_fields import GenerationFields
+from router.api.generation_fields import GenerationFields
 from router.api.sampling_defaults import SamplingDefaults
 from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.output.output_text import StopRules
@@ -33,20 +33,22 @@ def build_sampling(
     stop_ids = set(fields.stop_token_ids or ())
     if not fields.ignore_eos:
         stop_ids.update(defaults.end_token_ids)
-    min_tokens = fields.min_tokens or 0
+    min_tokens = fields.least_tokens
     if min_tokens > max_tokens:
         raise InvalidRequest(
             f"'min_tokens' ({min_tokens}) exceeds the limit of {max_tokens} output tokens",
             "min_tokens",
         )
-    bias = fields.logit_bias
+    bias, is_greedy = fields.logit_bias, fields.top_p == 0
+    temperature = defaults.temperature if fields.temperature is None else fields.temperature
+    top_p = defaults.top_p if fields.top_p is None else fields.top_p
     return SamplingParams(
         max_tokens=max_tokens,
         seed=_seed_of(name) if fields.seed is None else _fold(fields.seed),
         min_tokens=min_tokens,
-        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        temperature=0.0 if is_greedy else temperature,
         top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
-        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        top_p=1.0 if is_greedy else top_p,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         repetition_penalty=defaults.repetition_penalty
         if fields.repetition_penalty is None

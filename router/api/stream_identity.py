@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
-from router.api.request_fields import GenerationFields
+from router.api.generation_fields import GenerationFields
 from router.http.request_scope import record_of
 from router.output.event_ids import HEADER, StreamIdentity, resumed_identity
 

@@ -8,7 +8,7 @@ more than a good one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
 
@@ -34,7 +34,14 @@ first_error = Field(fail_fast=True)
 
 
 class StrictModel(BaseModel):
-    """Base class of request schemas."""
+    """Base class of request schemas.
+
+    With `refuses_unknown`, an unknown field is an error; with `constrains`, one that would
+    constrain or limit the answer.
+    """
+
+    refuses_unknown: ClassVar[bool] = False
+    constrains: ClassVar[bool] = False
 
     model_config = ConfigDict(
         strict=True,
@@ -43,7 +50,7 @@ class StrictModel(BaseModel):
         frozen=True,
     )
     __pydantic_extra__: dict[
-        str, Annotated[bool, PlainValidator(note_unknown, json_schema_input_type=Any)]
+        str, Annotated[Any, PlainValidator(note_unknown, json_schema_input_type=Any)]
     ] = Field(init=False)
 
 

@@ -19,7 +19,7 @@ def heat_and_seed(api: Api) -> None:
 
 @SHOWN.by("top_p", "top_k", "min_p")
 def filters(api: Api) -> None:
-    for narrow in ({"top_p": 0.001}, {"top_k": 1}, {"min_p": 1.0}):
+    for narrow in ({"top_p": 0.001}, {"top_p": 0}, {"top_k": 1}, {"min_p": 1.0}):
         assert api.text(**HOT, **narrow) == api.text()
 
 
@@ -66,12 +66,13 @@ def choices(api: Api) -> None:
     assert api.text(best_of=4, **HOT) == best[0]
 
 
-@SHOWN.by("stop", "include_stop_str_in_output")
+@SHOWN.by("stop", "stop_sequences", "include_stop_str_in_output")
 def stop_strings(api: Api) -> None:
     word = api.text().split()[3]
     before, _, _ = api.text().partition(word)
     assert api.text(stop=word) == before
     assert api.text(stop=["no such text", word]) == before
+    assert api.text(stop_sequences=[word]) == before
     assert api.text(stop=word, include_stop_str_in_output=True) == before + word
     told = [api.complete(stop=word), api.stream(COMPLETIONS, stop=word)[-1]]
     word_of_chat = api.message()["content"].split()[3]
@@ -90,7 +91,7 @@ def stop_tokens(api: Api) -> None:
     assert api.complete()["choices"][0]["stop_reason"] is None
 
 
-@SHOWN.by("ignore_eos", "min_tokens", "skip_special_tokens")
+@SHOWN.by("ignore_eos", "min_tokens", "min_new_tokens", "skip_special_tokens")
 def end_of_text(api: Api) -> None:
     whole = api.chat(max_tokens=300)
     assert whole["choices"][0]["finish_reason"] == "stop"
@@ -101,16 +102,23 @@ def end_of_text(api: Api) -> None:
     assert "<|im_end|>" not in endless["choices"][0]["message"]["content"]
     shown = api.message(ignore_eos=True, skip_special_tokens=False, **on)
     assert "<|im_end|>" in shown["content"]
-    longer = api.chat(min_tokens=length + 4, **on)
-    assert longer["usage"]["completion_tokens"] >= length + 4
+    for name in ("min_tokens", "min_new_tokens"):
+        longer = api.chat(**{name: length + 4}, **on)
+        assert longer["usage"]["completion_tokens"] >= length + 4
 
 
-@SHOWN.by("max_tokens", "max_completion_tokens")
+@SHOWN.by(
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"),
+    *("n_predict", "num_predict"),
+)
 def limits(api: Api) -> None:
     assert api.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
-    limited = api.chat(max_tokens=None, max_completion_tokens=6)
-    assert limited["usage"]["completion_tokens"] == 6
-    assert limited["choices"][0]["finish_reason"] == "length"
+    for name in ("completion_tokens", "output_tokens", "new_tokens"):
+        limited = api.chat(max_tokens=None, **{f"max_{name}": 6})
+        assert limited["usage"]["completion_tokens"] == 6
+        assert limited["choices"][0]["finish_reason"] == "length"
+    for name in ("n_predict", "num_predict"):
+        assert api.complete(max_tokens=None, **{name: 5})["usage"]["completion_tokens"] == 5
 
 
 @SHOWN.by("logprobs", "top_logprobs")

@@ -18,6 +18,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from router.api.anthropic.request import MessagesRequest
+from router.api.generation_fields import SamplingFields
 from router.api.openai_responses.request import LOGPROBS, ResponsesRequest
 from tests.http_client import HTTP
 from tests.integration.fleets import running_fleet
@@ -110,6 +111,23 @@ def a_conversation(api: Api) -> None:
     longer = [*items, *plain.model_dump()["output"], {"role": "user", "content": "And?"}]
     assert api.respond(input=longer).usage.input_tokens > plain.usage.total_tokens
     assert api.post(RESPONSES, model="other").status_code == 404
+
+
+@OF_RESPONSES.by(*SamplingFields.model_fields)
+@OF_MESSAGES.by(*SamplingFields.model_fields)
+def sampling_as_in_chats(api: Api) -> None:
+    """A unit test compares the sampling of each field with that of a chat."""
+    said = api.message().content[0].text
+    word = said.split()[3]
+    for fields, text in (
+        ({"regex": "b{3}c"}, "bbbc"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        ({"stop": word}, said.partition(word)[0]),
+    ):
+        assert api.respond(**fields).output_text == text
+        assert api.message(**fields).content[0].text == text
+    short = {"max_output_tokens": None, "n_predict": 4}
+    assert api.respond(**short).usage.output_tokens == 4
 
 
 @OF_RESPONSES.by("max_output_tokens", "temperature", "top_p")
@@ -278,14 +296,15 @@ def tools(api: Api) -> None:
     assert {each.type for each in none.content} == {"text"}
 
 
-@OF_MESSAGES.by("thinking", "output_config")
+@OF_MESSAGES.by("thinking", "output_config", "output_format")
 def thinking_and_form(api: Api) -> None:
     plain = prompt_tokens(api.message())
     assert prompt_tokens(api.message(thinking={"type": "disabled"})) > plain
     assert prompt_tokens(api.message(output_config={"effort": "high"})) == plain
     wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    text = api.message(output_config=wanted, max_tokens=60).content[0].text
-    assert json.loads(text)["city"] in ("Rome", "Oslo")
+    for form in ({"output_config": wanted}, {"output_format": wanted["format"]}):
+        text = api.message(**form, max_tokens=60).content[0].text
+        assert json.loads(text)["city"] in ("Rome", "Oslo")
 
 
 @OF_MESSAGES.by(

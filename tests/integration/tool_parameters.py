@@ -138,3 +138,19 @@ def older_constraints(api: Api) -> None:
         older = api.text(**{f"guided_{name}": value})
         assert older == api.text(structured_outputs={name: value})
         assert older != api.text()
+
+
+@SHOWN.by("format", "json_schema", "regex", "grammar", "ebnf", "structural_tag")
+def other_servers_constraints(api: Api) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    tag = {"structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}], "triggers": ["<f"]}
+    source = 'root ::= "x"+ "y"'
+    for theirs, part, value in (
+        ("format", "json", schema),
+        ("json_schema", "json", schema),
+        ("regex", "regex", "[ab]+c"),
+        ("grammar", "grammar", source),
+        ("ebnf", "grammar", source),
+        ("structural_tag", "structural_tag", tag),
+    ):
+        assert api.text(**{theirs: value}) == api.text(structured_outputs={part: value})

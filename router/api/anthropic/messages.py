@@ -14,6 +14,7 @@ from router.api.anthropic.answer import Ping, TokenCount
 from router.api.anthropic.conversation import conversation_of, wishes_for_thinking
 from router.api.anthropic.message_format import MessageFormat
 from router.api.anthropic.request import CountTokensRequest, MessagesRequest
+from router.api.constraints.grammars import wanted_grammar
 from router.api.context import ApiContext
 from router.api.conversation_plan import (
     NO_SWITCH,
@@ -25,13 +26,11 @@ from router.api.plan import OutputWish, check_model
 from router.api.replies.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
-from router.api.structured_outputs import schema_grammar
 from router.chat.conversation import Conversation
 from router.http.anthropic_errors import anthropic_error
 from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is, named_event
-from router.text.grammar import check_schema_length
-from router.text.json_schemas import SchemaReader
+from router.text.bad_words import bad_word_tokens
 
 VERSION_HEADER = "anthropic-version"
 FIRST_VERSION = "2023-06-01"
@@ -58,8 +57,9 @@ def messages_router(context: ApiContext) -> APIRouter:
         asked = await conversation(request, fields)
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
-        grammar = await _grammar(request, context, fields)
-        wish = OutputWish(fields.max_tokens, None, None, "messages", grammar)
+        grammar = await wanted_grammar(fields.constraints, context, request.scope)
+        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
+        wish = OutputWish(fields.output_limit, None, None, "messages", grammar, bad_words)
         planned = await plan_conversation(context, request.scope, identity, asked, generation, wish)
         answer_format = MessageFormat(identity.request_id, context.model.name, planned.parsers[0])
         plan = Plan(identity, generation, planned.choices)
@@ -74,21 +74,6 @@ def messages_router(context: ApiContext) -> APIRouter:
     router.add_api_route("/v1/messages", create_message, methods=["POST"])
     router.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"])
     return router
-
-
-async def _grammar(request: Request, context: ApiContext, fields: MessagesRequest) -> str | None:
-    """The output's grammar, if any. Raises InvalidRequest for a schema that does not compile."""
-    wanted = fields.output_config.format if fields.output_config else None
-    if wanted is None:
-        return None
-    schema, param = wanted.schema_, "output_config.format.schema"
-
-    def convert() -> SchemaReader:
-        check_schema_length(schema, param)
-        return SchemaReader(schema, param, strict=False)
-
-    reader = await context.tokenizer.in_thread(convert)
-    return await schema_grammar(reader, param, context, request.scope)
 
 
 def _check_version(request: Request) -> None:

@@ -10,19 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from router.api.request_fields import (
-    CacheSalt,
-    GenerationFields,
-    RequestBody,
-    StreamOptions,
-    Unsupported,
-)
+from router.api.constraints.constraint import Constraint
+from router.api.constraints.format_fields import ResponseFormat
+from router.api.generation_fields import GenerationFields, SamplingFields, generation_of
+from router.api.request_fields import RequestBody, Unsupported
 from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
 from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of
 from router.api.unknown_fields.findings import ignorable
 from router.http.anthropic_errors import ThreadsUnsupported
-
-MAX_STOP_SEQUENCES = 16
 
 
 class CacheControl(StrictModel):
@@ -126,18 +121,11 @@ class ThinkingConfig(StrictModel):
     display: Annotated[Any, ignorable("summarized")] = None
 
 
-class SchemaFormat(StrictModel):
-    """JSON that follows the schema. What of it cannot be enforced is dropped and named."""
-
-    type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
-
-
 class OutputConfig(StrictModel):
     """How much to think, and the format of the text."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: SchemaFormat | None = None
+    format: ResponseFormat | None = None
 
 
 class CountTokensRequest(RequestBody):
@@ -151,6 +139,7 @@ class CountTokensRequest(RequestBody):
     thinking: ThinkingConfig | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = None
     mcp_servers: Annotated[Any, ignorable([])] = None
     context_management: Annotated[Any, ignorable()] = None
     speed: Annotated[Any, ignorable("standard")] = None
@@ -162,25 +151,15 @@ class Metadata(StrictModel):
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
 
-class MessagesRequest(CountTokensRequest):
-    """A conversation; the answer is the assistant's next message."""
+class MessagesRequest(SamplingFields, CountTokensRequest):
+    """A conversation; the answer is the assistant's next message. `output_format` is an older name
+    of `output_config.format`."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     stream: bool | None = None
-    stop_sequences: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=1024)]],
-            Field(max_length=MAX_STOP_SEQUENCES),
-            first_error,
-        ]
-        | None
-    ) = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     metadata: Metadata | None = None
     service_tier: Hint = None
-    cache_salt: CacheSalt | None = None
     container: Annotated[Any, ignorable()] = None
     inference_geo: Unsupported = None
     thread: Annotated[Any, Field(description="Not supported: nothing is stored.")] = None
@@ -192,15 +171,16 @@ class MessagesRequest(CountTokensRequest):
             raise ThreadsUnsupported
 
     @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """See the base class."""
+        found = list(super().constraints)
+        if self.output_config is not None and self.output_config.format is not None:
+            found += self.output_config.format.constraints("output_config.format")
+        if self.output_format is not None:
+            found += self.output_format.constraints("output_format")
+        return tuple(found)
+
+    @property
     def generation(self) -> GenerationFields:
         """How to sample and when to stop, in the form that all endpoints share."""
-        return GenerationFields(
-            model=self.model,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop_sequences,
-            cache_salt=self.cache_salt,
-            stream=self.stream,
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-        )
+        return generation_of(self, self.model, self.stream)

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from router.api.constraints.grammars import wanted_grammar
 from router.api.context import ApiContext
 from router.api.conversation_plan import NO_SWITCH, plan_conversation, takes_effort
 from router.api.openai.answers import (
@@ -40,7 +41,6 @@ from router.api.replies.reply import Plan, reply
 from router.api.replies.usage import Usage
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
-from router.api.structured_outputs import wanted_grammar
 from router.chat.events import ContentText, JoinedCall, MessageDelta, joined_calls
 from router.chat.message_parser import MessageParser
 from router.http.request_scope import record_of
@@ -59,7 +59,7 @@ def chat_router(context: ApiContext) -> APIRouter:
         fields = await read_body(request, context, ChatRequest)
         identity = identify(request, context, fields)
         check_model(context, fields.model)
-        grammar = await wanted_grammar(fields.format, context, request.scope)
+        grammar = await wanted_grammar(fields.constraints, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
             fields.output_limit,

@@ -9,12 +9,8 @@ from msgspec.structs import replace
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.request_fields import (
-    GenerationFields,
-    LogprobsCount,
-    Unsupported,
-    only,
-)
+from router.api.generation_fields import GenerationFields, LogprobsCount
+from router.api.request_fields import Unsupported, only
 from router.api.strict_model import StrictModel, bounded, first_error
 from router.api.tool_fields import (
     MAX_TOOLS,
@@ -132,7 +128,6 @@ class ChatRequest(GenerationFields):
     """A conversation; the answer is the assistant's next message, `n` times."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1), bounded]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: LogprobsCount | None = None
     tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS), first_error] | None = None
@@ -185,13 +180,6 @@ class ChatRequest(GenerationFields):
     prompt_cache_retention: Hint = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     chat_template: Annotated[Any, only(why=NO_TEMPLATES)] = None
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit on generated tokens, under either of its two names."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens
-        return self.max_tokens
 
     @property
     def logprobs_count(self) -> int | None:
@@ -248,14 +236,6 @@ class ChatRequest(GenerationFields):
     def check_together(self) -> None:
         """See the base class."""
         super().check_together()
-        if self.max_tokens == 0:
-            raise InvalidRequest("'max_tokens' must be at least 1", "max_tokens")
-        if None not in (self.max_tokens, self.max_completion_tokens) and (
-            self.max_tokens != self.max_completion_tokens
-        ):
-            raise InvalidRequest(
-                "'max_tokens' and 'max_completion_tokens' differ; give one of them", "max_tokens"
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:

@@ -7,11 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.request_fields import (
-    MAX_CHOICES,
-    GenerationFields,
-    LogprobsCount,
-)
+from router.api.generation_fields import MAX_CHOICES, GenerationFields, LogprobsCount
 from router.api.strict_model import MAX_TOKEN_IDS, MAX_VALUES_WITH_IDS
 
 Prompt = str | list[int]
@@ -45,6 +41,7 @@ class CompletionRequest(GenerationFields):
         ],
         Discriminator(_prompt_shape),
     ]
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     echo: bool | None = None
     logprobs: LogprobsCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -103,7 +100,7 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequest(
                 "'echo' and 'truncate_prompt_tokens' exclude each other", "truncate_prompt_tokens"
             )
-        if self.max_tokens == 0 and not self.echo:
+        if self.output_limit == 0 and not self.echo:
             raise InvalidRequest(
                 "'max_tokens' must be at least 1, or 0 together with 'echo'", "max_tokens"
             )

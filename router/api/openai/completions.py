@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from protocol.errors import PromptTooLong
+from router.api.constraints.grammars import wanted_grammar
 from router.api.context import ApiContext
 from router.api.openai.answers import (
     Completion,
@@ -40,7 +41,6 @@ from router.api.replies.reply import Plan, reply
 from router.api.replies.usage import Usage
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
-from router.api.structured_outputs import wanted_grammar
 from router.http.request_scope import record_of
 from router.output.choices import Choice
 from router.output.output_text import TextDelta
@@ -61,10 +61,10 @@ def completions_router(context: ApiContext) -> APIRouter:
         identity = identify(request, context, fields)
         check_model(context, fields.model)
         prompts = [await _encode(context, fields, each) for each in fields.prompts]
-        grammar = await wanted_grammar(fields.format, context, request.scope)
+        grammar = await wanted_grammar(fields.constraints, context, request.scope)
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         wish = OutputWish(
-            fields.max_tokens,
+            fields.output_limit,
             DEFAULT_MAX_TOKENS,
             fields.output_logprobs,
             "prompt",

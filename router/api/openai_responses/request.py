@@ -11,17 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.openai.chat_request import Effort
-from router.api.request_fields import (
-    CacheSalt,
+from router.api.constraints.constraint import Constraint
+from router.api.constraints.format_fields import ResponseFormat
+from router.api.generation_fields import (
     GenerationFields,
     LogprobsCount,
-    RequestBody,
+    SamplingFields,
     StreamOptions,
-    Unsupported,
+    generation_of,
 )
+from router.api.openai.chat_request import Effort
+from router.api.request_fields import RequestBody, Unsupported
 from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
-from router.api.structured_outputs import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of, tool_choice_shape
 from router.api.unknown_fields.findings import ignorable, ignorable_entries
 
@@ -162,29 +163,10 @@ class ReasoningConfig(StrictModel):
     generate_summary: Annotated[Any, ignorable()] = None
 
 
-class SchemaFormatFields(JsonSchema):
-    """JSON that follows the schema."""
-
-    type: Literal["json_schema"]
-
-    @property
-    def as_response_format(self) -> JsonSchemaFormat:
-        """The same format as a field of chat completions."""
-        named = {"name": self.name, "schema": self.schema_, "strict": self.strict}
-        schema = JsonSchema.model_validate(named)
-        return JsonSchemaFormat(type="json_schema", json_schema=schema)
-
-
 class TextConfig(StrictModel):
     """The format of the text."""
 
-    format: (
-        Annotated[
-            TextFormat | JsonObjectFormat | SchemaFormatFields,
-            Discriminator("type"),
-        ]
-        | None
-    ) = None
+    format: ResponseFormat | None = None
     verbosity: Annotated[Any, ignorable("medium")] = None
 
 
@@ -222,13 +204,10 @@ class InputTokensRequest(RequestBody):
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
 
 
-class ResponsesRequest(InputTokensRequest):
+class ResponsesRequest(SamplingFields, InputTokensRequest):
     """A conversation as items; the answer is the assistant's next turn."""
 
     model: str
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: Annotated[dict[str, _Label], Field(max_length=MAX_METADATA), first_error] | None = (
@@ -238,7 +217,6 @@ class ResponsesRequest(InputTokensRequest):
     safety_identifier: _Label | None = None
     prompt_cache_key: _Label | None = None
     prompt_cache_retention: Hint = None
-    cache_salt: CacheSalt | None = None
     store: bool | None = None
     background: bool | None = None
     include: Annotated[Annotated[list[str], bounded] | None, ignorable_entries(LOGPROBS)] = None
@@ -274,19 +252,14 @@ class ResponsesRequest(InputTokensRequest):
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
-    def response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
-        """The format of the text, as a field of chat completions."""
+    def constraints(self) -> tuple[Constraint, ...]:
+        """See the base class."""
         wanted = self.text.format if self.text else None
-        return wanted.as_response_format if isinstance(wanted, SchemaFormatFields) else wanted
+        if wanted is None:
+            return super().constraints
+        return (*wanted.constraints("text.format"), *super().constraints)
 
     @property
     def generation(self) -> GenerationFields:
         """How to sample and when to stop, in the form that all endpoints share."""
-        return GenerationFields(
-            model=self.model,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            cache_salt=self.cache_salt,
-            stream=self.stream,
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-        )
+        return generation_of(self, self.model, self.stream)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from process.store.response_records import ResponseName
 from protocol.errors import InvalidRequest, PreviousNotFound, PromptTooLong
+from router.api.constraints.grammars import wanted_grammar
 from router.api.context import ApiContext
 from router.api.conversation_plan import (
     NO_SWITCH,
@@ -33,12 +34,12 @@ from router.api.replies.reply import Plan, reply
 from router.api.request_fields import read_body
 from router.api.stream_identity import identify
 from router.api.strict_model import check_bounds
-from router.api.structured_outputs import WantedFormat, wanted_grammar
 from router.chat.conversation import Conversation
 from router.http.origin import owner_of
 from router.http.request_scope import record_of
 from router.http.sse import StreamStyle, as_it_is
 from router.output.event_ids import StreamIdentity
+from router.text.bad_words import bad_word_tokens
 
 _Fields = TypeVar("_Fields", bound=InputTokensRequest)
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
@@ -55,9 +56,10 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         generation = fields.generation
         identity = identify(request, context, generation, numbers_events=True)
         check_model(context, fields.model)
-        grammar = await _grammar(request, context, fields)
-        limit, logprobs = fields.max_output_tokens, fields.logprobs_count
-        wish = OutputWish(limit, None, logprobs, "input", grammar, repeats_output=True)
+        grammar = await wanted_grammar(fields.constraints, context, request.scope)
+        bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
+        limit, logprobs = fields.output_limit, fields.logprobs_count
+        wish = OutputWish(limit, None, logprobs, "input", grammar, bad_words, repeats_output=True)
         continued, history = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
         plan_of = partial(
@@ -161,23 +163,6 @@ def _keeping(
     )
 
 
-async def _grammar(request: Request, context: ApiContext, fields: ResponsesRequest) -> str | None:
-    """The text's grammar, if any. Raises InvalidRequest with this API's name of the field."""
-    record, wanted = record_of(request.scope), WantedFormat(fields.response_format)
-    try:
-        grammar = await wanted_grammar(wanted, context, request.scope)
-    except InvalidRequest as error:
-        message, param = error.message, error.param or ""
-        for theirs in ("response_format.json_schema", "response_format"):
-            message = message.replace(f"'{theirs}", "'text.format")
-            param = param.replace(theirs, "text.format")
-        raise InvalidRequest(message, param) from error
-    if record.ignored:
-        theirs = "response_format.json_schema"
-        record.ignored = [each.replace(theirs, "text.format") for each in record.ignored]
-    return grammar
-
-
 def blank_response(
     identity: StreamIdentity, fields: ResponsesRequest, model: str, is_kept: bool
 ) -> api.Response:
@@ -194,7 +179,7 @@ def blank_response(
         model=model,
         output=[],
         instructions=fields.instructions,
-        max_output_tokens=fields.max_output_tokens,
+        max_output_tokens=fields.output_limit,
         metadata=fields.metadata or {},
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         reasoning=shown.get("reasoning", {}),

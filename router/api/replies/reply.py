@@ -18,12 +18,12 @@ from starlette.responses import Response
 
 from protocol.sampling import PromptLogprobs
 from router.api.context import ApiContext
+from router.api.generation_fields import GenerationFields
 from router.api.replies.answer_format import AnswerFormat, CountingFormat, TimedFormat, wants_timing
 from router.api.replies.best_of import best_of_each_prompt
 from router.api.replies.json_pieces import take_some
 from router.api.replies.timing import TIMING_HEADER
 from router.api.replies.usage import UsageCount
-from router.api.request_fields import GenerationFields
 from router.http.disconnect import ClientGone, connection_of, while_connected
 from router.http.errors import describe
 from router.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer

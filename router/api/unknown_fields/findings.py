@@ -1,7 +1,7 @@
 """What validation notes about fields that will be ignored: that there are some.
 
 Which ones they are is found afterwards, by `router.api.unknown_fields.ignored`, and only if there
-are any. Unknown values are not kept.
+are any. Unknown values are kept until then.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ class Findings:
         self.any = False
 
 
-def note_unknown(value: Any, info: ValidationInfo) -> bool:
-    """The value of an unknown field becomes whether there is one: null means absent."""
-    if value is None:
-        return False
-    note(info)
-    return True
+def note_unknown(value: Any, info: ValidationInfo) -> Any:
+    """Note an unknown field, unless its value is null, which means absent."""
+    if value is not None:
+        note(info)
+    return value
 
 
 def note(info: ValidationInfo) -> None:

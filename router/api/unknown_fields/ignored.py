@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-
-from pydantic import BaseModel
+from typing import Any
 
 from protocol.errors import InvalidRequest
+from router.api.strict_model import StrictModel
+from router.api.unknown_fields.constraints import lost_constraint
 from router.api.unknown_fields.findings import Ignorable
 from router.api.unknown_fields.slips import meant_field
 
@@ -24,22 +25,23 @@ MAX_NAMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An ignored field: its full path, its path without places, and its own name and model if it is
-    unknown."""
+    """An ignored field: its full path, its path without places, and its own name, value and model
+    if it is unknown."""
 
     path: str
     generic: str
     unknown: str = ""
-    model: type[BaseModel] | None = None
+    value: Any = None
+    model: type[StrictModel] | None = None
 
 
-def take_ignored(body: BaseModel, refuse: bool) -> list[str]:
+def take_ignored(body: StrictModel, refuse: bool) -> list[str]:
     """The names of the fields of a body that are ignored; it loses those that it does not know.
 
     Raises InvalidRequest for what looks like a slip and, if `refuse`, for the first one of all.
     """
     names: dict[str, None] = {}
-    checked: set[tuple[str, type[BaseModel]]] = set()
+    checked: set[tuple[str, type[StrictModel]]] = set()
     for found in _walk(body, "", ""):
         if refuse:
             what = "is not a known field" if found.unknown else "is not supported"
@@ -49,12 +51,15 @@ def take_ignored(body: BaseModel, refuse: bool) -> list[str]:
             if question not in checked:
                 checked.add(question)
                 _check_slip(found, found.model)
+                _check_constraint(found, found.model)
         if len(names) < MAX_NAMES:
             names[found.generic[:MAX_NAME_CHARS]] = None
     return list(names)
 
 
-def _check_slip(found: _Found, model: type[BaseModel]) -> None:
+def _check_slip(found: _Found, model: type[StrictModel]) -> None:
+    if found.unknown in _all_names():
+        return  # of another endpoint
     meant = meant_field(found.unknown, _names_of(model))
     if meant is not None:
         raise InvalidRequest(
@@ -62,25 +67,38 @@ def _check_slip(found: _Found, model: type[BaseModel]) -> None:
         )
 
 
-def _walk(model: BaseModel, path: str, generic: str) -> Iterator[_Found]:
+def _check_constraint(found: _Found, model: type[StrictModel]) -> None:
+    """Raises InvalidRequest if the answer without this field would be another one."""
+    if model.refuses_unknown:
+        raise InvalidRequest(f"'{found.path}' is not a known field", found.path)
+    lost = lost_constraint(found.unknown, found.value) if model.constrains else None
+    if lost is not None:
+        path, fields = lost
+        raise InvalidRequest(
+            f"'{path}' would constrain the answer, and this API has no such field: use {fields}",
+            path,
+        )
+
+
+def _walk(model: StrictModel, path: str, generic: str) -> Iterator[_Found]:
     """All ignored fields of a model and of the models in it."""
     extras = model.__pydantic_extra__
     kind = getattr(model, "left_out", None)
     if kind is not None:
         yield _Found(f"{path}.type", f"{generic.removesuffix('[]')}[{kind}]")
     elif extras:
-        for name, is_set in extras.items():
-            if is_set:
-                yield _Found(_joined(path, name), _joined(generic, name), name, type(model))
+        for name, value in extras.items():
+            if value is not None:
+                yield _Found(_joined(path, name), _joined(generic, name), name, value, type(model))
     if extras:
         extras.clear()
     for field, name, ignorable in _ignorables(type(model)):
         for part in ignorable.names(getattr(model, field)):
             yield _Found(_joined(path, name), _joined(generic, name) + part)
     for field, value in model.__dict__.items():
-        if isinstance(value, BaseModel):
+        if isinstance(value, StrictModel):
             yield from _walk(value, _joined(path, field), _joined(generic, field))
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        elif isinstance(value, list) and value and isinstance(value[0], StrictModel):
             for place, each in enumerate(value):
                 yield from _walk(
                     each, f"{_joined(path, field)}[{place}]", f"{_joined(generic, field)}[]"
@@ -92,13 +110,24 @@ def _joined(path: str, name: str) -> str:
 
 
 @cache
-def _names_of(model: type[BaseModel]) -> tuple[str, ...]:
+def _all_names() -> frozenset[str]:
+    """The names that clients use for the fields of all models."""
+    waiting, names = [StrictModel], set[str]()
+    while waiting:
+        model = waiting.pop()
+        names.update(_names_of(model))
+        waiting += model.__subclasses__()
+    return frozenset(names)
+
+
+@cache
+def _names_of(model: type[StrictModel]) -> tuple[str, ...]:
     """The names that clients use for the fields of a model."""
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 @cache
-def _ignorables(model: type[BaseModel]) -> tuple[tuple[str, str, Ignorable], ...]:
+def _ignorables(model: type[StrictModel]) -> tuple[tuple[str, str, Ignorable], ...]:
     """The fields that a model knows and does not honour, with the names that clients use."""
     return tuple(
         (name, field.alias or name, each)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.sampling import MAX_GRAMMAR_CHARS
-from router.api import structured_outputs
+from router.api.constraints import grammars
 from router.api.context import MAX_INLINE_BYTES, ApiLimits
 from router.api.conversation_plan import MAX_TOOLS_BYTES
 from router.api.openai.chat_request import ChatRequest
@@ -74,7 +74,7 @@ class Recorder:
 def test_a_grammar_too_long_is_refused_before_it_is_converted(
     big_api, monkeypatch, endpoint, field, value, converter
 ):
-    module = json_schemas if converter == "json_schema_grammar" else structured_outputs
+    module = json_schemas if converter == "json_schema_grammar" else grammars
     converted = Recorder(getattr(module, converter))
     monkeypatch.setattr(module, converter, converted)
     response = getattr(big_api, endpoint)(structured_outputs={field: value})
