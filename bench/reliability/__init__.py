@@ -1,4 +1,4 @@
-"""Loads, faults and inputs for `bench.chaos`, `bench.soak` and `bench.fuzz`.
+"""Loads and faults for `bench.chaos`, `bench.soak` and `bench.tight_pools`.
 
-Imports the parsers that are fuzzed, and `bench.tools`.
+Imports `bench.tools`.
 """

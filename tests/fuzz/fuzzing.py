@@ -1,6 +1,6 @@
 """Fuzzes every parser of remote input: it may raise only declared errors, and memory must not grow.
 
-    python -m bench.fuzz --inputs 1000000 --seed 1
+    python -m tests.fuzz --inputs 1000000 --seed 1
 
 The inputs are divided evenly among the parsers; the same seed gives the same inputs. This process's
 memory is measured after each tenth of a parser's inputs. A leak shows in every tenth, code loaded
@@ -26,8 +26,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.reliability.fuzz_inputs import Mutator
-from bench.reliability.fuzz_parsers import Parser, parsers
+from tests.fuzz.inputs import Mutator
+from tests.fuzz.parsers import Parser, parsers
 
 MAX_GROWTH = 0.02
 NUM_PARTS = 10
@@ -118,7 +118,7 @@ def report(outcomes: list[Outcome], seed: int) -> Table:
 
 def main(argv: list[str]) -> int:
     """Run and print the table and the findings; 0 if every parser is clean."""
-    cli = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    cli = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     cli.add_argument("--inputs", type=int, default=1_000_000)
     cli.add_argument("--seed", type=int, default=1)
     arguments = cli.parse_args(argv)

@@ -19,8 +19,6 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from bench.reliability.fuzz_inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
-from bench.reliability.fuzz_seeds import BODIES, HEADS, example, variants
 from bench.tools.recorded_connection import RecordedConnection
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff.key import HandoffKey
@@ -40,6 +38,8 @@ from router.http.connection_limits import ConnectionLimits
 from router.http.disconnect import ClientConnection, offer_connection
 from router.http.metrics import ApiMetrics
 from router.http.request_scope import RequestScope
+from tests.fuzz.inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
+from tests.fuzz.seeds import BODIES, HEADS, example, variants
 
 _SECRET = b"fuzz"
 _SCHEMAS: dict[str, type[RequestBody]] = {

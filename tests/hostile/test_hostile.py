@@ -1,23 +1,26 @@
-"""Every attack of the hostile bench once, at small sizes; and no field of the API without one."""
+"""Every attack once, at small sizes, and at night at full size; no field of the API without one."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.hostile import Outcome, all_attacks, report
-from bench.reliability import hostile_wire
-from bench.reliability.hostile_client import HostileClient, body_of
-from bench.reliability.hostile_conversations import BODY_ATTACKS
-from bench.reliability.hostile_sizes import SMALL, base_of
-from bench.reliability.hostile_wrong import all_fields, body_schemas, reached_fields
 from router.api.operations import OPERATIONS
 from router.text.tokenizer import Tokenizer
 from tests.effort import some
+from tests.hostile import wire
+from tests.hostile.attacks import Outcome, all_attacks, report
+from tests.hostile.client import HostileClient, body_of
+from tests.hostile.conversations import BODY_ATTACKS
+from tests.hostile.sizes import SMALL, base_of
+from tests.hostile.wrong import all_fields, body_schemas, reached_fields
+from tests.paths import ROOT
 from tests.unit.router.api_harness import MODEL, LiveApi, write_checkpoint
 
 SIZES = replace(SMALL, model=MODEL)
@@ -89,7 +92,7 @@ def test_attacks_get_answers_and_leave_nothing(live: LiveApi) -> None:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostile_wire, "_SHORT_WAIT_S", 0.02)
+    monkeypatch.setattr(wire, "_SHORT_WAIT_S", 0.02)
 
 
 @pytest.mark.parametrize("kind", ["words", "emoji", "quotes"])
@@ -138,3 +141,13 @@ def test_the_worst_ten_are_shown() -> None:
     shown = report([outcome(name=f"attack {place}", rest_s=place / 100) for place in range(30)])
     names = list(shown.columns[0].cells)
     assert names[:10] == [f"attack {place}" for place in range(29, 19, -1)]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_no_attack_does_harm() -> None:
+    """Needs a machine with nothing else to do: the bounds are times."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

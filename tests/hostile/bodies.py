@@ -11,8 +11,8 @@ import json
 from functools import partial
 from typing import Any
 
-from bench.reliability import hostile_grammars as grammars
-from bench.reliability.hostile_sizes import Body, Field, Sizes
+from tests.hostile import grammars
+from tests.hostile.sizes import Body, Field, Sizes
 
 # -- texts and lists that several endpoints take ----------------------------------------------
 

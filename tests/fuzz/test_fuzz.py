@@ -1,17 +1,20 @@
-"""The parsers of remote input hold against a short seeded run of the fuzzing bench."""
+"""Parsers of remote input hold against a short seeded run, and at night a million inputs."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from bench import fuzz
-from bench.reliability.fuzz_inputs import JSON, Mutator
-from bench.reliability.fuzz_parsers import Parser, parsers
 from tests.effort import times
+from tests.fuzz import fuzzing
+from tests.fuzz.inputs import JSON, Mutator
+from tests.fuzz.parsers import Parser, parsers
+from tests.paths import ROOT
 
 SEED = 3
 
@@ -26,10 +29,12 @@ def known() -> Iterator[list[Parser]]:
 def test_only_declared_errors_come_out(
     known: list[Parser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fuzz, "NUM_PARTS", 1)  # memory is measured after each, which takes a while
-    fuzzing = fuzz.Fuzzing(SEED)
-    outcomes = [fuzzing.run(parser, times(100, 300)) for parser in known]
-    assert fuzzing.findings == []
+    monkeypatch.setattr(
+        fuzzing, "NUM_PARTS", 1
+    )  # memory is measured after each, which takes a while
+    run = fuzzing.Fuzzing(SEED)
+    outcomes = [run.run(parser, times(100, 300)) for parser in known]
+    assert run.findings == []
     assert all(each.accepted and each.refused for each in outcomes), outcomes
 
 
@@ -51,14 +56,14 @@ def test_an_unexpected_error_is_a_finding(
         raise KeyError("bug")
 
     broken = Parser("broken", [b"{}"], JSON, fail, (ValueError,))
-    monkeypatch.setattr(fuzz, "parsers", lambda loop: [broken])
-    assert fuzz.main(["--inputs", "20", "--seed", "1"]) == 1
+    monkeypatch.setattr(fuzzing, "parsers", lambda loop: [broken])
+    assert fuzzing.main(["--inputs", "20", "--seed", "1"]) == 1
     assert "KeyError('bug')" in capsys.readouterr().out
 
 
 def test_one_step_is_no_growth_but_many_are() -> None:
-    step = fuzz.Outcome("loads code", memory=[1000] * 6 + [1040] * 4)
-    leak = fuzz.Outcome("leaks", memory=[1000 + 4 * part for part in range(10)])
+    step = fuzzing.Outcome("loads code", memory=[1000] * 6 + [1040] * 4)
+    leak = fuzzing.Outcome("leaks", memory=[1000 + 4 * part for part in range(10)])
     assert (step.is_clean, leak.is_clean) == (True, False)
 
 
@@ -67,3 +72,11 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
     inputs = [first.next() for _ in range(200)]
     assert inputs == [second.next() for _ in range(200)]
     assert len(set(inputs)) > 150
+
+
+@pytest.mark.nightly
+def test_a_million_inputs_and_no_growth() -> None:
+    """In a process of its own, whose memory is watched."""
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", "1000000", "--seed", str(SEED)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

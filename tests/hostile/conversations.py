@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.reliability import hostile_grammars as grammars
-from bench.reliability.hostile_bodies import (
+from tests.hostile import grammars
+from tests.hostile.bodies import (
     CACHED,
     COMPLETION_FIELDS,
     SHARED,
@@ -17,14 +17,14 @@ from bench.reliability.hostile_bodies import (
     text,
     user,
 )
-from bench.reliability.hostile_chat import (
+from tests.hostile.chat import (
     CHAT_FIELDS,
     all_message_fields,
     calls,
     chat_tools,
     function_calls,
 )
-from bench.reliability.hostile_sizes import Body, BodyAttack, Field, Sizes, attacks_on
+from tests.hostile.sizes import Body, BodyAttack, Field, Sizes, attacks_on
 
 
 def _labels(_: Sizes) -> Body:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import zstandard
 
-from bench.reliability.hostile_client import HostileClient, request_of
-from bench.reliability.hostile_sizes import base_of
 from router.http.paths import NOT_GENERATION
+from tests.hostile.client import HostileClient, request_of
+from tests.hostile.sizes import base_of
 
 _COMPLETIONS = "/v1/completions"
 _OPEN = ("/health", "/ready", "/ping", "/live", "/version", "/openapi.json", "/docs", "/metrics")

@@ -1,6 +1,6 @@
 """The worst that one client may send, and what it does to another client's stream.
 
-    python -m bench.hostile [--workers mock|real] [--only PATTERN] [--at-once 4]
+    python -m tests.hostile [--workers mock|real] [--only PATTERN] [--at-once 4]
 
 For every endpoint and every field of its body, the largest and the worst input that the limits
 allow, wrong values for every field (from the OpenAPI document), and attacks below the body. Each
@@ -30,18 +30,18 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from bench.reliability.hostile_bystander import Bystander, MemoryWatch
-from bench.reliability.hostile_client import HostileClient
-from bench.reliability.hostile_conversations import BODY_ATTACKS
-from bench.reliability.hostile_sizes import FULL, BodyAttack, Sizes
-from bench.reliability.hostile_wire import WIRE_ATTACKS
-from bench.reliability.hostile_wrong import wrong_attacks
 from bench.router.late_steps import Span, rest_s
 from bench.router.mock_fleet import RouterFleet, RouterFleetConfig
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.paths import DEMO_MODEL
 from protocol.errors import BatonError
 from protocol.messages import Role
+from tests.hostile.bystander import Bystander, MemoryWatch
+from tests.hostile.client import HostileClient
+from tests.hostile.conversations import BODY_ATTACKS
+from tests.hostile.sizes import FULL, BodyAttack, Sizes
+from tests.hostile.wire import WIRE_ATTACKS
+from tests.hostile.wrong import wrong_attacks
 
 MAX_STALL_S = 0.25
 MAX_MEMORY = 1_500_000_000
@@ -220,7 +220,7 @@ def _fleet(workers: str, sizes: Sizes, model: Path) -> BenchFleet:
 
 def main(argv: Sequence[str]) -> int:
     """Run and print the worst; 0 if all attacks were harmless."""
-    cli = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__)
+    cli = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     cli.add_argument("--workers", choices=("mock", "real"), default="mock")
     cli.add_argument("--only", default="", help="attacks whose name matches this")
     cli.add_argument("--at-once", type=int, default=4, help="copies of each attack at once")
@@ -235,7 +235,7 @@ def main(argv: Sequence[str]) -> int:
             outcomes = run_attacks(fleet, attacks, FULL, console)
             left = fleet.left_over()
     except BatonError as error:
-        print(f"bench.hostile: {error}", file=sys.stderr)
+        print(f"tests.hostile: {error}", file=sys.stderr)
         return 2
     console.print(report(outcomes))
     harmful = sum(not each.is_harmless for each in outcomes)

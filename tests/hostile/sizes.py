@@ -1,4 +1,4 @@
-"""How large the attacks of `bench.hostile` are, and what one attack is.
+"""How large the attacks of `tests.hostile` are, and what one attack is.
 
 `FULL` are the limits that the API allows, taken from the code that enforces them. Smaller sizes
 serve tests.

@@ -1,4 +1,4 @@
-"""A client of `bench.hostile`: sends bytes, reads the answer to its end, and judges it."""
+"""A client of `tests.hostile`: sends bytes, reads the answer to its end, and judges it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from bench.reliability.hostile_sizes import BodyAttack, Sizes, base_of
+from tests.hostile.sizes import BodyAttack, Sizes, base_of
 
 PATIENCE_S = 180.0
 _KEPT_BYTES = 16_384

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.reliability import hostile_grammars as grammars
-from bench.reliability.hostile_bodies import (
+from tests.hostile import grammars
+from tests.hostile.bodies import (
     CACHED,
     TEXTS,
     huge,
@@ -14,7 +14,7 @@ from bench.reliability.hostile_bodies import (
     text,
     user,
 )
-from bench.reliability.hostile_sizes import Body, Field, Sizes
+from tests.hostile.sizes import Body, Field, Sizes
 
 
 def chat_tools(sizes: Sizes, strict: bool = False) -> list[Body]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from bench.reliability.hostile_sizes import Sizes
+from tests.hostile.sizes import Sizes
 
 Schema = dict[str, Any]
 

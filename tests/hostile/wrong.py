@@ -1,5 +1,5 @@
 """What the OpenAPI document says about bodies: wrong values for every field, and the fields that
-the attacks of `hostile_conversations` reach.
+the attacks of `tests.hostile.conversations` reach.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from bench.reliability.hostile_sizes import Body, BodyAttack, Sizes, base_of
 from router.api.openapi import openapi_document
+from tests.hostile.sizes import Body, BodyAttack, Sizes, base_of
 
 Schema = dict[str, Any]
 _PREFIX = "#/components/schemas/"
