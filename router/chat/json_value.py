@@ -63,6 +63,7 @@ class JsonValue:
         self._quote = ""
         self._escape = ""
         self._word = ""
+        self._key_start = 0  # of the last key, in `json`
         self._held = ""  # a comma and white space, written once another value follows
 
     def scan(self, text: str, start: int) -> int:
@@ -102,19 +103,21 @@ class JsonValue:
         return True
 
     def complete_anyhow(self) -> bool:
-        """Like `close`, but also ends a string, and a key without a value gets null. Returns
-        False if there is no value."""
+        """Like `close`, but also ends a string, and leaves out a key without a value, and a number
+        or a word of which more may be missing. Returns False if there is no value. No JSON may
+        have been taken before."""
         self._escape = ""
+        is_key = self._expected is Expected.KEY_OR_END
+        if self._closers and (is_key or self._word.strip() not in _CONSTANTS):
+            self._word = ""
+        has_begun = bool(self._quote or self._word)
+        has_no_value = self._expected in (Expected.COLON, Expected.VALUE) and not has_begun
+        if self._closers and ((is_key and has_begun) or has_no_value):
+            self.json = self.json[: self._key_start]
+            self._quote = ""
+            self._expected = Expected.COMMA_OR_END
         if self._quote:
             self._take(self._quote)
-        if self._word:
-            self._end_word()
-        if self._closers and self._expected is Expected.COLON:
-            self.json += ":"
-            self._expected = Expected.VALUE
-        if self._closers and self._expected is Expected.VALUE:
-            self.json += "null"
-            self._end_value()
         return self.close()
 
     def _take(self, character: str) -> bool:
@@ -191,6 +194,8 @@ class JsonValue:
 
     def _begin(self, text: str) -> None:
         """Writes the beginning of a key or value, after the comma that waited for it."""
+        if self._expected is Expected.KEY_OR_END:
+            self._key_start = len(self.json)
         self.json += self._held + text
         self._held = ""
 

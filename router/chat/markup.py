@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from protocol.errors import ModelLoadError
 from router.chat.content_scan import ToolContentScan
 from router.chat.control_text import ControlText, TemplateInput
-from router.chat.conversation import Conversation
+from router.chat.conversation import Conversation, ToolMode
 from router.chat.formats import (
     hermes,
     llama,
@@ -29,7 +29,7 @@ from router.chat.reasoning import ReasoningMarkers, ReasoningParser
 from router.chat.round_trip import TOOL, written_call
 from router.chat.thought_grammar import thought_rules, with_thoughts
 from router.chat.tool_grammar import CallForm, ToolGrammar
-from router.chat.tool_parser import CallIds, ToolParser
+from router.chat.tool_parser import MAX_HELD_CHARS, CallIds, ToolParser
 from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.parser_names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from router.text.control_tokens import ControlTokens
@@ -181,7 +181,9 @@ class ChatMarkup:
         if self.tools is None or not conversation.may_call_tools:
             return None
         schemas = {tool.name: tool.schema for tool in conversation.tools}
-        return self.tools.parser(self.tools.call_ids(seed), schemas)
+        is_enforced = conversation.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+        max_held_chars = 0 if is_enforced else MAX_HELD_CHARS
+        return self.tools.parser(self.tools.call_ids(seed), schemas, max_held_chars)
 
     def thoughts(self, conversation: Conversation, prompt: str) -> ThoughtMarkers | None:
         """Where the answer's reasoning ends, for those who see its tokens."""

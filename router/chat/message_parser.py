@@ -7,6 +7,7 @@ a parser for them; other text is content, unchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from protocol.messages import FinishReason
 from router.chat.events import (
@@ -15,7 +16,6 @@ from router.chat.events import (
     MessageEvent,
     MessageFinish,
     ReasoningText,
-    ToolCallBegin,
     ToolCallBroken,
     ToolEvent,
 )
@@ -101,13 +101,17 @@ class MessageParser:
     def _call_in_thoughts(
         self, tools: ToolParser, text: str, is_cut: bool
     ) -> Sequence[MessageEvent]:
-        """The events of text at the end of reasoning that was never closed: a call, or else more
-        reasoning. A call that had hardly begun where the token limit came is dropped."""
+        """The events of text at the end of reasoning that was never closed: calls at its very end,
+        or else more reasoning. A call that had hardly begun where the token limit came is
+        dropped."""
         tools.begin_at(self._length - len(text))
         found = [*tools.push(text), *tools.flush(is_cut)]
-        if any(isinstance(event, ToolCallBegin) for event in found):
-            return self._counted(found)
-        return [] if is_cut else [ReasoningText(text)]
+        contents = list(takewhile(lambda event: isinstance(event, ContentText), found))
+        calls = found[len(contents) :]
+        if calls and not any(isinstance(event, ContentText) for event in calls):
+            thoughts = MessageDelta([*contents]).content
+            return [*([ReasoningText(thoughts)] if thoughts else []), *self._counted(calls)]
+        return [] if is_cut and not calls else [ReasoningText(text)]
 
     def _counted(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """The events without those of calls beyond `max_calls`."""
@@ -117,6 +121,6 @@ class MessageParser:
                 self._called = True
                 if self._max_calls is not None and event.index >= self._max_calls:
                     continue
-                self._is_broken = isinstance(event, ToolCallBroken)
+                self._is_broken |= isinstance(event, ToolCallBroken)
             kept.append(event)
         return kept

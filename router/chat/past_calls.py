@@ -1,7 +1,8 @@
 """Arguments and ids of calls in a conversation's history, as templates take them.
 
 What an answer gave as a call is accepted in the next request, also if the call was cut off or is
-no JSON: the rules by which answers are read mend it, and what is missing at its end is completed.
+no JSON: the rules by which answers are read mend it. At its end, brackets and quotes that are
+missing are added, and an argument without a value is left out.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from router.chat.tool_parser import partial_end
+from router.chat.code_scan import partial_end
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -154,21 +155,24 @@ def _ending(choice: Choice, finish: MessageFinish) -> MessageEnding:
 
 
 def _blocks(message: MessageDelta) -> list[ContentBlock]:
+    """The blocks in the order of the events, as they are streamed."""
     blocks: list[ContentBlock] = []
-    if message.reasoning:
-        blocks.append(ThinkingBlock(message.reasoning))
-    if message.content:
-        blocks.append(TextBlock(message.content))
-    for call in joined_calls(message.events):
-        if call.begin is not None:
-            blocks.append(
-                ToolUseBlock(
-                    _tool_use_id(call.begin.id),
-                    call.begin.name,
-                    arguments_object(call.arguments, "input"),
-                )
-            )
+    for _, events in groupby(message.events, _block_of):
+        part = MessageDelta(list(events))
+        if part.reasoning:
+            blocks.append(ThinkingBlock(part.reasoning))
+        if part.content:
+            blocks.append(TextBlock(part.content))
+        for call in joined_calls(part.events):
+            assert call.begin is not None, "the message is whole"
+            arguments = arguments_object(call.arguments, "input")
+            blocks.append(ToolUseBlock(_tool_use_id(call.begin.id), call.begin.name, arguments))
     return blocks
+
+
+def _block_of(event: MessageEvent) -> object:
+    """What the events of one block have in common."""
+    return type(event) if isinstance(event, ContentText | ReasoningText) else event.index
 
 
 def _tool_use_id(call_id: str) -> str:

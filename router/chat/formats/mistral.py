@@ -42,18 +42,18 @@ class MistralParser(ObjectCallsParser):
 
     def _step_head(self) -> bool:
         """After the marker: a list, one object, or a name."""
-        self._held += self._take_space()
+        self._take_space()
         if not self._pending or self._pending[0] in "[{" or self._in_list:
             return super()._step_head()
         named = _NAMED.match(self._pending)
         if named:
             self._take(named.end())
             self._begin_call(named["name"])
-            self._held, self._value = "", JsonValue()
+            self._value = JsonValue()
             return True
         if _NAMED_SO_FAR.fullmatch(self._pending):
             return False
-        self._restore()
+        self._give_up()
         return True
 
     def _step_arguments(self, value: JsonValue) -> bool:
@@ -69,14 +69,21 @@ class MistralParser(ObjectCallsParser):
             self._after_item()
         elif value.broken:
             self._value = None
-            self._skip_call()
+            self._give_up()
         return value.complete or value.broken
 
     def _end(self, is_cut: bool) -> None:
         value, self._value = self._value, None
-        if value is not None:
-            if is_cut or not value.close():
-                self._break_call()
-            self._add_arguments(value.take_json())
+        if value is None:
+            super()._end(is_cut)
+            return
+        is_whole = not is_cut and value.close()
+        self._add_arguments(value.take_json())
+        if is_whole:
             self._after_item()
-        super()._end(is_cut)
+            self._leave()
+        elif is_cut:
+            self._break_call()
+            self._pending = ""
+        elif not self._try_restore():
+            self._pending = ""

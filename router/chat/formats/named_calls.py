@@ -42,7 +42,6 @@ class NamedCallsParser(ToolParser):
     head_so_far: ClassVar[re.Pattern[str]]
 
     _place = _Place.CONTENT
-    _held = ""  # what is content again if no call follows
     _value: JsonValue | None = None
 
     def _step(self) -> bool:
@@ -61,10 +60,9 @@ class NamedCallsParser(ToolParser):
         return (self.begin,) if self.end is None else (self.begin, self.end)
 
     def _step_content(self) -> bool:
-        found = self._take_content_before(self.begin)
-        if found is None:
+        if self._find_block((self.begin,)) is None:
             return False
-        self._held = found
+        self._take(len(self.begin))
         self._place = _Place.HEAD
         return True
 
@@ -72,15 +70,14 @@ class NamedCallsParser(ToolParser):
         head = self.head.match(self._pending)
         if head is not None:
             self._take(head.end())
-            self._held = ""
             self._begin_call(head["name"])
             self._value = JsonValue()
             self._place = _Place.ARGUMENTS
             return True
         if self.head_so_far.fullmatch(self._pending):
             return False
-        self._add_content(self._held)
-        self._leave()
+        self._restore()
+        self._place = _Place.CONTENT
         return True
 
     def _step_arguments(self) -> bool:
@@ -94,10 +91,10 @@ class NamedCallsParser(ToolParser):
         if value.broken and self._is_at_end() and value.close():
             self._add_arguments(value.take_json())
         if value.complete:
+            self._end_call()
             self._place = _Place.AFTER_CALL
         elif value.broken:
-            self._break_call()
-            self._place = _Place.SKIP
+            self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
         return value.complete or value.broken
 
     def _is_at_end(self) -> bool:
@@ -107,11 +104,14 @@ class NamedCallsParser(ToolParser):
         """After the arguments: the end marker, perhaps behind brackets too many, or content."""
         text = self._pending.lstrip("]} \t\r\n")
         self._take(len(self._pending) - len(text))
+        self._end_call()
         if not text or self._is_partial(*self._markers):
             return False
         if self.end is not None and text.startswith(self.end):
             self._take(len(self.end))
-        self._leave()
+            self._end_call()
+        self._leave_block()
+        self._place = _Place.CONTENT
         return True
 
     def _step_skip(self) -> bool:
@@ -119,26 +119,38 @@ class NamedCallsParser(ToolParser):
             return False
         if self.end is not None and self._pending.startswith(self.end):
             self._take(len(self.end))
-        self._leave()
+        self._place = _Place.CONTENT
         return True
 
-    def _leave(self) -> None:
-        self._held, self._value = "", None
-        self._place = _Place.CONTENT
-
     def _end(self, is_cut: bool) -> None:
-        if self._place is _Place.ARGUMENTS:
-            assert self._value is not None, "a name came before"
-            if is_cut or not self._value.close():
-                self._break_call()
-            self._add_arguments(self._value.take_json())
-        if self._place is _Place.HEAD and not is_cut:
-            self._add_content(self._held)
-        is_head = self._place is _Place.HEAD and self._may_be_head()
-        is_markup = is_cut and (is_head or self._is_partial(*self._markers))
-        if is_markup or self._place is _Place.SKIP:
+        place, self._place = self._place, _Place.CONTENT
+        if place is _Place.ARGUMENTS:
+            self._end_arguments(is_cut)
+        elif place is _Place.HEAD and is_cut and self._may_be_head():
+            self._drop_block()
             self._pending = ""
-        self._leave()
+        elif place is _Place.HEAD:
+            self._restore()
+        elif place is _Place.AFTER_CALL:
+            self._end_behind_call(is_cut, *self._markers)
+        elif place is _Place.SKIP:
+            self._pending = ""
+        elif is_cut:
+            self._drop_start()
+
+    def _end_arguments(self, is_cut: bool) -> None:
+        value = self._value
+        assert value is not None, "a name came before"
+        is_whole = not is_cut and value.close()
+        self._add_arguments(value.take_json())
+        if is_whole:
+            self._end_call()
+            self._leave_block()
+        elif is_cut:
+            self._break_call()
+            self._pending = ""
+        elif not self._try_restore():
+            self._pending = ""
 
     def _may_be_head(self) -> bool:
         """Whether the pending text, which a marker precedes, is the beginning of a call."""
@@ -167,18 +179,21 @@ class RecipientParser(NamedCallsParser):
     _is_first = True
 
     def _step_head(self) -> bool:
-        if self._is_first and not self._held:
-            if self._is_partial(RECIPIENT):
+        if self._is_first:
+            if self._block is None:
+                self._begin_block()
+            if not self._block and self._is_partial(RECIPIENT):
                 return False
-            if self._pending.startswith(RECIPIENT):
-                self._held = self._take(len(RECIPIENT))
+            if not self._block and self._pending.startswith(RECIPIENT):
+                self._take(len(RECIPIENT))
                 return True
         if self._is_partial(_TO_ALL):
             return False
         self._is_first = False
         if self._pending.startswith(_TO_ALL):
             self._take(len(_TO_ALL))
-            self._leave()
+            self._drop_block()
+            self._place = _Place.CONTENT
             return True
         return super()._step_head()
 

@@ -27,18 +27,16 @@ class _Place(Enum):
 
 
 class ObjectCallsParser(ToolParser):
-    """Parses objects behind one of the `begins`; `end` may follow them. With `is_bare`, objects
-    and lists also count without a marker. With `any_name`, a marked call need not name a tool."""
+    """Parses objects behind one of the `begins`; `end` may follow them. A family that `is_bare`
+    also reads objects and lists without a marker. With `any_name`, a marked call need not name a
+    tool."""
 
     begins: ClassVar[tuple[str, ...]]
     end: ClassVar[str | None] = None
-    is_bare: ClassVar[bool] = False
     any_name: ClassVar[bool] = True
 
     _place = _Place.CONTENT
-    _held = ""  # what is content again if no call follows
     _reader: CallReader | None = None
-    _is_marked = False
     _in_list = False
 
     def _step(self) -> bool:
@@ -57,30 +55,27 @@ class ObjectCallsParser(ToolParser):
         return self.begins if self.end is None else (*self.begins, self.end)
 
     def _step_content(self) -> bool:
-        openers = ("{", "[") if self.is_bare else ()
-        found = self._take_content_before(*self.begins, *openers)
+        found = self._find_block(self.begins, ("{", "[") if self.is_bare else ())
         if found is None:
             return False
-        self._is_marked, self._in_list = found in self.begins, False
+        self._in_list = False
         if self._is_marked:
-            self._held = found
-        else:
-            self._pending = found + self._pending
+            self._take(len(found))
         self._place = _Place.HEAD
         return True
 
     def _step_head(self) -> bool:
         """Before an object: a list may open first."""
-        self._held += self._take_space()
+        self._take_space()
         if not self._pending:
             return False
         if self._pending[0] == "[" and not self._in_list:
-            self._held += self._take(1)
+            self._take(1)
             self._in_list = True
         elif self._pending[0] == "{":
             self._place = _Place.ITEM
         else:
-            self._restore()
+            self._give_up()
         return True
 
     def _step_item(self) -> bool:
@@ -93,46 +88,38 @@ class ObjectCallsParser(ToolParser):
                 self._read(reader)
         if reader.done:
             self._after_item()
-        elif reader.broken and reader.begun:
-            self._skip_call()
         elif reader.broken:
-            self._reader = None
-            self._restore(reader.raw)
+            self._give_up()
         return reader.broken or reader.done
 
     def _is_at_end(self) -> bool:
         return self.end is not None and self._pending.startswith(self.end)
 
     def _after_item(self) -> None:
-        self._reader, self._held = None, ""
+        self._end_call()
+        self._reader = None
         self._place = _Place.AFTER_ITEM
-
-    def _skip_call(self) -> None:
-        """Marks a call that went wrong as incomplete; what follows is not content."""
-        self._break_call()
-        self._reader, self._held = None, ""
-        self._place = _Place.SKIP
 
     def _wanted_names(self) -> Set[str] | None:
         return None if self._is_marked and self.any_name else self._tools.keys()
 
     def _step_after_item(self) -> bool:
         """After an object: the end marker, another object, or content."""
-        self._held += self._take_space()
+        self._take_space()
         if not self._pending or self._is_partial(*self._markers):
             return False
         if self.end is not None and self._is_at_end():
             self._take(len(self.end))
+            self._end_call()
             self._leave()
         elif any(self._pending.startswith(each) for each in self.begins):
             self._leave()
         elif self._pending[0] in ",;":
-            self._held += self._take(1)
-        elif self._pending[0] == "]" and self._in_list:
             self._take(1)
-            self._in_list = False
         elif self._pending[0] in "]}":
+            self._in_list = self._in_list and self._pending[0] != "]"
             self._take(1)
+            self._end_call()
         elif self._pending[0] == "{":
             self._place = _Place.ITEM
         else:
@@ -143,12 +130,16 @@ class ObjectCallsParser(ToolParser):
         """Other text after a call: dropped if the end marker follows, else content."""
         if self.end is not None and self._is_marked:
             end, begin = (_find(self._pending, each) for each in ((self.end,), self.begins))
-            if 0 <= end <= _MAX_JUNK_CHARS and not 0 <= begin < end:
+            is_before_begin = begin is None or (end is not None and end < begin)
+            if end is not None and end <= _MAX_JUNK_CHARS and is_before_begin:
                 self._take(end)
                 return True
-            if begin < 0 and len(self._pending) < _MAX_JUNK_CHARS + len(self.end):
+            if begin is None and len(self._pending) < _MAX_JUNK_CHARS + len(self.end):
                 return False
-        self._restore()
+        if self._in_list and not self._is_marked:
+            self._give_up()
+        else:
+            self._leave()
         return True
 
     def _step_skip(self) -> bool:
@@ -156,39 +147,55 @@ class ObjectCallsParser(ToolParser):
             return False
         if self.end is not None and self._is_at_end():
             self._take(len(self.end))
-        self._leave()
+        self._place = _Place.CONTENT
         return True
 
     def _leave(self) -> None:
-        self._held = ""
+        """Ends the block behind its last call."""
+        self._leave_block()
         self._place = _Place.CONTENT
 
-    def _restore(self, text: str = "") -> None:
-        """Makes the held text and `text` content."""
-        self._add_content(self._held + text)
-        self._leave()
+    def _give_up(self) -> None:
+        """Ends the block at what is no call, or cannot be read as one. Objects before it, which
+        no list or end marker joins to it, are calls."""
+        self._reader = None
+        is_joined = self._in_list or (self._is_marked and self.end is not None)
+        if self._whole_chars and not is_joined and not (self._in_call and self._may_stream()):
+            self._leave()
+        else:
+            self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
 
     def _end(self, is_cut: bool) -> None:
-        reader, self._reader = self._reader, None
-        if self._place is _Place.ITEM and reader is not None:
-            if reader.begun:
-                if is_cut or not reader.close():
-                    self._break_call()
-                else:
-                    self._read(reader)
-            elif not (is_cut and (self._is_marked or reader.may_be_call)):
-                self._add_content(self._held + reader.raw)
-        elif self._place is _Place.SKIP:
+        reader, place = self._reader, self._place
+        if place is _Place.ITEM:
+            self._end_item(reader or self._new_reader(None), is_cut)
+        elif place is _Place.AFTER_ITEM:
+            self._end_behind_call(is_cut, *self._markers)
+        elif place is _Place.HEAD and not is_cut:
+            self._restore()
+        elif place is _Place.HEAD:
+            self._drop_block()
             self._pending = ""
-        elif not is_cut:
-            self._add_content(self._held)
-        if is_cut and (self._place is _Place.HEAD or self._is_partial(*self._markers)):
+        elif place is _Place.SKIP:
             self._pending = ""
-        self._held = ""
-        self._place = _Place.CONTENT
+        elif is_cut:
+            self._drop_start()
+        self._reader, self._place = None, _Place.CONTENT
+
+    def _end_item(self, reader: CallReader, is_cut: bool) -> None:
+        if is_cut and (reader.begun or self._is_marked or reader.may_be_call):
+            self._break_call()
+            self._pending = ""
+        elif not is_cut and reader.begun and reader.close():
+            self._read(reader)
+            self._end_call()
+            self._leave()
+        else:
+            self._give_up()
+            if self._place is _Place.SKIP:
+                self._pending = ""
 
 
-def _find(text: str, markers: tuple[str, ...]) -> int:
-    """Where the first of the markers begins, or -1."""
-    starts = [start for start in map(text.find, markers) if start >= 0]
-    return min(starts, default=-1)
+def _find(text: str, markers: tuple[str, ...]) -> int | None:
+    """Where the first of the markers begins; None if there is none."""
+    return min((start for start in map(text.find, markers) if start >= 0), default=None)

@@ -34,6 +34,7 @@ _KEY_SO_FAR = re.compile(rf"({KEY}{_SPACE}(={_SPACE})?)?", re.ASCII)
 
 
 class _Place(Enum):
+    CONTENT = auto()
     START = auto()
     HEAD = auto()
     KEY = auto()
@@ -45,17 +46,18 @@ class _Place(Enum):
 
 
 class PythonicParser(ToolParser):
-    """Lists of calls, with content around them. `_held` is text that is not part of a call yet."""
+    """Lists of calls, with content around them."""
 
     certain_markers = (BEGIN,)
+    is_bare = True
 
-    _place = _Place.START
-    _held = ""
+    _place = _Place.CONTENT
     _value: PythonValue | None = None
     _has_arguments = False
 
     def _step(self) -> bool:
         steps = {
+            _Place.CONTENT: self._step_content,
             _Place.START: self._step_start,
             _Place.HEAD: self._step_head,
             _Place.KEY: self._step_key,
@@ -67,27 +69,24 @@ class PythonicParser(ToolParser):
         }
         return steps[self._place]()
 
-    def _step_start(self) -> bool:
-        """Content up to a list or a marker."""
-        if self._held:
-            return self._step_behind_marker()
-        found = self._take_content_before(BEGIN, TAG, "[")
+    def _step_content(self) -> bool:
+        found = self._find_block((BEGIN, TAG), ("[",))
         if found is None:
             return False
-        self._held = found
-        if found == "[":
-            self._place = _Place.HEAD
+        self._take(len(found))
+        self._place = _Place.HEAD if found == "[" else _Place.START
         return True
 
-    def _step_behind_marker(self) -> bool:
-        self._held += self._take_space()
+    def _step_start(self) -> bool:
+        """Behind a marker: a list."""
+        self._take_space()
         if not self._pending:
             return False
         if self._pending[0] == "[":
-            self._held += self._take(1)
+            self._take(1)
             self._place = _Place.HEAD
         else:
-            self._restore()
+            self._give_up()
         return True
 
     def _step_head(self) -> bool:
@@ -95,7 +94,6 @@ class PythonicParser(ToolParser):
         head = _HEAD.match(self._pending)
         if head is not None and head["name"] in self._tools:
             self._take(head.end())
-            self._held = ""
             self._begin_call(head["name"])
             self._add_arguments("{")
             self._has_arguments = False
@@ -103,14 +101,14 @@ class PythonicParser(ToolParser):
             return True
         if head is None and _HEAD_SO_FAR.fullmatch(self._pending):
             return False
-        self._restore()
+        self._give_up()
         return True
 
     def _step_key(self) -> bool:
         """After a bracket or a comma: an argument's name, or the end of the call."""
         self._take_space()
         if self._pending.startswith(")"):
-            self._end_call()
+            self._close_call()
             return True
         key = _KEY.match(self._pending)
         if key is not None:
@@ -123,7 +121,7 @@ class PythonicParser(ToolParser):
             return True
         if _KEY_SO_FAR.fullmatch(self._pending):
             return False
-        self._skip_call()
+        self._give_up()
         return True
 
     def _step_value(self) -> bool:
@@ -132,7 +130,7 @@ class PythonicParser(ToolParser):
         self._take(value.scan(self._pending, 0))
         self._add_arguments(value.take_json())
         if value.broken:
-            self._skip_call()
+            self._give_up()
         elif value.complete:
             self._place = _Place.AFTER_VALUE
         return value.broken or value.complete
@@ -145,67 +143,69 @@ class PythonicParser(ToolParser):
             self._take(1)
             self._place = _Place.KEY
         elif self._pending[0] == ")":
-            self._end_call()
+            self._close_call()
         else:
-            self._skip_call()
+            self._give_up()
         return True
 
-    def _end_call(self) -> None:
+    def _close_call(self) -> None:
         self._take(1)
         self._add_arguments("}")
+        self._end_call()
         self._place = _Place.AFTER_CALL
 
     def _step_after_call(self) -> bool:
-        """After a call: another call, the end of the list, or else content."""
-        self._held += self._take_space()
+        """After a call: another call, or the end of the list."""
+        self._take_space()
         if not self._pending:
             return False
         if self._pending[0] == ",":
-            self._held += self._take(1)
+            self._take(1)
             self._place = _Place.HEAD
         elif self._pending[0] == "]":
             self._take(1)
-            self._held = ""
+            self._end_call()
             self._place = _Place.AFTER_LIST
         else:
-            self._restore()
+            self._give_up()
         return True
 
     def _step_after_list(self) -> bool:
         self._take_space()
-        if END.startswith(self._pending) and self._pending != END:
+        if not self._pending or self._is_partial(END):
             return False
         if self._pending.startswith(END):
             self._take(len(END))
-        self._place = _Place.START
+            self._end_call()
+        self._leave_block()
+        self._place = _Place.CONTENT
         return True
 
-    def _restore(self) -> None:
-        """Makes the held text content."""
-        self._add_content(self._held)
-        self._held = ""
-        self._place = _Place.START
-
-    def _skip_call(self) -> None:
-        """Marks a call that went wrong as incomplete; what follows is not content."""
-        self._break_call()
-        self._place = _Place.SKIP
+    def _give_up(self) -> None:
+        """Ends the list at what is no call, or cannot be read as one."""
+        self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
 
     def _end(self, is_cut: bool) -> None:
-        if self._place in (_Place.KEY, _Place.VALUE, _Place.AFTER_VALUE):
+        place, self._place = self._place, _Place.CONTENT
+        if place in (_Place.KEY, _Place.VALUE, _Place.AFTER_VALUE):
+            if is_cut:
+                self._break_call()
+            if is_cut or not self._try_restore():
+                self._pending = ""
+        elif place in (_Place.AFTER_CALL, _Place.AFTER_LIST):
+            self._end_behind_call(is_cut, END)
+        elif place is _Place.SKIP:
+            self._pending = ""
+        elif place is _Place.CONTENT:
+            if is_cut:
+                self._drop_start()
+        elif is_cut and (place is _Place.START or self._may_be_head()):
             self._break_call()
             self._pending = ""
-        elif is_cut and self._is_markup_so_far():
+        elif not self._try_restore():
             self._pending = ""
-        else:
-            self._add_content(self._held)
-        self._held = ""
 
-    def _is_markup_so_far(self) -> bool:
-        """Whether the held and pending text may become a list of calls."""
-        if self._place is _Place.HEAD:
-            head = self._pending.lstrip()
-            name = re.split(r"[\s(]", head, maxsplit=1)[0]
-            return any(each.startswith(name) for each in self._tools)
-        markers = {_Place.AFTER_LIST: (END,), _Place.START: (BEGIN, TAG)}.get(self._place, ())
-        return bool(self._held) or self._is_partial(*markers)
+    def _may_be_head(self) -> bool:
+        """Whether the pending text may be the beginning of a call."""
+        name = re.split(r"[\s(]", self._pending.lstrip(), maxsplit=1)[0]
+        return any(each.startswith(name) for each in self._tools)

@@ -20,9 +20,10 @@ from enum import Enum, auto
 from typing import Any, ClassVar
 
 from protocol.errors import InvalidRequest
+from router.chat.code_scan import partial_end
 from router.chat.json_value import mended
 from router.chat.tool_grammar import CallForm
-from router.chat.tool_parser import ToolParser, partial_end
+from router.chat.tool_parser import ToolParser
 from router.http.errors import MAX_PARAM_CHARS, shortened
 from router.text.grammar import check_grammar_length, json_schema_part, text_part
 
@@ -58,7 +59,6 @@ class QwenCoderParser(ToolParser):
     padding: ClassVar[str] = "\n"
 
     _place = _Place.CONTENT
-    _held = ""
     _schema: dict[str, Any]
     _has_arguments = False
     _is_text = False
@@ -77,11 +77,11 @@ class QwenCoderParser(ToolParser):
         return steps[self._place]()
 
     def _step_content(self) -> bool:
-        found = self._take_content_before(self.begin, FUNCTION)
+        found = self._find_block((self.begin, FUNCTION))
         if found is None:
             return False
-        self._held = found if found == self.begin else ""
-        self._pending = self._pending if found == self.begin else found + self._pending
+        if found == self.begin:
+            self._take(len(found))
         self._place = _Place.HEAD
         return True
 
@@ -89,7 +89,6 @@ class QwenCoderParser(ToolParser):
         head = _HEAD.match(self._pending)
         if head is not None:
             self._take(head.end())
-            self._held = ""
             self._schema = self._tools.get(head["name"], {})
             self._begin_call(head["name"])
             self._add_arguments("{")
@@ -99,8 +98,10 @@ class QwenCoderParser(ToolParser):
         text = self._pending.lstrip()
         if FUNCTION.startswith(text) or _HEAD_SO_FAR.fullmatch(self._pending):
             return False
-        self._add_content(self._held or self._take(1))
-        self._leave()
+        if not self._block:
+            self._take(len(FUNCTION))
+        self._restore()
+        self._place = _Place.CONTENT
         return True
 
     def _step_key(self) -> bool:
@@ -111,6 +112,7 @@ class QwenCoderParser(ToolParser):
         if self._pending.startswith((_FUNCTION_END, self.end)):
             self._take(len(_FUNCTION_END) if self._pending.startswith(_FUNCTION_END) else 0)
             self._add_arguments("}")
+            self._end_call()
             self._place = _Place.AFTER_CALL
             return True
         key = _KEY.match(self._pending)
@@ -121,8 +123,7 @@ class QwenCoderParser(ToolParser):
             return True
         if _KEY_SO_FAR.fullmatch(self._pending):
             return False
-        self._break_call()
-        self._place = _Place.SKIP
+        self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
         return True
 
     def _begin_value(self, key: str) -> None:
@@ -169,7 +170,9 @@ class QwenCoderParser(ToolParser):
             return False
         if self._pending.startswith(self.end):
             self._take(len(self.end))
-        self._leave()
+            self._end_call()
+        self._leave_block()
+        self._place = _Place.CONTENT
         return True
 
     def _step_skip(self) -> bool:
@@ -177,23 +180,27 @@ class QwenCoderParser(ToolParser):
             return False
         if self._pending.startswith(self.end):
             self._take(len(self.end))
-        self._leave()
+        self._place = _Place.CONTENT
         return True
 
-    def _leave(self) -> None:
-        self._held = ""
-        self._place = _Place.CONTENT
-
     def _end(self, is_cut: bool) -> None:
-        if self._place in (_Place.KEY, _Place.VALUE):
-            self._break_call()
-        markers = (self.end,) if self._place is _Place.AFTER_CALL else (self.begin, FUNCTION)
-        is_markup = is_cut and (self._place is _Place.HEAD or self._is_partial(*markers))
-        if is_markup or self._place in (_Place.KEY, _Place.VALUE, _Place.SKIP):
+        place, self._place = self._place, _Place.CONTENT
+        if place in (_Place.KEY, _Place.VALUE):
+            if is_cut:
+                self._break_call()
+            if is_cut or not self._try_restore():
+                self._pending = ""
+        elif place is _Place.HEAD and is_cut:
+            self._drop_block()
             self._pending = ""
-        elif not is_cut:
-            self._add_content(self._held)
-        self._leave()
+        elif place is _Place.HEAD:
+            self._restore()
+        elif place is _Place.AFTER_CALL:
+            self._end_behind_call(is_cut, self.end)
+        elif place is _Place.SKIP:
+            self._pending = ""
+        elif is_cut:
+            self._drop_start()
 
 
 def _is_text(schema: dict[str, Any], key: str) -> bool:

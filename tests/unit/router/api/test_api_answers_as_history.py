@@ -3,6 +3,7 @@ by every API, and the template sees the arguments as an object."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ def message_turns(answer: Any) -> list[Any]:
     ]
     results.append({"type": "text", "text": "Go on"})
     return [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+
+
+def named_events(answer: Any) -> list[Any]:
+    """The data of a stream of /v1/responses or /v1/messages."""
+    lines = answer.text.split("\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
 
 def items_of_chat(turns: list[Any]) -> list[Any]:
@@ -205,20 +212,69 @@ def test_a_schema_in_a_string_is_checked_as_one_in_the_body(
     assert answer.status_code == status, answer.text
 
 
-@pytest.mark.parametrize("finish", [STOP, LENGTH])
-def test_an_incomplete_call_is_marked(tools_api: LiveApi, finish: FinishReason) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "completed"),
+    [('{"city": "Be', {"city": "Be"}), ('{"city": "B", "c', {"city": "B"}), ('{"days": 1', {})],
+)
+def test_an_incomplete_call_is_marked(
+    tools_api: LiveApi, arguments: str, completed: object
+) -> None:
     """Its arguments are no JSON, and no field says that it is to be run."""
     tools_api.reset()
-    tools_api.says('<tool_call>{"name": "weather", "arguments": {"city": "Be', finish)
+    tools_api.says(f'<tool_call>{{"name": "weather", "arguments": {arguments}', LENGTH)
     choice = ask(tools_api, "chat", ASK).json()["choices"][0]
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Be'
-    assert choice["finish_reason"] == ("length" if finish is LENGTH else "stop")
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments.rstrip("1")
+    assert choice["finish_reason"] == "length"
     response = ask(tools_api, "responses", ASK).json()
     assert response["output"][0]["status"] == "incomplete"
-    assert response["output"][0]["arguments"] == '{"city": "Be'
+    assert response["output"][0]["arguments"] == arguments.rstrip("1")
     message = ask(tools_api, "messages", ASK).json()
-    assert message["content"][0]["input"] == {"city": "Be"}
-    assert message["stop_reason"] == ("max_tokens" if finish is LENGTH else "end_turn")
+    assert message["content"][0]["input"] == completed
+    assert message["stop_reason"] == "max_tokens"
+
+
+FINE = '<tool_call>{"name": "weather", "arguments": {"city": "B"}}</tool_call>'
+BROKEN = '<tool_call>{"name": "weather", "arguments": {"city" "B"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "num_calls"),
+    [
+        (BROKEN, BROKEN, 0),
+        (f"{BROKEN}\n{FINE}", BROKEN, 1),
+        (f"Now:\n{FINE}\nand\nmore.", "Now:\nand\nmore.", 1),
+        (f"You write:\n```\n{FINE}\n```\nThen wait.", None, 0),
+        (f"```json\n{FINE}\n```", "", 1),
+    ],
+)
+def test_every_api_says_the_same_in_a_stream_and_whole(
+    tools_api: LiveApi, text: str, content: str | None, num_calls: int
+) -> None:
+    tools_api.reset()
+    tools_api.says(text, STOP)
+    expected = (text if content is None else content, num_calls)
+    choice = ask(tools_api, "chat", ASK).json()["choices"][0]
+    calls = choice["message"].get("tool_calls", [])
+    assert (choice["message"]["content"] or "", len(calls)) == expected
+    assert choice["finish_reason"] == ("tool_calls" if num_calls else "stop")
+    chunks: list[Any] = events_of(ask(tools_api, "chat", ASK, stream=True).text)
+    deltas = [each["choices"][0]["delta"] for each in chunks if each["choices"]]
+    told = "".join(each.get("content") or "" for each in deltas)
+    begun = {call["index"] for each in deltas for call in each.get("tool_calls", ())}
+    assert (told, len(begun)) == expected
+    items = ask(tools_api, "responses", ASK).json()["output"]
+    texts = [each["content"][0]["text"] for each in items if each["type"] == "message"]
+    assert ("".join(texts), len(items) - len(texts)) == expected
+    streamed = named_events(ask(tools_api, "responses", ASK, stream=True))[-1]["response"]["output"]
+    assert [each["type"] for each in streamed] == [each["type"] for each in items]
+    blocks = ask(tools_api, "messages", ASK).json()["content"]
+    texts = [each["text"] for each in blocks if each["type"] == "text"]
+    assert ("".join(texts), len(blocks) - len(texts)) == expected
+    events = named_events(ask(tools_api, "messages", ASK, stream=True))
+    starts = [each["content_block"] for each in events if each["type"] == "content_block_start"]
+    assert [each["type"] for each in starts] == [each["type"] for each in blocks]
+    pieces = [each["delta"].get("text", "") for each in events if "delta" in each]
+    assert "".join(pieces) == expected[0]
 
 
 def test_a_call_that_is_cut_off_before_its_name_is_nothing(tools_api: LiveApi) -> None:

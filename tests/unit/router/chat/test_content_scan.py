@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.chat.content_scan import ToolContentScan
 from router.chat.events import ContentText, ToolCallArguments, ToolEvent
 from router.chat.markup import TOOL_MARKUPS
-from router.chat.tool_parser import ToolParser
+from router.chat.tool_parser import MAX_HELD_CHARS, ToolParser
 from router.text.stop_strings import ContentStops
 from tests.effort import times
 from tests.unit.router.chat.families import TOOLS, written
@@ -78,9 +78,10 @@ def test_content_is_not_held_back_for_long():
     matcher = ContentStops(ToolContentScan(parser("hermes")), [STOP])
     assert matcher.push("the s") == "the "
     assert matcher.push("ea. ") == "sea."
-    assert matcher.push('<tool_call>{"name": "weather", "arguments": {"city": "') == " "
-    assert matcher.push("R").startswith("<tool_call>")
-    assert matcher.push("ome") == "R"
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "' + "R" * MAX_HELD_CHARS
+    assert matcher.push(call) == " "
+    assert matcher.push("o").startswith("<tool_call>")
+    assert matcher.push("me") == "o"
     assert matcher.matched is None
 
 

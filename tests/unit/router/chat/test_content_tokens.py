@@ -45,7 +45,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": "Well"}}</tool_call>'
         (["Hel", "lo", " you"], ["Hel", "lo", " you"]),
         (["<think>", "Well", "</think>", "\n\n", "Well", "!"], ["Well", "!"]),
         (["Well", "<tool", "_call>", "no"], ["Well", "<tool", "_call>", "no"]),
-        (["Well", "\n", CALL, "\n", "Well"], ["Well", "Well"]),
+        (["Well", "\n", CALL, "\n", "Well"], ["Well", "\n", "Well"]),
         (["<think>a</think> b", "c"], ["<think>a</think> b", "c"]),
     ],
 )

@@ -20,6 +20,7 @@ from router.chat.events import (
     joined_calls,
 )
 from router.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
+from router.chat.tool_parser import MAX_HELD_CHARS
 from router.output.output_text import TextDelta
 
 NUMBERS = {"properties": {"a": {"type": "array"}, "x": {"type": "number"}}}
@@ -114,7 +115,6 @@ def calls_of(message: MessageDelta) -> list[tuple[str, object]]:
             "Done.",
             [("add", {"x": -1.5, "y": [True, None]})],
         ),
-        ("pythonic", "[add(a=1), other(b=2)]", ", other(b=2)]", [("add", {"a": 1})]),
         ("pythonic", "Well, see [1]: [add(a=1)]", "Well, see [1]:", [("add", {"a": 1})]),
         ("pythonic", "<|python_tag|>[add(a=1)]", "", [("add", {"a": 1})]),
         (
@@ -241,20 +241,30 @@ def test_a_call_that_breaks_off_keeps_what_it_said(family):
         "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=a>\nx",
         "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=a>x",
     }[family]
-    for finish, told in ((FinishReason.STOP, "stop"), (FinishReason.LENGTH, "length")):
-        message = parse(family, list(text), finish=finish)
-        [call] = joined_calls(message.events)
-        assert call.arguments.replace(": ", ":") == '{"a":"x'
-        assert message.finish == told, "no client takes it for a whole call"
-        assert message.events[-1] == ToolCallBroken(0)
+    message = parse(family, list(text), finish=FinishReason.LENGTH)
+    [call] = joined_calls(message.events)
+    assert call.arguments.replace(": ", ":") == '{"a":"x'
+    assert message.finish == "length", "no client takes it for a whole call"
+    assert message.events[-1] == ToolCallBroken(0)
+    message = parse(family, list(text))
+    assert (message.content, message.finish, message.events[1:]) == (text, "stop", [])
 
 
-def test_arguments_stream_while_they_are_written():
+def test_arguments_of_long_and_required_calls_stream_while_they_are_written():
+    required = Conversation(ASKED.messages, TOOLS, ToolChoice(ToolMode.REQUIRED))
+    for conversation, start in ((ASKED, "x" * MAX_HELD_CHARS), (required, "")):
+        parser = ChatMarkup(TOOL_MARKUPS["hermes"]).parser(conversation, "", "seed")
+        text = f'<tool_call>{{"name": "add", "arguments": {{"{start}'
+        head = parser.push(TextDelta(text, []))
+        more = parser.push(TextDelta('": "1', []))
+        assert [call.arguments for call in joined_calls(head.events)] == [f'{{"{start}']
+        assert [call.arguments for call in joined_calls(more.events)] == ['": "1']
+
+
+def test_a_short_call_is_held_back_until_it_is_whole():
     parser = ChatMarkup(TOOL_MARKUPS["hermes"]).parser(ASKED, "", "seed")
-    head = parser.push(TextDelta('<tool_call>{"name": "add", "arguments": {"a"', []))
-    more = parser.push(TextDelta(': "1', []))
-    assert [call.arguments for call in joined_calls(head.events)] == ['{"a"']
-    assert [call.arguments for call in joined_calls(more.events)] == [': "1']
+    assert not parser.push(TextDelta(HERMES_CALL.removesuffix(">"), [])).events
+    assert len(joined_calls(parser.push(TextDelta(">", [])).events)) == 1
 
 
 @pytest.mark.parametrize("rest", [', "x": }', " oops}", ', "x": ' + "[" * 300])

@@ -1,0 +1,165 @@
+"""Finds where calls may begin in an answer's content, and the code around them.
+
+A call's marker inside of backticks, or behind unfinished prose or code in its line, is part of an
+example. Fences are found here, too: their lines may hold nothing but calls. The result does not
+depend on where the text is split.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+
+_MAX_INFO_CHARS = 200
+_MAX_LINE_CHARS = 200
+_BLANK_LINE = re.compile(r"[ \t>]*")
+_LIST_ITEM = re.compile(r"[ \t>]*([-*•]|\d{1,3}[.)])[ \t]+")
+_SENTENCE_END = re.compile(r"""([.!?…。！？]|(?<!["'])[:：])[\s*_)]*$""")
+_MIN_FENCE_CHARS = 3
+
+
+class Kind(Enum):
+    """What stands behind the content: nothing that is certain yet, the marker of a call, the
+    opening line of a fence, or a fence in a single line."""
+
+    UNKNOWN = auto()
+    CALL = auto()
+    FENCE = auto()
+    ONE_LINE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Content up to `start`, and behind it `length` characters of this kind."""
+
+    kind: Kind
+    start: int
+    length: int = 0
+
+
+class CodeScan:
+    """Scans one message; `line` is the end of the content so far, from its last line on."""
+
+    def __init__(self) -> None:
+        self.line = ""
+        self._num_ticks = 0  # of the span that the line has opened, if another run closes it
+
+    def pass_content(self, text: str) -> None:
+        """Takes note of content in which nothing is to be found."""
+        self._num_ticks = 0 if "\n" in text else self._num_ticks
+        self._pass_line(text)
+
+    def pass_calls(self) -> None:
+        """Takes note of calls, behind which a line begins."""
+        self.line, self._num_ticks = "", 0
+
+    def find(
+        self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
+    ) -> Found:
+        """The first call or fence in the text behind the content so far, and takes note of the
+        content before it. `marked` are markers of calls; `bare` are characters that begin calls at
+        certain places only. `is_last` says that no text will follow."""
+        found = self._find(text, marked, bare, is_last)
+        self._pass_line(text[: found.start])
+        return found
+
+    def _find(
+        self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
+    ) -> Found:
+        markers = (*marked, *bare)
+        tokens = _tokens(markers)
+        place = 0
+        while (token := tokens.search(text, place)) is not None:
+            if text.find("\n", place, token.start()) >= 0:
+                self._num_ticks = 0
+            if token.end() == len(text) and token[0][0] in "`~" and not is_last:
+                return Found(Kind.UNKNOWN, token.start())
+            if token[0] not in markers:
+                after = self._pass_code(text, token, is_last)
+            elif token[0] in bare and not _may_begin(self._line_before(text, token.start())):
+                after = token.end()
+            else:
+                after = self._pass_marker(text, token, is_last)
+            if isinstance(after, Found):
+                return after
+            place = after
+        if text.find("\n", place) >= 0:
+            self._num_ticks = 0
+        held = 0 if is_last else max((partial_end(text, each) for each in markers), default=0)
+        return Found(Kind.UNKNOWN, len(text) - held)
+
+    def _pass_marker(self, text: str, token: re.Match[str], is_last: bool) -> int | Found:
+        """The marker, or where to continue if it stands in a span."""
+        if self._num_ticks:
+            is_known, end = _span_end(text, token.end(), "`" * self._num_ticks, is_last)
+            if not is_known:
+                return Found(Kind.UNKNOWN, token.start())
+            self._num_ticks = 0
+            if end is not None:
+                return end
+        return Found(Kind.CALL, token.start(), len(token[0]))
+
+    def _pass_code(self, text: str, token: re.Match[str], is_last: bool) -> int | Found:
+        """A fence, or where to continue behind a run of backticks or tildes."""
+        run, start = token[0], token.start()
+        if self._num_ticks:
+            self._num_ticks = 0 if run == "`" * self._num_ticks else self._num_ticks
+            return token.end()
+        is_known, end = _span_end(text, token.end(), run, is_last)
+        if len(run) >= _MIN_FENCE_CHARS and _BLANK_LINE.fullmatch(self._line_before(text, start)):
+            if not is_known and len(text) - start < _MAX_INFO_CHARS:
+                return Found(Kind.UNKNOWN, start)
+            if end is not None:
+                return Found(Kind.ONE_LINE, start, end - start)
+            newline = text.find("\n", start)
+            if newline >= 0:
+                return Found(Kind.FENCE, start, newline + 1 - start)
+        elif run[0] == "`" and not is_known:
+            self._num_ticks = len(run)
+        return token.end() if end is None else end
+
+    def _pass_line(self, text: str) -> None:
+        begin = text.rfind("\n") + 1
+        line = text[begin:] if begin else self.line + text
+        self.line = line[-_MAX_LINE_CHARS:]
+
+    def _line_before(self, text: str, place: int) -> str:
+        begin = text.rfind("\n", 0, place) + 1
+        return text[begin:place] if begin else self.line + text[:place]
+
+
+def partial_end(text: str, marker: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
+
+
+@lru_cache(maxsize=64)
+def _tokens(markers: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(markers, key=len, reverse=True)
+    return re.compile("|".join([*map(re.escape, longest_first), "`+", "~+"]))
+
+
+def _span_end(text: str, place: int, run: str, is_last: bool) -> tuple[bool, int | None]:
+    """Whether it is known if the same run of backticks follows in this line, and where it ends."""
+    newline = text.find("\n", place)
+    end = newline if newline >= 0 else len(text)
+    if run[0] == "`":
+        for other in re.finditer("`+", text[place:end]):
+            is_certain = is_last or place + other.end() < len(text)
+            if other[0] == run and is_certain:
+                return True, place + other.end()
+    return is_last or newline >= 0, None
+
+
+def _may_begin(line: str) -> bool:
+    """Whether a call without a marker may stand behind this beginning of its line: nothing, a
+    list's bullet, or whole sentences."""
+    if _BLANK_LINE.fullmatch(line) or _LIST_ITEM.fullmatch(line) or _SENTENCE_END.search(line):
+        return True
+    return unicodedata.category(line.rstrip()[-1:] or " ") == "So"
