@@ -51,6 +51,8 @@ _HEAD = (
     "Every value of `deploy/helm/baton`, with its default. This page is generated from "
     "`values.schema.json` and `values.yaml` by `python scripts/chart_values.py`. "
     "[kubernetes.md](kubernetes.md) explains how the values work together.\n\n"
+    "Leave a value out to get its default: `null`, or a section with nothing in it, takes the "
+    "default away, and where the chart needs one, Helm answers `missing property`.\n\n"
     "A value of `workers` holds for all pools, and a pool in `pools` overrides it. The settings "
     "that `router.settings`, `workers.settings` and `pools.NAME.settings` accept are at the end.\n"
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.chart import RefusedError, render
+from tests.chart.chart import CHART_FOLDER, RefusedError, render
 from tests.chart.releases import GPU, MODEL, POOLS, gpu
+from tests.effort import some
 
 Values = dict[str, Any]
 
@@ -156,6 +159,31 @@ def test_what_is_newer_than_the_cluster_is_refused(
         render(values, version)
     assert message in str(refused.value)
     render(values, "1.34.0")
+
+
+def paths(values: Values, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value, sections included."""
+    for name, value in values.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, name))
+
+
+DEFAULTS = yaml.safe_load((CHART_FOLDER / "values.yaml").read_text())
+
+
+@pytest.mark.parametrize("path", some(paths(DEFAULTS), 14), ids=".".join)
+def test_a_value_that_is_taken_away_is_not_needed_or_missed(path: tuple[str, ...]) -> None:
+    """As by a section of a file whose lines are all comments."""
+    *parents, last = path
+    values: Values = {last: None}
+    for name in reversed(parents):
+        values = {name: values}
+    try:
+        render(values)
+    except RefusedError as error:
+        where = "/" + "/".join(parents) if parents else ""
+        assert f"at '{where}': missing property '{last}'" in str(error)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -74,7 +74,7 @@ an upgrade changes nothing; at least its minimum. dict "root" $ "name" its name 
 {{- $memory := printf "%dMi" (ternary (addf 2048 (mulf 2048 $size)) (addf 4096 (mulf 1280 $size)) $cpu | ceil | int) -}}
 {{- $default := dict "requests" (dict "cpu" (ternary "1" "4" $cpu) "memory" $memory) "limits" (dict "memory" $memory) -}}
 {{- if $cpu -}}{{- $_ := set $default.limits "cpu" "2" -}}{{- end -}}
-{{- $resources := ternary $default (deepCopy .pool.resources) (empty .pool.resources) -}}
+{{- $resources := ternary $default (deepCopy (default dict .pool.resources)) (empty .pool.resources) -}}
 {{- $limits := default dict (get $resources "limits") -}}
 {{- if eq (include "baton.hasClaim" .) "true" -}}
 {{- $_ := set $resources "claims" (list (dict "name" "devices")) -}}

@@ -8,7 +8,7 @@ baton-pool: {{ .name | quote }}
 {{- end -}}
 
 {{- define "baton.workerAffinity" -}}
-{{- $affinity := deepCopy .pool.affinity -}}
+{{- $affinity := deepCopy (default dict .pool.affinity) -}}
 {{- with .pool.topology.domainLabel -}}
 {{- $own := default dict $affinity.podAffinity -}}
 {{- $labels := printf "%s\napp.kubernetes.io/component: worker" (include "baton.selector" $.root) | fromYaml -}}
