@@ -1,10 +1,10 @@
-"""An API server that knows some Deployments and nothing else: enough for Helm's `lookup`."""
+"""An API server that knows some objects and nothing else: enough for Helm's `lookup`."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,37 +12,61 @@ from typing import Any
 
 import yaml
 
-_GROUP = "/apis/apps/v1"
+from tests.chart.chart import NAMESPACE, Object
+
+_GROUPS = {"v1": "/api/v1", "apps/v1": "/apis/apps/v1"}
+_KINDS = {
+    "v1": [("persistentvolumeclaims", "PersistentVolumeClaim")],
+    "apps/v1": [("deployments", "Deployment")],
+}
+
+
+def live(kind: str, name: str, spec: Object) -> Object:
+    """An object of the cluster."""
+    (api_version,) = [each for each, kinds in _KINDS.items() if kind in dict(kinds).values()]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 @contextmanager
-def cluster_with(replicas: dict[str, int], folder: Path) -> Iterator[Path]:
-    """A kubeconfig of a cluster in which Deployments of these names have so many replicas."""
-    answers: dict[str, Any] = {
-        "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-        _GROUP: {
-            "kind": "APIResourceList",
-            "groupVersion": "apps/v1",
-            "resources": [
-                {"name": "deployments", "kind": "Deployment", "namespaced": True, "verbs": ["get"]}
-            ],
-        },
-    }
-    for name, number in replicas.items():
-        answers[f"{_GROUP}/namespaces/ai/deployments/{name}"] = {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name, "namespace": "ai"},
-            "spec": {"replicas": number},
-        }
+def cluster_with(objects: Sequence[Object], folder: Path) -> Iterator[Path]:
+    """A kubeconfig, in `folder`, of a cluster that has these objects."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(_answers(objects))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(_kubeconfig(f"http://127.0.0.1:{server.server_port}")))
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _answers(objects: Sequence[Object]) -> dict[str, Any]:
+    """What the server says, by path."""
+    answers: dict[str, Any] = {}
+    for api_version, path in _GROUPS.items():
+        resources = [
+            {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get"]}
+            for plural, kind in _KINDS[api_version]
+        ]
+        answers[path] = {
+            "kind": "APIResourceList", "groupVersion": api_version, "resources": resources,
+        }  # fmt: skip
+    for each in objects:
+        plural = next(name for name, kind in _KINDS[each["apiVersion"]] if kind == each["kind"])
+        where = f"{_GROUPS[each['apiVersion']]}/namespaces/{NAMESPACE}/{plural}"
+        answers[f"{where}/{each['metadata']['name']}"] = each
+    return answers
+
+
+def _handler(answers: dict[str, Any]) -> type[BaseHTTPRequestHandler]:
+    missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer = answers.get(self.path.partition("?")[0])
-            missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
             body = json.dumps(answer or missing | {"reason": "NotFound", "code": 404}).encode()
             self.send_response(200 if answer else 404)
             self.send_header("content-type", "application/json")
@@ -53,20 +77,16 @@ def cluster_with(replicas: dict[str, int], folder: Path) -> Iterator[Path]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        named = {"name": "fake"}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "fake",
-            "clusters": [named | {"cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-            "users": [named | {"user": {}}],
-            "contexts": [named | {"context": {"cluster": "fake", "user": "fake"}}],
-        }
-        path = folder / "kubeconfig"
-        path.write_text(yaml.safe_dump(config))
-        yield path
-        server.shutdown()
-        thread.join()
+    return Handler
+
+
+def _kubeconfig(server: str) -> dict[str, Any]:
+    named = {"name": "fake"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "fake",
+        "clusters": [named | {"cluster": {"server": server}}],
+        "users": [named | {"user": {}}],
+        "contexts": [named | {"context": {"cluster": "fake", "user": "fake"}}],
+    }

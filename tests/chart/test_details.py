@@ -245,6 +245,8 @@ def test_the_route_leads_to_the_pool_and_outlasts_requests() -> None:
     assert rule["backendRefs"][0]["kind"] == "InferencePool"
     assert rule["timeouts"] == {"request": "630s"}
     assert rule["filters"][0]["urlRewrite"]["path"]["replacePrefixMatch"] == "/"
+    assert rule["backendRefs"][0].keys() == {"group", "kind", "name", "weight"}, "all defaults"
+    assert {"group", "kind"} <= route["spec"]["parentRefs"][0].keys(), "which tools compare"
     (pool,) = of_kind(release("gateway"), "InferencePool").values()
     router = of_kind(release("gateway"), "Deployment")["router"]["spec"]["template"]
     assert pool["spec"]["selector"]["matchLabels"].items() <= router["metadata"]["labels"].items()

@@ -10,7 +10,7 @@ import pytest
 from helm_python import Config
 
 from tests.chart.chart import NAMESPACE, RELEASE, Object, chart, of_kind, parsed, render
-from tests.chart.fake_cluster import cluster_with
+from tests.chart.fake_cluster import cluster_with, live
 from tests.chart.releases import MODEL, RELEASES, gpu
 
 PREFETCHING = gpu(
@@ -68,6 +68,15 @@ def test_pods_of_a_preflight_meet_in_the_run_of_their_job() -> None:
             assert job["spec"]["template"]["metadata"]["labels"]["baton-run"] == full
 
 
+def render_beside(live: list[Object], values: dict[str, Any], folder: Path) -> dict[str, str]:
+    """The files of a release in a cluster that has these objects."""
+    with (
+        cluster_with(live, folder) as kubeconfig,
+        Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config,
+    ):
+        return config.render(chart(), values, name=RELEASE, namespace=NAMESPACE)
+
+
 def replicas(files: dict[str, str]) -> dict[str, int]:
     found = of_kind(parsed(files), "Deployment")
     return {name: each["spec"]["replicas"] for name, each in found.items()}
@@ -76,13 +85,45 @@ def replicas(files: dict[str, str]) -> dict[str, int]:
 def test_switching_an_autoscaler_on_leaves_what_runs(tmp_path: Path) -> None:
     (values,) = [each.values for each in RELEASES if each.name == "autoscaling"]
     assert replicas(render(values)) == {"router": 2, "prefill": 1, "decode": 2}, "the minimum"
-    running = {f"{RELEASE}-baton-{name}": number for name, number in (("decode", 9), ("router", 1))}
-    with (
-        cluster_with(running, tmp_path) as kubeconfig,
-        Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config,
-    ):
-        files = config.render(chart(), values, name=RELEASE, namespace=NAMESPACE)
+    running = [
+        live("Deployment", f"{RELEASE}-baton-{name}", {"replicas": number})
+        for name, number in (("decode", 9), ("router", 1))
+    ]
+    files = render_beside(running, values, tmp_path)
     assert replicas(files) == {"router": 2, "prefill": 1, "decode": 9}
+
+
+def claims(files: dict[str, str]) -> dict[str, str]:
+    """The sizes of the claims by name."""
+    found = of_kind(parsed(files), "PersistentVolumeClaim")
+    return {name: each["spec"]["resources"]["requests"]["storage"] for name, each in found.items()}
+
+
+def test_a_claim_grows_and_never_shrinks(tmp_path: Path) -> None:
+    values = gpu(
+        model=MODEL | {"cache": {"type": "pvc", "pvc": {"sizeGi": 30}}},
+        store={"persistence": {"enabled": True, "size": "4Gi"}},
+    )
+    assert claims(render(values)) == {"cache": "30Gi", "store": "4Gi"}
+    has = [
+        live("PersistentVolumeClaim", f"{RELEASE}-baton-{name}", {"resources": {"requests": size}})
+        for name, size in (("cache", {"storage": "192Gi"}), ("store", {"storage": "1Gi"}))
+    ]
+    found = claims(render_beside(has, values, tmp_path))
+    assert found == {"cache": "192Gi", "store": "4Gi"}
+
+
+def test_the_store_s_volume_can_come_later_and_grow() -> None:
+    """A claim template of a StatefulSet is immutable."""
+    for values in ({}, {"enabled": True}, {"enabled": True, "size": "9Gi"}):
+        files = render({"store": {"persistence": values}})
+        (store,) = of_kind(parsed(files), "StatefulSet").values()
+        assert "volumeClaimTemplates" not in store["spec"]
+        (data,) = [
+            each for each in store["spec"]["template"]["spec"]["volumes"] if each["name"] == "data"
+        ]
+        named = data.get("persistentVolumeClaim", {}).get("claimName", "").split("-")[-1]
+        assert [named] * bool(values) == list(claims(files))
 
 
 def test_a_long_wait_for_ready_pods_ends_before_the_rollout_s_deadline() -> None:

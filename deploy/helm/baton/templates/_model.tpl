@@ -40,6 +40,15 @@
 {{- default (printf "%s-cache" (include "baton.fullname" .)) .Values.model.cache.pvc.existingClaim -}}
 {{- end -}}
 
+{{/* A size for a claim as a quantity: no less than the claim has where a cluster is in sight, since
+none can shrink. dict "root" $ "name" the claim's "size" a quantity */}}
+{{- define "baton.claimSize" -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace .name -}}
+{{- $has := dig "spec" "resources" "requests" "storage" "0" $claim -}}
+{{- $more := gt (include "baton.bytes" $has | int64) (include "baton.bytes" .size | int64) -}}
+{{- ternary $has (include "baton.text" .size) $more -}}
+{{- end -}}
+
 {{/* Volumes of a process that reads the model. */}}
 {{- define "baton.modelVolumes" -}}
 {{- $model := .Values.model -}}
