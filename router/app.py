@@ -32,6 +32,7 @@ from router.http.byte_budget import ByteBudget
 from router.http.errors import describe
 from router.http.fast_path import Application
 from router.http.metrics import ApiMetrics
+from router.http.paths import meant_path
 from router.http.request_scope import RequestScope, RequestTracer, record_of
 from router.parser_names import AUTO
 from router.requests.interface import Generator, ReadinessCheck, ServedModel, TimingLookup
@@ -125,8 +126,14 @@ def create_app(
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths, wrong methods and similar errors, in the API's own error format."""
+    path, meant = request.scope["path"], None
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        detail = f"{error.detail}: {request.method} {request.url.path}"
+        detail = f"{error.detail}: {request.method} {path}"
+        meant = meant_path(path) if error.status_code == 404 else None
+        if meant is not None:
+            detail += f"; did you mean {meant}?"
+        elif error.status_code == 405:
+            detail += f"; it takes {(error.headers or {}).get('Allow')}"
         error = HTTPException(error.status_code, detail, error.headers)
     request_id = record_of(request.scope).request_id
-    return error_response(describe(error, request_id), request.url.path, request_id)
+    return error_response(describe(error, request_id), meant or path, request_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from router.api.context import ApiContext
 from router.api.openai.answers import Model, ModelList
 from router.api.plan import check_model
-from router.http.paths import NOT_GENERATION
+from router.http.paths import NOT_SERVED
 
 
 def models_router(context: ApiContext) -> APIRouter:
@@ -19,23 +21,32 @@ def models_router(context: ApiContext) -> APIRouter:
     served = context.model
 
     def model(name: str) -> Model:
-        return Model(name, served.created, served.max_context)
+        most = served.max_context
+        return Model(name, served.created, most, name, _date_of(served.created), most, most)
 
     async def list_models() -> Response:
-        return _json(ModelList([model(name) for name in served.names]))
+        names = served.names
+        return _json(ModelList([model(name) for name in names], names[0], names[-1]))
 
     async def get_model(model_id: str) -> Response:
+        if not model_id:
+            return await list_models()
         check_model(context, model_id)
         return _json(model(model_id))
 
     async def refuse(request: Request) -> Response:
-        raise HTTPException(404, f"{served.name!r} only generates text, so this is not served")
+        raise HTTPException(404, f"not served: {NOT_SERVED[request.scope['path']]}")
 
     router.add_api_route("/v1/models", list_models, methods=["GET"])
     router.add_api_route("/v1/models/{model_id:path}", get_model, methods=["GET"])
-    for path in NOT_GENERATION:
+    for path in NOT_SERVED:
         router.add_api_route(path, refuse, methods=["POST"])
     return router
+
+
+def _date_of(seconds: int) -> str:
+    """A time since the Unix epoch as RFC 3339 has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _json(content: Model | ModelList) -> Response:

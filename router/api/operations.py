@@ -30,7 +30,7 @@ from router.api.openai_responses.request import InputTokensRequest, ResponsesReq
 from router.api.probes import ServiceStatus, ServiceVersion
 from router.api.tokenize import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
 from router.http.access import Door
-from router.http.paths import NOT_GENERATION
+from router.http.paths import NOT_SERVED
 
 _BODY_ERRORS = (400, 404, 413, 415, 503)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500, 504)
@@ -169,10 +169,10 @@ _SERVICE = (
 )  # fmt: skip
 _REFUSED = tuple(
     Operation(
-        "post", path, "Refused: it needs a model of another kind",
+        "post", path, f"Refused: {why}",
         "not served", Door.API, None, errors=(404,),
     )
-    for path in NOT_GENERATION
+    for path, why in NOT_SERVED.items()
 )  # fmt: skip
 OPERATIONS = (
     *_GENERATION, _RESPONSE_TOKENS, *_KEPT, *_MODELS, *_TOKENS, *_SERVICE, *_REFUSED,

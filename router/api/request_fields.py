@@ -8,6 +8,7 @@ something else than was asked for: then it is refused by name. Null means absent
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, LiteralString, TypeVar
@@ -19,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from protocol.errors import InvalidRequest
 from router.api.context import MAX_INLINE_BYTES, ApiContext
 from router.api.strict_model import (
     MAX_VALUES,
@@ -147,6 +149,10 @@ def fields_of(
     try:
         fields = schema.model_validate_json(body, context=findings)
     except PydanticValidationError as error:
+        if body.startswith(BOM_UTF8):
+            return fields_of(schema, body.removeprefix(BOM_UTF8), refuse_unknown)
+        if b"\0" in body[:4] or body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise InvalidRequest("the body is not in UTF-8, but in UTF-16 or UTF-32") from error
         raise invalid_request(error) from error
     ignored = take_ignored(fields, refuse_unknown) if findings.any else ()
     fields.check_together()

@@ -1,11 +1,11 @@
 """Which key opens which path, and the 401 without one: ASGI middleware around the application.
 
-Paths under `/v1/` and vLLM's helpers need API keys. The operator chooses for probes and
-`/metrics`. The API's description and the dashboard's files are open. What operators read needs a
-viewer's or an admin key. Every other path needs an admin key, so that a new path is closed by
-default. A key comes as a bearer token or in `x-api-key`. Without any keys all doors are open but
-one: what changes the fleet needs an admin key in any case. Knows only hashes of keys, and never
-repeats what a client sent.
+Paths under `/v1/` and vLLM's helpers need API keys, and so do unknown paths that stand for one of
+them. The operator chooses for probes and `/metrics`. The API's description and the dashboard's
+files are open. What operators read needs a viewer's or an admin key. Every other path needs an
+admin key, so that a new path is closed by default. A key comes as a bearer token or in `x-api-key`.
+Without any keys all doors are open but one: what changes the fleet needs an admin key in any case.
+Knows only hashes of keys, and never repeats what a client sent.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from router.http.paths import (
     VIEWED,
     VIEWED_PREFIX,
     is_page,
+    meant_path,
 )
 from router.http.settings import GatewaySettings
 
@@ -88,6 +89,8 @@ class AccessRules:
             door = Door.OPEN
         elif path in VIEWED or path.startswith(VIEWED_PREFIX):
             door = Door.VIEWER
+        elif meant_path(path) is not None:
+            door = Door.API  # the answer is a 404 that names a path of the API
         if not self.api and (door is Door.API or not (self.admin or self.viewer)):
             return Door.OPEN
         return door

@@ -180,17 +180,27 @@ class ChatChunk(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """An entry of the list of models. `max_model_len` is the context length in tokens."""
+    """An entry of the list of models, with what OpenAI's, vLLM's and Anthropic's clients read of
+    one. `max_model_len` and `max_input_tokens` are the context length in tokens."""
 
     id: str
     created: int
     max_model_len: int
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
     object: Literal["model"] = "model"
     owned_by: str = "baton"
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
 
 
 class ModelList(Struct, frozen=True):
-    """Answer of `/v1/models`."""
+    """Answer of `/v1/models`, always whole."""
 
     data: list[Model]
+    first_id: str
+    last_id: str
     object: Literal["list"] = "list"
+    has_more: bool = False

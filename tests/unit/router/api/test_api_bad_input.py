@@ -302,3 +302,23 @@ def test_a_text_is_refused_whose_tokens_the_model_does_not_know(tmp_path):
             assert not small.generator.requests
     finally:
         tokenizer.close()
+
+
+@pytest.mark.parametrize("path", VALID)
+@pytest.mark.parametrize("size", [0, 70_000], ids=["short", "long"])
+def test_a_byte_order_mark_does_not_matter(api, path, size):
+    text = json.dumps({**VALID[path], "user": None, "zz": "x" * size})
+    headers = {"content-type": "application/json"}
+    marked = api.http.post(path, content=text.encode("utf-8-sig"), headers=headers)
+    assert marked.status_code == 200, marked.text
+    assert marked.headers["x-baton-ignored"] == "zz"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_body_in_another_encoding_is_told_so(api, encoding):
+    content = json.dumps(VALID[CHAT]).encode(encoding)
+    answer = api.http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    check_error(answer, 400, None)
+    assert answer.json()["error"]["message"] == (
+        "the body is not in UTF-8, but in UTF-16 or UTF-32"
+    )

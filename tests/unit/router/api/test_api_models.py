@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
+import anthropic
+import openai
 import pytest
+from anthropic.types import ModelInfo as AnthropicModel
 
 from process.version import baton_version
-from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, LiveApi
+from router.api.operations import OPERATIONS
+from router.http.access import Door
+from router.http.paths import meant_path
+from tests.unit.router.api_harness import MAX_CONTEXT, MODEL, TIMEOUT_S, LiveApi
 
 
 def test_models(api):
@@ -15,12 +24,33 @@ def test_models(api):
         "created": 1_700_000_000,
         "owned_by": "baton",
         "max_model_len": MAX_CONTEXT,
+        "type": "model",
+        "display_name": MODEL,
+        "created_at": "2023-11-14T22:13:20Z",
+        "max_input_tokens": MAX_CONTEXT,
+        "max_tokens": MAX_CONTEXT,
+        "lifecycle": "active",
     }
-    assert api.http.get("/v1/models").json() == {"object": "list", "data": [entry]}
+    whole = {"object": "list", "data": [entry], "has_more": False}
+    whole |= {"first_id": MODEL, "last_id": MODEL}
+    for path in ("/v1/models", "/v1/models/"):
+        assert api.http.get(path).json() == whole
     assert api.http.get(f"/v1/models/{MODEL}").json() == entry
     missing = api.http.get("/v1/models/org/other")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_clients_list_models(api):
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
+        assert [each.id for each in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).created == 1_700_000_000
+    with anthropic.Anthropic(base_url=api.url, api_key="none") as claude:
+        [listed] = list(claude.models.list(limit=1))
+        assert listed == claude.models.retrieve(MODEL)
+        assert (listed.type, listed.id, listed.display_name) == ("model", MODEL, MODEL)
+        assert listed.created_at.timestamp() == 1_700_000_000
+        assert not AnthropicModel.model_validate_json(listed.model_dump_json()).deprecated_at
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
@@ -42,7 +72,7 @@ def test_alive_and_version_whether_ready_or_not(api):
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank"])
 def test_what_needs_another_kind_of_model_says_so(api, path):
     error = api.post(path, {"model": MODEL, "input": "x"}).json()["error"]
-    assert error["message"] == f"'{MODEL}' only generates text, so this is not served: POST {path}"
+    assert error["message"] == f"not served: the model only generates text: POST {path}"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +83,7 @@ def test_what_needs_another_kind_of_model_says_so(api, path):
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("PUT", "/health", 405, "method_not_allowed"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("POST", "/v1/responses/compact", 404, "not_found"),
     ],
 )
 def test_other_paths_and_methods(api, method, path, status, code):
@@ -61,8 +91,51 @@ def test_other_paths_and_methods(api, method, path, status, code):
     assert response.status_code == status
     error = response.json()["error"]
     assert (error["code"], error["type"]) == (code, "invalid_request_error")
-    assert code == "model_not_found" or path in error["message"]
+    assert path in error["message"]
+    assert "did you mean" not in error["message"]
     assert ("allow" in response.headers) == (status == 405)
+    if status == 405:
+        assert error["message"].endswith(f"; it takes {response.headers['allow']}")
+
+
+WRONG_PATHS = {
+    "/chat/completions": "/v1/chat/completions",
+    "/v1/v1/chat/completions": "/v1/chat/completions",
+    "/v1/chat/completions/": "/v1/chat/completions",
+    "//v1//chat/completions": "/v1/chat/completions",
+    "/V1/Chat/Completions": "/v1/chat/completions",
+    "/v1/chat/completion": "/v1/chat/completions",
+    "/v1/chat": "/v1/chat/completions",
+    "/api/chat": "/v1/chat/completions",
+    "/openai/v1/responses": "/v1/responses",
+    "/openai/deployments/x/completions": "/v1/completions",
+    "/v1/v1/messages": "/v1/messages",
+    "/messages/count_tokens": "/v1/messages/count_tokens",
+    "/generate": "/v1/completions",
+    "/models": "/v1/models",
+    "/v1/tokenize": "/tokenize",
+}
+
+
+@pytest.mark.parametrize("path", WRONG_PATHS)
+def test_a_wrong_path_is_answered_with_the_right_one(api, path):
+    with socket.create_connection(("127.0.0.1", api.port), TIMEOUT_S) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        connection.sendall(head.encode() + b"content-length: 2\r\n\r\n{}")
+        answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+    assert answer.startswith("HTTP/1.1 404")
+    error = json.loads(answer.partition("\r\n\r\n")[2])
+    assert error["error"]["message"].endswith(f"{path}; did you mean {WRONG_PATHS[path]}?")
+    assert (error.get("type") == "error") == WRONG_PATHS[path].startswith("/v1/messages")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/", "/v1/files", "/fleets", "/v1/" + "x" * 5000])
+def test_a_path_like_none_of_the_api_has_no_hint(path):
+    assert meant_path(path) is None
+
+
+def test_no_operators_path_stands_for_one_of_the_api():
+    assert not any(meant_path(each.path) for each in OPERATIONS if each.door is not Door.API)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

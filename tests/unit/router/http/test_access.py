@@ -96,6 +96,29 @@ async def test_doors(rings, key: str | None, expected: set[str]) -> None:
         assert await opened(client, key) == expected
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/models", "//v1/responses/"])
+async def test_a_wrong_path_of_the_api_needs_an_api_key(path: str) -> None:
+    client, _ = guarded(api=ring(API), admin=ring(ADMIN))
+    async with client:
+        for key, status in ((None, 401), (ADMIN, 401), (API, 200)):
+            headers = {} if key is None else {"x-api-key": key}
+            answer = await client.get(f"http://x{path}", headers=headers)
+            assert answer.status_code == status, key
+            assert "/v1" not in answer.text
+
+
+async def test_no_key_tells_which_paths_operators_have() -> None:
+    for rings in ({"api": ring(API)}, {"api": ring(API), "admin": ring(ADMIN)}):
+        client, _ = guarded(**rings)
+        async with client:
+            for headers in ({}, {"x-api-key": API}):
+                answers = [
+                    await client.get(path, headers=headers) for path in ("/metrics", "/nowhere")
+                ]
+                assert answers[0].status_code == answers[1].status_code == 401
+                assert answers[0].content == answers[1].content
+
+
 @pytest.mark.parametrize(
     "headers",
     [
