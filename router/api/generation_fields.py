@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRequest
 from protocol.sampling import MAX_LOGPROBS
+from router.api.branches import LIST, OBJECT, TEXT, TEXT_OR_LIST, by_shape
 from router.api.constraints.constraint import Constraint, ConstraintKind
 from router.api.constraints.format_fields import (
     GrammarOrFormat,
     GuidedChoice,
+    ObjectOrText,
     ResponseFormat,
     SchemaValue,
     StructuredOutputs,
@@ -56,15 +58,11 @@ class StreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, ignorable(False)] = None
 
 
-def _stop_shape(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<texts>"
-
-
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 _StopStrings = Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS), first_error]
 _Stop = Annotated[
-    Annotated[_StopString, Tag("<text>")] | Annotated[_StopStrings, Tag("<texts>")],
-    Discriminator(_stop_shape),
+    Annotated[_StopString, TEXT] | Annotated[_StopStrings, LIST],
+    TEXT_OR_LIST,
 ]
 
 
@@ -74,14 +72,9 @@ def _nonzero(limit: int) -> int:
     return limit
 
 
-def _json_format_shape(value: Any) -> str:
-    return "<name>" if isinstance(value, str) else "<schema>"
-
-
 _OllamaFormat = Annotated[
-    Annotated[Literal["", "text", "json"], Tag("<name>")]
-    | Annotated[dict[str, Any], Tag("<schema>")],
-    Discriminator(_json_format_shape),
+    Annotated[Literal["", "text", "json"], TEXT] | Annotated[dict[str, Any], OBJECT],
+    by_shape(str, dict),
 ]
 _BadWord = Annotated[str, Field(min_length=1, max_length=100)]
 _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
@@ -154,7 +147,7 @@ class SamplingFields(RequestBody):
     regex: str | None = None
     grammar: GrammarOrFormat | None = None
     ebnf: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: ObjectOrText | None = None
 
     def check_together(self) -> None:
         """See the base class."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from protocol.errors import InvalidRequest
-from router.api.unknown_fields.findings import note, note_unknown
+from router.api.unknown_fields.findings import note_unknown
 
 MAX_LIST_ITEMS = 16_384
 MAX_TOKEN_IDS = 1 << 20
@@ -52,22 +52,6 @@ class StrictModel(BaseModel):
     __pydantic_extra__: dict[
         str, Annotated[Any, PlainValidator(note_unknown, json_schema_input_type=Any)]
     ] = Field(init=False)
-
-
-def _note_kind(kind: str, info: ValidationInfo) -> str:
-    note(info)
-    return kind
-
-
-class LeftOut(StrictModel):
-    """An entry of a list that is of a kind that Baton does not have. It is left out, and named."""
-
-    type: Annotated[str, Field(max_length=256), AfterValidator(_note_kind)]
-
-    @property
-    def left_out(self) -> str:
-        """Its kind."""
-        return self.type
 
 
 def check_bounds(body: bytes, max_values: int = MAX_VALUES) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.strict_model import LeftOut, StrictModel, first_error
+from router.api.branches import LEFT_OUT, LeftOut, by_type
+from router.api.strict_model import StrictModel, first_error
 from router.chat.conversation import Tool, ToolCall
 
 MAX_TOOLS = 128
 Hint = Annotated[Any, Field(description="Accepted, and changes nothing.")]
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class FunctionFields(StrictModel):
@@ -41,17 +43,15 @@ class FunctionTool(StrictModel):
         return self.function.as_tool()
 
 
-def kind_of(value: Any, usual: str) -> str:
-    """Tag of the union branch that an entry belongs to: one of the `usual` type, which it need not
-    name, or one of a kind that is left out."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    is_other = isinstance(value, LeftOut) or (isinstance(kind, str) and kind != usual)
-    return "<left out>" if is_other else "<usual>"
+class OtherTool(LeftOut):
+    """A tool that is no function."""
+
+    usual = ("function",)
 
 
 ToolFields = Annotated[
-    Annotated[FunctionTool, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
-    Discriminator(lambda value: kind_of(value, "function")),
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[OtherTool, LEFT_OUT],
+    by_type("function", usual="function", others=LEFT_OUT),
 ]
 
 
@@ -98,7 +98,7 @@ class CalledFunction(StrictModel):
     parsed_arguments: Any = None
 
 
-class MessageToolCall(StrictModel):
+class FunctionCallFields(StrictModel):
     """A call in an earlier assistant message; clients may send back the `index` of a stream."""
 
     id: str
@@ -109,6 +109,37 @@ class MessageToolCall(StrictModel):
     def as_call(self) -> ToolCall:
         """The call as a `ToolCall`."""
         return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+class CalledCustomTool(StrictModel):
+    """A custom tool and the text that it was given."""
+
+    name: str
+    input: str
+
+
+class CustomCallFields(StrictModel):
+    """A call of a custom tool, in an earlier message of another server's assistant."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustomTool
+    index: int | None = None
+
+    def as_call(self) -> ToolCall:
+        """The call as a `ToolCall`."""
+        return custom_call(self.id, self.custom.name, self.custom.input)
+
+
+MessageToolCall = Annotated[
+    Annotated[FunctionCallFields, Tag("<function>")] | Annotated[CustomCallFields, Tag("<custom>")],
+    by_type("function", "custom", usual="function"),
+]
+
+
+def custom_call(call_id: str, name: str, given: str) -> ToolCall:
+    """A call of a custom tool, whose text is its only argument."""
+    return ToolCall(call_id, name, json.dumps({"input": given}, ensure_ascii=False))
 
 
 def tool_choice_shape(value: Any) -> str:

@@ -119,9 +119,11 @@ def _message(details: ErrorDetails, param: str | None) -> str:
 
 
 def _field_path(details: ErrorDetails) -> str | None:
-    """`messages[1].content`; parts in angle brackets name union branches, not fields."""
+    """`messages[1].content`; parts in angle brackets name branches of unions, not fields, and a
+    last one in square brackets says that the name of a field is wrong, not its value."""
     path = ""
-    for part in details["loc"]:
+    places = details["loc"]
+    for part in places[:-1] if places[-1:] == ("[key]",) else places:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith("<"):

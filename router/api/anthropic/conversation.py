@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
-from router.api.anthropic.request import (
-    AnthropicFunction,
-    AnthropicToolChoice,
+from router.api.anthropic.blocks import (
     Block,
-    CountTokensRequest,
-    MessageFields,
+    OtherBlock,
+    ServerResultFields,
+    ServerUseFields,
     TextBlockFields,
+    TextLike,
     ThinkingFields,
     ToolResultFields,
     ToolUseFields,
+)
+from router.api.anthropic.request import (
+    AnthropicFunction,
+    AnthropicToolChoice,
+    CountTokensRequest,
+    MessageFields,
 )
 from router.chat.conversation import (
     Conversation,
@@ -50,6 +58,8 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
         messages.append(system)
     for place, each in enumerate(request.messages):
         messages += _messages_of(each, f"messages[{place}]")
+    if not messages:
+        raise InvalidRequest("'messages': the model can read nothing in it", "messages")
     goes_on = messages[-1].role == "assistant"
     if goes_on and messages[-1].tool_calls:
         raise InvalidRequest("the last message's 'tool_use' needs a 'tool_result'", "messages")
@@ -86,52 +96,91 @@ def _messages_of(message: MessageFields, param: str) -> list[Message]:
         return [Message(message.role, message.content)]
     blocks = message.content
     if message.role == "assistant":  # whose content is empty where the token limit cut it off
-        return [_assistant_message(blocks, param)]
+        return _assistant_messages(blocks, param)
     if not blocks:
         raise InvalidRequest(f"'{param}.content' must not be empty", f"{param}.content")
-    texts = [each.text for each in blocks if isinstance(each, TextBlockFields)]
+    texts = _texts_of(blocks)
     if message.role == "system":
-        if len(texts) < len(blocks):
-            raise InvalidRequest(f"'{param}': a system's content is of 'text'", f"{param}.content")
-        return [_message_of("system", texts)]
+        _check_blocks(blocks, TextLike, f"{param}.content", "a system's content is of text")
+        return [_message_of("system", texts)] if texts else []
+    allowed = (*TextLike, ToolResultFields)
+    what = "a user's content is of text and 'tool_result'"
+    _check_blocks(blocks, allowed, f"{param}.content", what)
     results = [_result(each) for each in blocks if isinstance(each, ToolResultFields)]
-    if len(results) + len(texts) < len(blocks):
-        raise InvalidRequest(
-            f"'{param}': a user's content is of 'text' and 'tool_result'", f"{param}.content"
+    return [*results, _message_of("user", texts)] if texts else results
+
+
+def _check_blocks(blocks: Sequence[Block], allowed: tuple[type, ...], param: str, why: str) -> None:
+    """Raises InvalidRequest for the first block that is not `allowed`, nor left out."""
+    for place, each in enumerate(blocks):
+        if not isinstance(each, (*allowed, OtherBlock)):
+            raise InvalidRequest(f"'{param}[{place}]': {why}", f"{param}[{place}]")
+
+
+@dataclass
+class _Turn:
+    """A part of the assistant's turn, up to the results of tools that another service ran."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[Message] = field(default_factory=list)
+
+    def messages(self) -> list[Message]:
+        """The message, and the results behind it."""
+        said = replace(
+            _message_of("assistant", self.texts),
+            reasoning="\n".join(self.thoughts) if self.thoughts else None,
+            tool_calls=tuple(self.calls),
         )
-    if not texts:
-        return results
-    return [*results, _message_of("user", texts)]
+        return [said, *self.results]
 
 
-def _assistant_message(blocks: Sequence[Block], param: str) -> Message:
-    if any(isinstance(each, ToolResultFields) for each in blocks):
-        raise InvalidRequest(
-            f"'{param}': 'tool_result' belongs to the user's content", f"{param}.content"
-        )
-    thoughts = [each.thinking for each in blocks if isinstance(each, ThinkingFields)]
-    return replace(
-        _message_of("assistant", _texts_of(blocks)),
-        reasoning="\n".join(thoughts) if thoughts else None,
-        tool_calls=tuple(
-            ToolCall(each.id, each.name, json.dumps(each.input, ensure_ascii=False))
-            for each in blocks
-            if isinstance(each, ToolUseFields)
-        ),
-    )
+def _assistant_messages(blocks: Sequence[Block], param: str) -> list[Message]:
+    """The assistant's turn. It is one message, unless it has results of another service's tools:
+    these are messages of their own, as templates expect. A call of such a tool without a result in
+    the same turn has an empty one."""
+    ended = {each.tool_use_id for each in blocks if isinstance(each, ServerResultFields)}
+    turns = [_Turn()]
+    for place, each in enumerate(blocks):
+        if isinstance(each, ToolResultFields):
+            at = f"{param}.content[{place}]"
+            raise InvalidRequest(f"'{at}': 'tool_result' belongs to the user's content", at)
+        if isinstance(each, ServerResultFields):
+            turns[-1].results.append(_result(each))
+            continue
+        if turns[-1].results and not isinstance(each, OtherBlock):
+            turns.append(_Turn())
+        turn = turns[-1]
+        if isinstance(each, ThinkingFields):
+            turn.thoughts.append(each.thinking)
+        elif isinstance(each, (ToolUseFields, ServerUseFields)):
+            turn.calls.append(
+                ToolCall(each.id, each.name, json.dumps(each.input, ensure_ascii=False))
+            )
+            if isinstance(each, ServerUseFields) and each.id not in ended:
+                turn.results.append(Message("tool", "", tool_call_id=each.id))
+        else:
+            turn.texts += _texts_of([each])
+    return [message for turn in turns for message in turn.messages()]
 
 
-def _result(block: ToolResultFields) -> Message:
-    texts = _texts_of(block.content)
+def _result(block: ToolResultFields | ServerResultFields) -> Message:
+    texts = [block.text] if isinstance(block, ServerResultFields) else _texts_of(block.content)
     if block.is_error:
         texts[:1] = [f"Error: {''.join(texts[:1])}"]
     return replace(_message_of("tool", texts), tool_call_id=block.tool_use_id)
 
 
-def _texts_of(content: str | Iterable[Block] | None) -> list[str]:
+def _texts_of(content: str | Iterable[Any] | None) -> list[str]:
     if isinstance(content, str):
         return [content]
-    return [each.text for each in content or () if isinstance(each, TextBlockFields)]
+    shown = (*TextLike, ServerResultFields)
+    return [
+        each.text
+        for each in content or ()
+        if isinstance(each, TextBlockFields) or (isinstance(each, shown) and each.text)
+    ]
 
 
 def _message_of(role: Role, texts: Sequence[str]) -> Message:

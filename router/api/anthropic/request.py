@@ -1,78 +1,24 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`.
 
-`cache_control` is accepted everywhere and has no effect: every prefix is cached. Unsupported
-blocks, tools and fields are refused by name.
+The blocks of contents are in `router.api.anthropic.blocks`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
+from router.api.anthropic.blocks import Block, CacheControl, TextOrBlocks
+from router.api.branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, LeftOut, by_type
 from router.api.constraints.constraint import Constraint
 from router.api.constraints.format_fields import ResponseFormat
 from router.api.generation_fields import GenerationFields, SamplingFields, generation_of
 from router.api.request_fields import RequestBody, Unsupported
-from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
-from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of
+from router.api.strict_model import StrictModel, bounded, first_error
+from router.api.tool_fields import MAX_TOOLS, Hint, ToolName
 from router.api.unknown_fields.findings import ignorable
 from router.http.anthropic_errors import ThreadsUnsupported
-
-
-class CacheControl(StrictModel):
-    """Asks to cache the prompt up to this point. No effect: prompts are always cached."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class _Block(StrictModel):
-    cache_control: CacheControl | None = None
-
-
-class TextBlockFields(_Block):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-    citations: Annotated[Any, ignorable([])] = None
-
-
-class ToolUseFields(_Block):
-    """A call that the assistant made earlier."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    caller: Annotated[Any, ignorable({"type": "direct"})] = None
-
-
-class ToolResultFields(_Block):
-    """The result of a call. With `is_error` the model sees the prefix "Error: " before it."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Annotated[list[TextBlockFields], bounded] | None = None
-    is_error: bool | None = None
-
-
-class ThinkingFields(StrictModel):
-    """The assistant's earlier reasoning; `signature` is not checked."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
-
-
-Block = Annotated[
-    TextBlockFields | ToolUseFields | ToolResultFields | ThinkingFields, Discriminator("type")
-]
-
-
-def _content_shape(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<blocks>"
 
 
 class MessageFields(StrictModel):
@@ -80,13 +26,10 @@ class MessageFields(StrictModel):
     answer continues it."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[Block], bounded, Tag("<blocks>")],
-        Discriminator(_content_shape),
-    ]
+    content: Annotated[Annotated[str, TEXT] | Annotated[list[Block], bounded, LIST], TEXT_OR_LIST]
 
 
-class AnthropicFunction(_Block):
+class AnthropicFunction(StrictModel):
     """A function that the model may call. Its input is always streamed eagerly."""
 
     type: Literal["custom"] | None = None
@@ -94,14 +37,21 @@ class AnthropicFunction(_Block):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    cache_control: CacheControl | None = None
     eager_input_streaming: Hint = None
     defer_loading: Annotated[Any, ignorable(False)] = None
     allowed_callers: Annotated[Any, ignorable(["direct"])] = None
 
 
+class OtherAnthropicTool(LeftOut):
+    """A tool that is no function."""
+
+    usual = ("custom",)
+
+
 AnthropicTool = Annotated[
-    Annotated[AnthropicFunction, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
-    Discriminator(lambda value: kind_of(value, "custom")),
+    Annotated[AnthropicFunction, Tag("<custom>")] | Annotated[OtherAnthropicTool, LEFT_OUT],
+    by_type("custom", usual="custom", others=LEFT_OUT),
 ]
 
 
@@ -133,7 +83,7 @@ class CountTokensRequest(RequestBody):
 
     model: str
     messages: Annotated[list[MessageFields], Field(min_length=1), bounded]
-    system: str | Annotated[list[TextBlockFields], bounded] | None = None
+    system: TextOrBlocks | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None

@@ -12,14 +12,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
+from router.api.branches import BOOLEAN, OBJECT, TEXT, by_shape
 from router.api.constraints.constraint import Constraint, ConstraintKind
 from router.api.strict_model import StrictModel, bounded, first_error
 from router.api.unknown_fields.findings import ignorable
 
 MAX_CHOICE_TEXTS = 1024
 GuidedChoice = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_TEXTS), first_error]
-SchemaValue = dict[str, Any] | bool | str
+SchemaValue = Annotated[
+    Annotated[dict[str, Any], OBJECT] | Annotated[bool, BOOLEAN] | Annotated[str, TEXT],
+    by_shape(dict, bool, str),
+]
 """A JSON schema, or its JSON text."""
+ObjectOrText = Annotated[
+    Annotated[dict[str, Any], OBJECT] | Annotated[str, TEXT], by_shape(dict, str)
+]
 _WRAPPING = frozenset(("name", "schema", "strict", "description"))
 
 
@@ -35,7 +42,13 @@ class JsonSchema(ConstraintFields):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    schema_: Annotated[
+        Annotated[
+            Annotated[dict[str, Any], OBJECT] | Annotated[bool, BOOLEAN], by_shape(dict, bool)
+        ]
+        | None,
+        Field(alias="schema"),
+    ] = None
     strict: bool | None = None
 
 
@@ -170,7 +183,7 @@ class StructuredOutputs(ConstraintFields):
     regex: str | None = None
     choice: GuidedChoice | None = None
     grammar: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: ObjectOrText | None = None
     disable_any_whitespace: bool | None = None
     disable_fallback: bool | None = None
     whitespace_pattern: Annotated[Any, ignorable()] = None

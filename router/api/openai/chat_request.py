@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
+from router.api.branches import LIST, REFUSED, TEXT, TEXT_OR_LIST, Refused, by_type
 from router.api.generation_fields import GenerationFields, LogprobsCount
 from router.api.request_fields import Unsupported, only
 from router.api.strict_model import StrictModel, bounded, first_error
@@ -36,8 +37,9 @@ NO_TEMPLATES = (
 )
 
 _ANY_CHOICE = ToolChoice()
-
-
+_ASKS_NOTHING = (None, "none", "auto")
+"""Choices of tools that mean the same as none at all where there are no tools."""
+_ASKING_ROLES = ("system", "developer", "user")
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -49,14 +51,27 @@ class TextPart(StrictModel):
     cache_control: Hint = None
 
 
-def _content_shape(value: Any) -> str:
-    return "<parts>" if isinstance(value, list) else "<text>"
+class RefusalPart(StrictModel):
+    """A piece of an earlier answer that says why there is none; the model sees it as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return self.refusal
 
 
+_Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[Refused, REFUSED],
+    by_type("text", "refusal", usual="text", others=REFUSED),
+]
 _Content = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(min_length=1), bounded, Tag("<parts>")],
-    Discriminator(_content_shape),
+    Annotated[str, TEXT] | Annotated[list[_Part], bounded, LIST],
+    TEXT_OR_LIST,
 ]
 
 
@@ -64,7 +79,8 @@ class ChatMessage(StrictModel):
     """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`.
 
     `reasoning` is vLLM's name for `reasoning_content`. `parsed` is ignored: OpenAI's client adds
-    its parsed form of an answer's content, and sends it back with the answer.
+    its parsed form of an answer's content, and sends it back with the answer. A `refusal` is text
+    of the assistant.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -75,8 +91,8 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
     parsed: Any = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
+    refusal: str | None = None
+    audio: Annotated[Any, ignorable()] = None
     annotations: Annotated[Any, ignorable([])] = None
     function_call: CalledFunction | None = None
     cache_control: Hint = None
@@ -91,17 +107,27 @@ class ChatMessage(StrictModel):
             calls = (*calls, ToolCall(_legacy_id(place), called.name, called.arguments))
         if calls and self.role != "assistant":
             raise InvalidRequest(f"'{param}.tool_calls' is of the assistant alone", param)
-        if self.content is None and not calls:
-            raise InvalidRequest(f"'{param}.content' is required", f"{param}.content")
-        text: str | list[TextPart] = self.content or ""
-        parts: tuple[str, ...] = ()
-        if not isinstance(text, str):
-            texts = tuple(part.text for part in text)
-            text, parts = "\n".join(texts), texts if len(texts) > 1 else ()
+        text, parts = self._text(param)
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
         if self.role == "function":
             return Message("tool", text, self.name)
         return Message(self.role, text, self.name, thoughts, calls, self.tool_call_id, parts)
+
+    def _text(self, param: str) -> tuple[str, tuple[str, ...]]:
+        """The content as one text, and as parts if there are several. An answer may be empty, and
+        so may a result. Raises InvalidRequest."""
+        content = self.content
+        if not content and self.role in _ASKING_ROLES and not isinstance(content, str):
+            what = "is required" if content is None else "must not be empty"
+            raise InvalidRequest(f"'{param}.content' {what}", f"{param}.content")
+        if self.refusal is None and isinstance(content, str):
+            return content, ()
+        if self.refusal is not None and self.role != "assistant":
+            raise InvalidRequest(f"'{param}.refusal' is of the assistant alone", f"{param}.refusal")
+        texts = [content] if isinstance(content, str) else [part.text for part in content or ()]
+        if self.refusal is not None:
+            texts = [*filter(None, texts), self.refusal]
+        return "\n".join(texts), tuple(texts) if len(texts) > 1 else ()
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
@@ -243,11 +269,9 @@ class ChatRequest(GenerationFields):
                 "'continue_final_message' and 'add_generation_prompt' exclude each other",
                 "continue_final_message",
             )
-        if self.parallel_tool_calls is not None and not self.tools:
-            raise InvalidRequest("'parallel_tool_calls' needs 'tools'", "parallel_tool_calls")
-        if self.tool_choice not in (None, "none") and not self.tools:
+        if self.tool_choice not in _ASKS_NOTHING and not self.tools:
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
         if self.functions and self.tools:
             raise InvalidRequest("'tools' and 'functions' exclude each other", "functions")
-        if self.function_call not in (None, "none") and not self.functions:
+        if self.function_call not in _ASKS_NOTHING and not self.functions:
             raise InvalidRequest("'function_call' needs 'functions'", "function_call")

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.errors import InvalidRequest
+from router.api.openai_responses.input_items import (
+    BuiltInOutputItem,
+    CallItem,
+    FunctionOutputItem,
+    Item,
+    ItemContent,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ServiceCallItem,
+)
+from router.api.openai_responses.items import items_of
 from router.api.openai_responses.request import (
     AllowedChoice,
     ChosenTool,
-    FunctionCallItem,
-    FunctionOutputItem,
-    InputItem,
     InputTokensRequest,
-    MessageItem,
-    ReasoningItem,
     ResponseFunction,
-    TextItemPart,
 )
 from router.api.tool_fields import only_allowed
 from router.chat.conversation import (
@@ -42,7 +49,9 @@ def conversation_of(request: InputTokensRequest) -> Conversation:
     if isinstance(request.input, str):
         messages.append(Message("user", request.input))
     else:
-        messages += _messages_of(request.input)
+        messages += _messages_of(items_of(request.input))
+    if not messages:
+        raise InvalidRequest("'input': the model can read nothing in it", "input")
     chosen = request.tool_choice
     tools = tuple(
         Tool(each.name, each.description, each.parameters, bool(each.strict))
@@ -93,7 +102,7 @@ class _Turn:
         )
 
 
-def _messages_of(items: list[InputItem]) -> list[Message]:
+def _messages_of(items: list[Item]) -> list[Message]:
     messages: list[Message] = []
     turn = _Turn()
 
@@ -109,8 +118,11 @@ def _messages_of(items: list[InputItem]) -> list[Message]:
                 end_turn()
             parts = item.content or item.summary or []
             turn.reasoning += [part.text for part in parts]
-        elif isinstance(item, FunctionCallItem):
-            turn.calls.append(ToolCall(item.call_id, item.name, item.arguments))
+        elif isinstance(item, CallItem):
+            turn.calls.append(item.as_call())
+            if isinstance(item, ServiceCallItem):
+                end_turn()
+                messages.append(Message("tool", item.text, tool_call_id=item.id))
         elif isinstance(item, MessageItem) and item.role == "assistant":
             if turn.content is not None or turn.calls:
                 end_turn()
@@ -122,7 +134,9 @@ def _messages_of(items: list[InputItem]) -> list[Message]:
     return messages
 
 
-def _other_message(item: MessageItem | FunctionOutputItem) -> Message:
+def _other_message(item: MessageItem | OutputItem) -> Message:
+    if isinstance(item, BuiltInOutputItem):
+        return Message("tool", item.text, tool_call_id=item.call_id or item.id)
     if isinstance(item, FunctionOutputItem):
         return Message(
             "tool",
@@ -133,11 +147,11 @@ def _other_message(item: MessageItem | FunctionOutputItem) -> Message:
     return Message(item.role, _text_of(item.content), parts=_parts_of(item.content))
 
 
-def _text_of(content: str | list[TextItemPart]) -> str:
+def _text_of(content: ItemContent) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _parts_of(content: str | list[TextItemPart]) -> tuple[str, ...]:
+def _parts_of(content: ItemContent) -> tuple[str, ...]:
     """The parts of a content that came in several."""
     if isinstance(content, str) or len(content) < 2:
         return ()

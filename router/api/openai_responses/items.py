@@ -13,26 +13,34 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from router.api.openai_responses.request import (
-    FunctionCallItem,
+from router.api.branches import Refused
+from router.api.openai.chat_request import RefusalPart
+from router.api.openai_responses.input_items import (
     FunctionOutputItem,
     InputItem,
+    Item,
+    ItemPart,
+    ItemReference,
     MessageItem,
+    OtherItem,
     ReasoningItem,
     ReasoningPart,
-    TextItemPart,
 )
 
-Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
-_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[InputItem])
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
 
 
-def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """A request's own input as items."""
+def items_of(given: str | Sequence[InputItem]) -> list[Item]:
+    """A request's own input as items, without those that are left out."""
     if isinstance(given, str):
         return [MessageItem(role="user", content=given)]
-    return list(given)
+    return [each for each in given if not isinstance(each, (OtherItem, Refused, ItemReference))]
 
 
 def kept_json(history: bytes, own: Iterable[Item]) -> bytes:
@@ -52,7 +60,7 @@ def continued_json(kept_input: bytes, answer: bytes) -> bytes:
 
 def read_items(kept: bytes) -> list[Item]:
     """The items of a JSON list that was kept."""
-    return _ITEMS.validate_json(kept)
+    return items_of(_ITEMS.validate_json(kept))
 
 
 def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
@@ -61,7 +69,7 @@ def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = msgspec.json.decode(kept)
     digits = response_id.partition("_")[2]
     for place, item in enumerate(items):
-        prefix = _PREFIXES.get(item["type"], "rs")
+        prefix = _PREFIXES.get(item["type"], "item")
         item.setdefault("id", f"{prefix}_{digits}_i{place}")
         if item["type"] != "reasoning":
             item.setdefault("status", "completed")
@@ -85,19 +93,24 @@ def _shown(item: Item) -> dict[str, Any]:
     shown: dict[str, Any] = {"type": item.type}
     if isinstance(item, MessageItem):
         shown |= {"role": item.role, "content": _content(item.content), "phase": item.phase}
-    elif isinstance(item, FunctionCallItem):
-        shown |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
     elif isinstance(item, FunctionOutputItem):
         shown |= {"call_id": item.call_id, "output": _content(item.output)}
-    else:
+    elif isinstance(item, ReasoningItem):
         shown |= {"summary": _parts(item.summary) or [], "content": _parts(item.content)}
+    else:
+        shown |= {name: getattr(item, name) for name in type(item).model_fields}
     shown |= {"id": item.id, "status": item.status}
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def _content(content: str | list[TextItemPart]) -> str | list[dict[str, str]] | None:
+def _content(content: str | list[ItemPart]) -> str | list[dict[str, str]] | None:
     return content if isinstance(content, str) else _parts(content)
 
 
-def _parts(parts: Sequence[TextItemPart | ReasoningPart] | None) -> list[dict[str, str]] | None:
-    return None if parts is None else [{"type": part.type, "text": part.text} for part in parts]
+def _parts(parts: Sequence[ItemPart | ReasoningPart] | None) -> list[dict[str, str]] | None:
+    if parts is None:
+        return None
+    return [
+        {"type": part.type, "refusal" if isinstance(part, RefusalPart) else "text": part.text}
+        for part in parts
+    ]

@@ -1,6 +1,7 @@
 """The body of `POST /v1/responses`.
 
-Whether `store`, `background` and `previous_response_id` can be honoured depends on whether the
+The items of its input are in `router.api.openai_responses.input_items`. Whether `store`,
+`background`, `previous_response_id` and references to items can be honoured depends on whether the
 router keeps responses, so the endpoints decide about them.
 """
 
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from protocol.errors import InvalidRequest
+from router.api.branches import LEFT_OUT, LIST, TEXT, TEXT_OR_LIST, by_type
 from router.api.constraints.constraint import Constraint
 from router.api.constraints.format_fields import ResponseFormat
 from router.api.generation_fields import (
@@ -21,107 +23,15 @@ from router.api.generation_fields import (
     generation_of,
 )
 from router.api.openai.chat_request import Effort
+from router.api.openai_responses.input_items import InputItem
 from router.api.request_fields import RequestBody, Unsupported
-from router.api.strict_model import LeftOut, StrictModel, bounded, first_error
-from router.api.tool_fields import MAX_TOOLS, Hint, ToolName, kind_of, tool_choice_shape
+from router.api.strict_model import StrictModel, bounded, first_error
+from router.api.tool_fields import MAX_TOOLS, Hint, OtherTool, ToolName, tool_choice_shape
 from router.api.unknown_fields.findings import ignorable, ignorable_entries
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-_Status = Literal["in_progress", "completed", "incomplete"]
 _Label = Annotated[str, Field(max_length=512)]
-
-
-class TextItemPart(StrictModel):
-    """A piece of the user's text or of an earlier answer. Its log-probabilities are ignored."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Annotated[Any, ignorable([])] = None
-    logprobs: Annotated[list[Any], bounded] | None = None
-
-
-def _content_shape(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<parts>"
-
-
-_ItemContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextItemPart], bounded, Tag("<parts>")],
-    Discriminator(_content_shape),
-]
-
-
-class MessageItem(StrictModel):
-    """A message of the conversation so far."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: _ItemContent
-    id: str | None = None
-    status: _Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-class FunctionCallItem(StrictModel):
-    """A call that the assistant made earlier; `arguments` is JSON text."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: _Status | None = None
-
-
-class FunctionOutputItem(StrictModel):
-    """The result of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: _ItemContent
-    id: str | None = None
-    status: _Status | None = None
-
-
-class ReasoningPart(StrictModel):
-    """A piece of reasoning."""
-
-    type: Literal["reasoning_text", "summary_text"]
-    text: str
-
-
-class ReasoningItem(StrictModel):
-    """The assistant's earlier reasoning; the summary is ignored if there is content."""
-
-    type: Literal["reasoning"]
-    id: str | None = None
-    summary: Annotated[list[ReasoningPart], bounded] | None = None
-    content: Annotated[list[ReasoningPart], bounded] | None = None
-    encrypted_content: Annotated[Any, ignorable()] = None
-    status: _Status | None = None
-
-
-def _item_kind(value: Any) -> str:
-    kind = value.get("type", "message") if isinstance(value, dict) else "message"
-    return f"<{kind}>"
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[FunctionCallItem, Tag("<function_call>")]
-    | Annotated[FunctionOutputItem, Tag("<function_call_output>")]
-    | Annotated[ReasoningItem, Tag("<reasoning>")],
-    Discriminator(
-        _item_kind,
-        custom_error_type="unsupported",
-        custom_error_message="its type must be 'message', 'function_call', "
-        "'function_call_output' or 'reasoning'",
-    ),
-]
-
-
-def _input_shape(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<items>"
 
 
 class ResponseFunction(StrictModel):
@@ -135,8 +45,8 @@ class ResponseFunction(StrictModel):
 
 
 ResponseTool = Annotated[
-    Annotated[ResponseFunction, Tag("<usual>")] | Annotated[LeftOut, Tag("<left out>")],
-    Discriminator(lambda value: kind_of(value, "function")),
+    Annotated[ResponseFunction, Tag("<function>")] | Annotated[OtherTool, LEFT_OUT],
+    by_type("function", usual="function", others=LEFT_OUT),
 ]
 
 
@@ -175,9 +85,8 @@ class InputTokensRequest(RequestBody):
 
     model: str | None = None
     input: Annotated[
-        Annotated[str, Tag("<text>")]
-        | Annotated[list[InputItem], Field(min_length=1), bounded, Tag("<items>")],
-        Discriminator(_input_shape),
+        Annotated[str, TEXT] | Annotated[list[InputItem], Field(min_length=1), bounded, LIST],
+        TEXT_OR_LIST,
     ]
     instructions: str | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), first_error] | None = None

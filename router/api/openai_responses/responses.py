@@ -23,7 +23,8 @@ from router.api.conversation_plan import (
 from router.api.openai_responses import answer as api
 from router.api.openai_responses.background import BackgroundRuns
 from router.api.openai_responses.conversation import conversation_of
-from router.api.openai_responses.items import Item, items_of, kept_json, read_items
+from router.api.openai_responses.input_items import Item
+from router.api.openai_responses.items import items_of, kept_json, read_items
 from router.api.openai_responses.memory import is_response_id
 from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.openai_responses.response_format import ResponseFormat

@@ -69,6 +69,11 @@ def ignorable_entries(*known: str) -> Ignorable:
     return _ignorable(names, f"Others than {', '.join(known)} are ignored and named.")
 
 
+def ignorable_if(is_ignored: Callable[[Any], bool], described: str) -> Ignorable:
+    """A field of which something is ignored, and the field named, if `is_ignored` says so."""
+    return _ignorable(lambda value: [""] if is_ignored(value) else [], described)
+
+
 def _ignorable(names: Callable[[Any], list[str]], described: str) -> Ignorable:
     def check(value: Any, info: ValidationInfo) -> Any:
         if names(value):

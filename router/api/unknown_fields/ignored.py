@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from protocol.errors import InvalidRequest
+from router.api.branches import LeftOut
 from router.api.strict_model import StrictModel
 from router.api.unknown_fields.constraints import lost_constraint
 from router.api.unknown_fields.findings import Ignorable
@@ -26,13 +27,14 @@ MAX_NAMES = 1000
 @dataclass(frozen=True, slots=True)
 class _Found:
     """An ignored field: its full path, its path without places, and its own name, value and model
-    if it is unknown."""
+    if it is unknown. For an entry of a list that is left out, its kind and its model."""
 
     path: str
     generic: str
     unknown: str = ""
     value: Any = None
     model: type[StrictModel] | None = None
+    kind: str = ""
 
 
 def take_ignored(body: StrictModel, refuse: bool) -> list[str]:
@@ -47,14 +49,22 @@ def take_ignored(body: StrictModel, refuse: bool) -> list[str]:
             what = "is not a known field" if found.unknown else "is not supported"
             raise InvalidRequest(f"'{found.path}' {what}", found.path)
         if found.model is not None and len(checked) < MAX_CHECKED:
-            question = (found.unknown, found.model)
+            question = (found.unknown or found.kind, found.model)
             if question not in checked:
                 checked.add(question)
-                _check_slip(found, found.model)
-                _check_constraint(found, found.model)
+                _check_found(found, found.model)
         if len(names) < MAX_NAMES:
             names[found.generic[:MAX_NAME_CHARS]] = None
     return list(names)
+
+
+def _check_found(found: _Found, model: type[StrictModel]) -> None:
+    """Raises InvalidRequest for what is not to be ignored."""
+    if issubclass(model, LeftOut):
+        _check_kind(found, model.usual)
+        return
+    _check_slip(found, model)
+    _check_constraint(found, model)
 
 
 def _check_slip(found: _Found, model: type[StrictModel]) -> None:
@@ -64,6 +74,14 @@ def _check_slip(found: _Found, model: type[StrictModel]) -> None:
     if meant is not None:
         raise InvalidRequest(
             f"'{found.path}' is not a known field; did you mean '{meant}'?", found.path
+        )
+
+
+def _check_kind(found: _Found, usual: tuple[str, ...]) -> None:
+    meant = meant_field(found.kind, usual)
+    if meant is not None:
+        raise InvalidRequest(
+            f"'{found.path}': '{found.kind}' is no known type; did you mean '{meant}'?", found.path
         )
 
 
@@ -83,9 +101,9 @@ def _check_constraint(found: _Found, model: type[StrictModel]) -> None:
 def _walk(model: StrictModel, path: str, generic: str) -> Iterator[_Found]:
     """All ignored fields of a model and of the models in it."""
     extras = model.__pydantic_extra__
-    kind = getattr(model, "left_out", None)
-    if kind is not None:
-        yield _Found(f"{path}.type", f"{generic.removesuffix('[]')}[{kind}]")
+    if isinstance(model, LeftOut):
+        name = f"{generic.removesuffix('[]')}[{model.type}]"
+        yield _Found(f"{path}.type", name, model=type(model), kind=model.type)
     elif extras:
         for name, value in extras.items():
             if value is not None:
