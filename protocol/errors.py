@@ -119,6 +119,19 @@ class PreviousNotFound(RequestError):
         )
 
 
+class ItemNotFound(RequestError):
+    """An item to which a request refers is not kept; clients know OpenAI's words."""
+
+    status = 404
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(
+            f"Item with id '{item_id}' not found. Items are not persisted when `store` is set to "
+            "false. Try again with `store` set to true, or send the item itself.",
+            "input",
+        )
+
+
 class PromptTooLong(RequestError):
     """Prompt plus output exceed the context. The message has OpenAI's words, by which clients know
     that they have to shorten the conversation; LangChain looks for the code in the message.

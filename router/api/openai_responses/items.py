@@ -7,7 +7,7 @@ renders the same prompt as one that is sent as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -81,6 +81,13 @@ def listed_items(kept: bytes, response_id: str) -> list[dict[str, Any]]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])
     return items
+
+
+def items_by_id(kept: bytes, response_id: str, wanted: Container[str]) -> dict[str, bytes]:
+    """The wanted ones of the items of a response, as `continued_json` gives them: the JSON of each
+    by its id."""
+    listed = listed_items(kept, response_id)
+    return {item["id"]: msgspec.json.encode(item) for item in listed if item["id"] in wanted}
 
 
 class _Answer(msgspec.Struct):

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from process.store.response_records import (
 from protocol.errors import InvalidRequest, PreviousNotFound, StoreAway
 from router.api.context import MAX_INLINE_BYTES
 from router.api.openai_responses import answer as api
-from router.api.openai_responses.items import continued_json
+from router.api.openai_responses.items import continued_json, items_by_id
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -46,11 +46,18 @@ _MOST_READS = 8
 _LOST = "the router that ran this response went away before it was finished; send it again"
 _LEVEL = 1
 _ID = re.compile(r"resp_[0-9a-f]{32}")
+_ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]{1,6}")
 _REASONS = ("store_away", "too_large", "backlog", "error")
 
 Made = tuple[str, bytes, bytes]
 """Status, answer and input of a response."""
 Adopt = Callable[["asyncio.Task[None]"], None]
+
+
+def response_of_item(item_id: str) -> str | None:
+    """The id of the response that gave an item its id; None for an id that is the client's own."""
+    found = _ITEM_ID.fullmatch(item_id)
+    return None if found is None else f"resp_{found[1]}"
 
 
 def is_response_id(text: str) -> bool:
@@ -150,14 +157,36 @@ class ResponseMemory:
     async def history(self, name: ResponseName) -> bytes:
         """The JSON list of the items up to and with the output of a response. Raises StoreAway,
         PreviousNotFound, and InvalidRequest for a response that has no complete output."""
+        found = await self._awaited(name)
+        if found is None:
+            raise PreviousNotFound(name.id)
+        if found.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"'previous_response_id': the response is {found.status}, and cannot be continued",
+                "previous_response_id",
+            )
+        whole = await _whole(name, found)
+        if whole is None:
+            raise PreviousNotFound(name.id)
+        return whole
+
+    async def items(self, name: ResponseName, wanted: Container[str]) -> dict[str, bytes]:
+        """Those of the wanted items that a response has: the JSON of each by its id. Raises
+        StoreAway."""
+        found = await self._awaited(name)
+        whole = None if found is None else await _whole(name, found)
+        if whole is None:
+            return {}
+        return await off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
+
+    async def _awaited(self, name: ResponseName) -> ResponseRecord | None:
+        """A response that another router may be about to keep. Raises StoreAway."""
         for pause_s in (0.0, *_LOOKS_S):
             await asyncio.sleep(pause_s)
-            await self._settled(name)
-            async with self._reads:
-                found = await _unpacked(await self.records.read(name))
-                if found is not None:
-                    return await _continued(name, found)
-        raise PreviousNotFound(name.id)
+            found = await self.find(name)
+            if found is not None:
+                return found
+        return None
 
     async def _settled(self, name: ResponseName) -> None:
         """Wait until a response that has ended here is kept, or will not be."""
@@ -167,7 +196,7 @@ class ResponseMemory:
 
     async def _keep(self, name: ResponseName, num_bytes: int, make: Callable[[], Made]) -> None:
         try:
-            status, answer, given = await _off_loop(num_bytes, make)
+            status, answer, given = await off_loop(num_bytes, make)
             if len(answer) + len(given) > MAX_RECORD_BYTES:
                 self._skip("too_large")
                 return
@@ -208,19 +237,14 @@ def _with_error(answer: bytes, message: str) -> bytes:
     return msgspec.json.encode({**shown, "status": FAILED, "output": [], "error": error})
 
 
-async def _continued(name: ResponseName, found: ResponseRecord) -> bytes:
-    """See `ResponseMemory.history`."""
-    if found.status not in ("completed", "incomplete"):
-        raise InvalidRequest(
-            f"'previous_response_id': the response is {found.status}, and cannot be continued",
-            "previous_response_id",
-        )
+async def _whole(name: ResponseName, found: ResponseRecord) -> bytes | None:
+    """The JSON list of a response's items, its input and its output; None if nobody can read it."""
     given, answer = found.input, found.answer
     try:
-        return await _off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
+        return await off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
     except msgspec.MsgspecError as error:
         log.warning("response %s in the store cannot be read: %s", name.id, error)
-        raise PreviousNotFound(name.id) from error
+        return None
 
 
 async def _packed(record: ResponseRecord) -> ResponseRecord:
@@ -241,11 +265,11 @@ async def _unpacked(record: ResponseRecord | None) -> ResponseRecord | None:
 
 
 async def _deflated(data: bytes) -> bytes:
-    return await _off_loop(len(data), lambda: zlib.compress(data, _LEVEL))
+    return await off_loop(len(data), lambda: zlib.compress(data, _LEVEL))
 
 
 async def _inflated(data: bytes) -> bytes:
-    return await _off_loop(4 * len(data), lambda: _inflate(data))
+    return await off_loop(4 * len(data), lambda: _inflate(data))
 
 
 def _inflate(data: bytes) -> bytes:
@@ -257,7 +281,7 @@ def _inflate(data: bytes) -> bytes:
     return inflated
 
 
-async def _off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
+async def off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
     """The result of work on so many bytes: in a thread if they are many."""
     return work() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 

@@ -26,6 +26,7 @@ from router.api.openai_responses.conversation import conversation_of
 from router.api.openai_responses.input_items import Item
 from router.api.openai_responses.items import items_of, kept_json, read_items
 from router.api.openai_responses.memory import is_response_id
+from router.api.openai_responses.references import NO_MEMORY, with_items
 from router.api.openai_responses.request import InputTokensRequest, ResponsesRequest
 from router.api.openai_responses.response_format import ResponseFormat
 from router.api.openai_responses.truncation import truncated
@@ -44,7 +45,6 @@ from router.text.bad_words import bad_word_tokens
 
 _Fields = TypeVar("_Fields", bound=InputTokensRequest)
 _REPEATED = {"reasoning", "text", "tool_choice", "tools"}
-NO_MEMORY = "this router keeps no responses; it does with --responses-store"
 
 
 def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRouter:
@@ -61,6 +61,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         bad_words = await bad_word_tokens(context.tokenizer, fields.bad_words or ())
         limit, logprobs = fields.output_limit, fields.logprobs_count
         wish = OutputWish(limit, None, logprobs, "input", grammar, bad_words, repeats_output=True)
+        fields = await with_items(request, context, runs, fields)
         continued, history = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
         plan_of = partial(
@@ -89,6 +90,7 @@ def responses_router(context: ApiContext, runs: BackgroundRuns | None) -> APIRou
         fields = await read_body(request, context, InputTokensRequest)
         if fields.model is not None:
             check_model(context, fields.model)
+        fields = await with_items(request, context, runs, fields)
         continued, _ = await _with_history(request, context, runs, fields)
         asked = await _conversation(request, context, continued)
         _, token_ids = await encode_conversation(context, asked)
