@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import helm_python
+import pytest
 import yaml
 
-from tests.chart.chart import CHART_FOLDER, NEWEST, OLDEST, chart, objects
+from tests.chart.chart import CHART_FOLDER, NEWEST, OLDEST, Object, chart, objects, parsed
+from tests.chart.kube_schemas import problems
+from tests.effort import some
 from tests.paths import ROOT
 
 
@@ -76,6 +81,33 @@ def test_the_package_renders_as_the_folder_does(tmp_path: Path) -> None:
     with helm_python.Chart.load(archive) as packed:
         assert packed.render({}, name="demo") == chart().render({}, name="demo")
         assert "CHANGELOG.md" in [each["name"] for each in packed.files]
+
+
+def render_below(parent: Path, values: dict[str, Any], entry: dict[str, str]) -> list[Object]:
+    """The objects of a chart, in the folder `parent`, that has ours as a dependency."""
+    shutil.copytree(CHART_FOLDER, parent / "charts/baton")
+    dependency = {"name": "baton", "version": chart().version} | entry
+    metadata = {"apiVersion": "v2", "name": "parent", "version": "1.0.0"}
+    metadata_file = yaml.safe_dump(metadata | {"dependencies": [dependency]})
+    (parent / "Chart.yaml").write_text(metadata_file)
+    with helm_python.Chart.load(parent) as loaded:
+        loaded.validate_schema(values)
+        return parsed(loaded.render(values, name="demo", namespace="ai"))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_parent_chart_switches_it_by_a_condition(tmp_path: Path, enabled: bool) -> None:
+    values = {"baton": {"enabled": enabled}, "global": {"imageRegistry": "x"}}
+    found = render_below(tmp_path, values, {"condition": "baton.enabled"})
+    assert bool(found) is enabled
+
+
+@pytest.mark.parametrize("alias", some(["Llama", "llama_3", "70b"], 1))
+def test_a_parent_chart_may_give_it_another_name(tmp_path: Path, alias: str) -> None:
+    found = render_below(tmp_path, {}, {"alias": alias})
+    assert [each for one in found for each in problems(one, NEWEST)] == []
+    names = [each["metadata"]["name"] for each in found]
+    assert [each for each in names if not re.fullmatch("demo-[a-z0-9-]+[a-z0-9]", each)] == []
 
 
 def test_the_examples_of_the_page_render() -> None:

@@ -37,6 +37,7 @@ def keeping(num_bytes: int, **store: Any) -> Values:
 
 
 REFUSED: list[tuple[Values, str, Values]] = [
+    ({"enabled": False}, "enabled: only the condition of a parent chart", {"enabled": True}),
     (
         gpu(kv=RDMA | {"ports": "41000-70000"}),
         "kv.ports: 41000-70000 ends beyond 65535, the last port; set 41000-65535",

@@ -12,6 +12,9 @@
 
 {{- define "baton.nameChecks" -}}
 {{- $wrong := list -}}
+{{- if eq (toString .Values.enabled) "false" -}}
+{{- $wrong = append $wrong "enabled: only the condition of a parent chart reads it; `helm uninstall` takes a release away" -}}
+{{- end -}}
 {{- $full := .Values.fullnameOverride -}}
 {{- if and $full (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full)) -}}
 {{- $name := $full | replace "." "-" -}}

@@ -8,8 +8,8 @@ characters at most. A name that had to be changed for that ends in a hash, so th
 {{- else -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
 {{- $wanted := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
-{{- $name := $wanted | replace "." "-" -}}
-{{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "%s-%s" .Chart.Name $name -}}{{- end -}}
+{{- $name := regexReplaceAll "[^-a-z0-9]" (lower $wanted) "-" -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "baton-%s" $name -}}{{- end -}}
 {{- if or (ne $name $wanted) (gt (len $name) 40) -}}
 {{- $name = printf "%s-%s" ($name | trunc 31 | trimSuffix "-") ($wanted | sha256sum | trunc 8) -}}
 {{- end -}}
