@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chart.chart import (
+    NAMESPACE,
     NEWEST,
     OLDEST,
     Object,
@@ -47,6 +48,13 @@ def test_names_are_short_and_unique(found: list[Object]) -> None:
     names = [(each["kind"], each["metadata"]["name"]) for each in found]
     assert len(names) == len(set(names))
     assert all(len(name) <= 63 for _, name in names)
+
+
+def test_objects_say_their_namespace(release: Release, found: list[Object]) -> None:
+    """Also `helm template | kubectl apply` puts them where their RoleBindings point."""
+    extra = len(release.values.get("extraObjects", []))
+    namespaces = [each["metadata"].get("namespace") for each in found]
+    assert namespaces.count(NAMESPACE) == len(found) - extra
 
 
 def test_containers_have_resources_probes_and_a_security_context(found: list[Object]) -> None:
