@@ -70,6 +70,9 @@ class CodeScan:
         self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
     ) -> Found:
         markers = (*marked, *bare)
+        if not _beginnings(markers).search(text):  # quick, as it is for most tokens
+            self._num_ticks = 0 if "\n" in text else self._num_ticks
+            return Found(Kind.UNKNOWN, len(text))
         tokens = _tokens(markers)
         place = 0
         while (token := tokens.search(text, place)) is not None:
@@ -137,6 +140,12 @@ def partial_end(text: str, marker: str) -> int:
         if marker.startswith(text[-length:]):
             return length
     return 0
+
+
+@lru_cache(maxsize=64)
+def _beginnings(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """The characters with which markers and code begin."""
+    return re.compile("[" + re.escape("".join({each[0] for each in (*markers, "`", "~")})) + "]")
 
 
 @lru_cache(maxsize=64)
