@@ -14,7 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from protocol.errors import InvalidRequest
-from router.chat.past_calls import arguments_object, arguments_text, short_call_id
+from router.chat.past_calls import (
+    arguments_object,
+    arguments_text,
+    short_call_id,
+    with_literals,
+)
 from router.text.template_shape import TemplateShape, reasoning_part, text_part
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -31,8 +36,14 @@ class ToolCall(msgspec.Struct, frozen=True):
     def for_template(self, shape: TemplateShape, param: str) -> dict[str, Any]:
         """The form in which a template of this shape takes it. Raises InvalidRequest naming
         `param`."""
-        decoded = arguments_text if shape.arguments_as_text else arguments_object
-        function = {"name": self.name, "arguments": decoded(self.arguments, param)}
+        arguments: Any
+        if shape.arguments_as_text:
+            arguments = arguments_text(self.arguments, param)
+        elif shape.unquoted_arguments:
+            arguments = with_literals(arguments_object(self.arguments, param))
+        else:
+            arguments = arguments_object(self.arguments, param)
+        function = {"name": self.name, "arguments": arguments}
         call_id = short_call_id(self.id) if shape.short_call_ids else self.id
         return {"id": call_id, "type": "function", "function": function}
 

@@ -7,6 +7,7 @@ the template writes. An operator may name the family instead.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,7 +43,8 @@ class ToolMarkup:
     """How a model family calls tools. `markers` are texts that may be single tokens.
 
     A model whose vocabulary has the token `newer_marker` writes calls in the `newer_form`. If the
-    parser also reads calls of other forms, `lead` is what those of the family begin with.
+    parser also reads calls of other forms, `lead` is what those of the family begin with. `sketch`
+    matches calls of templates that do not write values as the family's models do.
     """
 
     parser: type[ToolParser]
@@ -52,6 +54,7 @@ class ToolMarkup:
     newer_form: CallForm | None = None
     short_ids: bool = False
     lead: str = ""
+    sketch: re.Pattern[str] | None = None
 
     def grammar(self, ids: Mapping[str, int]) -> ToolGrammar:
         """The grammar builder for a vocabulary in which these markers are tokens."""
@@ -97,7 +100,10 @@ TOOL_MARKUPS = {
         named_calls.RecipientParser, (named_calls.RECIPIENT,), named_calls.RECIPIENT_FORM
     ),
     "pythonic": ToolMarkup(
-        pythonic.PythonicParser, (pythonic.BEGIN, pythonic.END, pythonic.TAG), pythonic.FORM
+        pythonic.PythonicParser,
+        (pythonic.BEGIN, pythonic.END, pythonic.TAG),
+        pythonic.FORM,
+        sketch=pythonic.SKETCH,
     ),
     "xlam": ToolMarkup(object_lists.ListParser, (), object_lists.FORM, lead="["),
     "llama3": ToolMarkup(llama.LlamaParser, (llama.MARKER,), llama.FORM, lead='{"'),
@@ -254,6 +260,9 @@ def _detected_tools(
     for markup in TOOL_MARKUPS.values():
         parser = markup.parser(markup.call_ids("probe"), schemas)
         if call.is_read_by(parser, markup.lead, reasoning):
+            return markup, ""
+    for markup in TOOL_MARKUPS.values():
+        if call.is_sketched_by(markup.sketch):
             return markup, ""
     shown = shortened(call.text, MAX_PARAM_CHARS)
     return None, f"no parser reads back the calls that the model's chat template writes: {shown!r}"

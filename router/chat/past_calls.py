@@ -42,6 +42,11 @@ def arguments_text(text: str, param: str) -> str:
     return text if is_same else json.dumps(arguments, ensure_ascii=False)
 
 
+def with_literals(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with text as Python writes it, in quotes."""
+    return {key: repr(each) if isinstance(each, str) else each for key, each in arguments.items()}
+
+
 def short_call_id(call_id: str) -> str:
     """An id of nine letters and digits: the same one if it is such an id."""
     if _SHORT_ID.fullmatch(call_id):

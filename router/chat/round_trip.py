@@ -56,6 +56,10 @@ class WrittenCall:
         self.prompt = prompt
         self.text = text
 
+    def is_sketched_by(self, sketch: re.Pattern[str] | None) -> bool:
+        """Whether the text has the outline of a call of a family, but not its values' form."""
+        return sketch is not None and sketch.fullmatch(self.text.strip()) is not None
+
     def is_read_by(self, tools: ToolParser, lead: str, reasoning: ReasoningMarkers | None) -> bool:
         """Whether a new parser reads the call back, and nothing else. Behind any reasoning, the
         text must begin with `lead`."""
@@ -91,7 +95,7 @@ def written_call(
         return None
     start = len(prompt)
     if not whole.startswith(prompt):
-        start = _start_of_answer(prompt, whole, reasoning)
+        start = _behind_question(prompt, whole) or _start_of_answer(prompt, whole, reasoning)
     return WrittenCall(whole[:start], _up_to_end(whole[start:], control_texts))
 
 
@@ -104,6 +108,14 @@ def _render(
         return template.render(given, add_generation_prompt, tools=[TOOL.for_template()])
     except InvalidRequest:
         return ""
+
+
+def _behind_question(prompt: str, whole: str) -> int | None:
+    """Where the answer begins, if the prompt ends in the same way behind the user's message; None
+    if not. A template may write more in front of the last message of a conversation."""
+    ending = prompt[prompt.rfind(_USER.content) :]
+    start = whole.rfind(ending, 0, whole.index(CITY))
+    return start + len(ending) if start >= 0 else None
 
 
 def _start_of_answer(prompt: str, whole: str, reasoning: ReasoningMarkers | None) -> int:

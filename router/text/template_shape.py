@@ -45,11 +45,13 @@ class TemplateShape:
     `only_part_roles` must, in a single one if their role is not among `part_roles`.
     `reasoning_names` are the names under which it reads reasoning, unless it reads
     `reasoning_in_parts`. An empty answer `needs_parts_if_empty` if the template refuses it as
-    text. With `single_calls` it takes messages of one call each, with `short_call_ids` only ids of
-    nine letters and digits."""
+    text. With `unquoted_arguments` it writes arguments that are text without quotes, so that they
+    must come as literals. With `single_calls` it takes messages of one call each, with
+    `short_call_ids` only ids of nine letters and digits."""
 
     knows_developer_role: bool = False
     arguments_as_text: bool = False
+    unquoted_arguments: bool = False
     part_roles: frozenset[str] = frozenset()
     only_part_roles: frozenset[str] = frozenset()
     reasoning_names: tuple[str, ...] = _REASONING_NAMES[:1]
@@ -72,6 +74,7 @@ def shape_of(source: str, render: Render) -> TemplateShape | None:
     shape = TemplateShape(
         knows_developer_role="developer" in source,
         arguments_as_text=probe.arguments_as_text,
+        unquoted_arguments=_leaves_out_quotes(probe),
         part_roles=frozenset(probe.part_roles),
         only_part_roles=frozenset(probe.only_part_roles),
         reasoning_names=tuple(read) or _REASONING_NAMES[:1],
@@ -228,6 +231,15 @@ def _takes_single_calls_only(probe: _Probe) -> bool:
 
 def _takes_short_ids_only(probe: _Probe) -> bool:
     return bool(probe.with_calls(_SHORT_IDS[:1])) and not probe.with_calls(_LONG_IDS)
+
+
+def _leaves_out_quotes(probe: _Probe) -> bool:
+    """Whether a template writes arguments as `key=value`, text without quotes, and writes those
+    quotes that it is given."""
+    if f"{_KEY}={_VALUE}" not in probe.with_arguments({_KEY: _VALUE}):
+        return False
+    as_literal = probe.with_arguments({_KEY: repr(_VALUE)})
+    return re.search(rf"{_KEY}='{_VALUE}'\s*[,)]", as_literal) is not None
 
 
 def _wants_text_arguments(probe: _Probe) -> bool:

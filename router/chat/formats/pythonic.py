@@ -22,6 +22,10 @@ TAG = "<|python_tag|>"
 FORM = CallForm(
     opening=("[",), closing=("]",), separator=(", ",), call_rules=keyword_call, is_marked=False
 )
+SKETCH = re.compile(
+    rf"({re.escape(BEGIN)}|{re.escape(TAG)})?\s*\[[\w.-]+\(\w+=.+\w+=.+\)\]({re.escape(END)})?",
+    re.DOTALL,
+)
 _SPACE = r"\s{0,64}"
 _HEAD = re.compile(
     rf"{_SPACE}(?P<name>[\w.-]{{1,64}}){_SPACE}\({_SPACE}(?=\)|{KEY}{_SPACE}=)", re.ASCII

@@ -63,6 +63,31 @@ TEMPLATES = {
     "xlam": listed("[", JSON, "]"),
     "pythonic": listed("[", KEYWORDS, "]"),
 }
+BARE_VALUES = """\
+{{- call.function.name }}(
+{%- for key in call.function.arguments %}
+{{- key + '=' + '%s' | format(call.function.arguments[key]) }}
+{%- if not loop.last %}, {% endif %}{% endfor %})"""
+NO_COMMAS = """\
+{{- call.function.name }}(
+{%- for key, value in call.function.arguments | items %}{{ key }}={{ value | tojson }}
+{%- endfor %})"""
+LAST_USER = """\
+{%- if m.role == 'user' and loop.last %}{{ 'Call functions.\\n\\n' }}{% endif %}"""
+WRONG = {
+    "values without quotes": ("pythonic", listed("[", BARE_VALUES, "]")),
+    "a letter behind values": ("pythonic", listed("[", BARE_VALUES.replace("%s", "%sr"), "]")),
+    "no commas": ("pythonic", listed("[", NO_COMMAS, "]")),
+    "more in front of the last message": (
+        "mistral",
+        listed("[TOOL_CALLS] [", JSON, "]")
+        .replace(PLAIN, LAST_USER + PLAIN)
+        .replace("'<|start|>assistant\\n'", "''")
+        .replace("'<|start|>' + m.role + '\\n'", "'[INST] ' if m.role == 'user' else ''")
+        .replace("'<|end|>\\n'", "'[/INST]' if m.role == 'user' else '<|end|>'"),
+    ),
+}
+"""Families of templates that do not write calls as their models do, or prompts as histories."""
 OTHERS = {
     "glm": template(
         "{{- '<tool_call>' + call.function.name }}\n"

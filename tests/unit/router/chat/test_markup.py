@@ -25,7 +25,7 @@ from router.parser_names import REASONING_PARSERS, TOOL_PARSERS
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.chat.families import ASKED as ASKED_BOTH
 from tests.unit.router.chat.families import TOOLS, written
-from tests.unit.router.chat.family_templates import OTHERS, PLAIN, TEMPLATES
+from tests.unit.router.chat.family_templates import OTHERS, PLAIN, TEMPLATES, WRONG
 
 ASKED = Conversation((Message("user", "?"),), (Tool("f"),))
 Load = Callable[..., Tokenizer]
@@ -96,6 +96,27 @@ def test_what_the_template_writes_of_an_answer_s_calls_is_read_as_them(load, fam
         delta = TextDelta(rest, [], finish=FinishReason.STOP)
         read = joined_calls(markup.parser(ASKED_BOTH, "", "seed").push(delta).events)
         assert [(c.begin.name, json.loads(c.arguments)) for c in read] == calls
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_a_template_that_writes_calls_wrongly_keeps_its_tools(load, name):
+    family, template = WRONG[name]
+    assert find_markup(load(template, "[TOOL_CALLS]")).tools is TOOL_MARKUPS[family]
+
+
+def test_a_template_without_quotes_gets_them_with_the_values(load):
+    tokenizer = load(WRONG["values without quotes"][1])
+    arguments = {"city": 'It\'s "Köln"', "days": 2, "more": {"a": None}}
+    told = (ToolCall("c", "weather", json.dumps(arguments)),)
+    history = (*ASKED_BOTH.messages, Message("assistant", "", tool_calls=told))
+    again = Conversation(history, TOOLS, add_generation_prompt=False)
+    markup = find_markup(tokenizer)
+    [whole] = render_conversation(tokenizer.tool_template, again, markup)
+    call = whole[whole.index("[weather") :].removesuffix("<|end|>\n")
+    assert call == "[weather(city='It\\'s \"Köln\"', days=2, more={'a': None})]"
+    delta = TextDelta(call, [], finish=FinishReason.STOP)
+    (read,) = joined_calls(markup.parser(ASKED_BOTH, "", "seed").push(delta).events)
+    assert json.loads(read.arguments) == arguments
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
