@@ -78,6 +78,11 @@ CLIENTS = (
         version=("java", "--version"),
     ),
     Client("coding_agents", "bodies as Claude Code and Codex send them"),
+    Client(
+        "go",
+        "`net/http`: chat, stream, tools, structured output, aborts",
+        version=("go", "version"),
+    ),
     Client("llm", "command line and library: stream, schema, tools, Ctrl-C", ("llm",)),
     Client("smolagents", "stream, structured output, two kinds of agents", ("smolagents[openai]",)),
     Client("haystack", "both APIs: stream, structured output, agent, abort", ("haystack-ai",)),
@@ -100,6 +105,13 @@ CLIENTS = (
         "both APIs: stream, tools, agent, structured output, aborts",
         ("@langchain/openai", "@langchain/core", "langchain", "zod"),
     ),
+    Client("codex", "turns, resumed session, interrupt, too long", ("@openai/codex",)),
+    Client(
+        "claude_code",
+        "turns as events, continued session, interrupt, too long",
+        ("@anthropic-ai/claude-code",),
+    ),
+    Client("opencode", "turns, continued session, interrupt", ("opencode-ai",)),
 )
 
 
