@@ -4,10 +4,9 @@ a device. A card runs its work asynchronously, in order; a CPU is done when the 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
+from engine.fences import PASSED, Fence
 from engine.host_memory import available_memory
 from protocol.errors import ConfigError
 from protocol.layout import DTYPE_BYTES, FP8
@@ -73,27 +72,6 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-class Fence(Protocol):
-    """A point in the work queued on a device."""
-
-    def is_done(self) -> bool:
-        """Whether the device has passed the fence; any thread may call this."""
-
-    def wait(self) -> None:
-        """Wait until the device has passed the fence."""
-
-
-class PassedFence:
-    """The fence of an idle device."""
-
-    def is_done(self) -> bool:
-        """True."""
-        return True
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-
 class CardFence:
     """An event behind all work queued so far on a card's current stream."""
 
@@ -108,9 +86,6 @@ class CardFence:
     def wait(self) -> None:
         """See Fence."""
         self._event.synchronize()
-
-
-PASSED = PassedFence()
 
 
 def fence_of(device: torch.device) -> Fence:

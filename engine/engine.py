@@ -1,9 +1,10 @@
 """One model on one device, a step at a time: schedule, run, commit.
 
-Owns the scheduler and the runner, measures every step and updates the step model. Knows neither
-roles nor networks; its owner adds sequences and takes the results. The engine waits for each step,
-unless it runs one step ahead (`engine.steps_ahead`). The device runs steps in order, so a later
-step can read the pool at once; every other reader waits for a fence.
+Owns the scheduler and the runner, measures every step and updates the step model. Any `Runner` will
+do, so this file imports no torch. Knows neither roles nor networks; its owner adds sequences and
+takes the results. The engine waits for each step, unless it runs one step ahead
+(`engine.steps_ahead`). The device runs steps in order, so a later step can read the pool at once;
+every other reader waits for a fence.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.device import Fence
-from engine.runner import ModelRunner
+from engine.fences import Fence
+from engine.runner import AnyRunner
 from engine.step_result import StepResult, commit
 from engine.steps_ahead import StepsAhead, can_run_ahead
 from protocol.errors import GenerationFailed
@@ -32,7 +33,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: AnyRunner,
         layout: KvLayout,
         limits: EngineLimits,
         clock: Callable[[], float],

@@ -41,9 +41,9 @@ from engine.gpu.invariant_backend import InvariantBackend
 from engine.gpu.memory import Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool, blocks_for_fraction, check_room
+from engine.model_runner import ModelRunner
 from engine.models.decoder import DecoderModel, RunnableModel
 from engine.native.library import KernelsUnavailable, load_library
-from engine.runner import ModelRunner
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_matcher import DEFAULT_LIMITS, GrammarLimits
 from engine.sampling.sampler import Sampler

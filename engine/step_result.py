@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.device import PASSED, Fence
-from engine.runner import NOT_FINITE, Row, RowFailure, RowLate
-from engine.sampling.chosen_tokens import SampledToken
+from engine.fences import PASSED, Fence
+from engine.runner import NOT_FINITE, Row, RowFailure, RowLate, SampledToken
 from engine.sampling.grammar_matcher import GrammarMatcher
 from protocol.sampling import TokenLogprobs
 from scheduling.batch import Batch, Chunk, Produced

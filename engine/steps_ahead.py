@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from engine.device import PASSED, Fence
-from engine.runner import Chosen, ModelRunner
+from engine.fences import PASSED, Fence
+from engine.runner import AnyRunner, StepAhead
 from engine.step_result import StepResult, Stored, commit
 from scheduling.batch import Batch
 from scheduling.scheduler import Scheduler
@@ -32,15 +32,13 @@ class _Step:
     batch: Batch
     cost: StepCost
     launched: float
-    chosen: Chosen
+    chosen: StepAhead
 
 
 class StepsAhead:
     """The steps under way of one engine; used by its thread."""
 
-    def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: AnyRunner, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock

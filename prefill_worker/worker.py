@@ -15,7 +15,7 @@ import logging
 
 import msgspec
 
-from engine.device import Fence
+from engine.fences import Fence
 from engine.step_result import StepResult, Stored
 from kv_transfer.handoff.key import ClosedHandoffs, HandoffKey, key_of
 from kv_transfer.handoff.source import HandoffSource

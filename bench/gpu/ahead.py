@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.checks import BLOCK_SIZE, Card, Passes, Row
 from engine.device import wait_for
 from engine.engine import Engine, EngineLimits
-from engine.runner import ModelRunner
+from engine.model_runner import ModelRunner
 from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import Sampler
 from protocol.sampling import SamplingParams

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from engine.device import PASSED, Fence, fence_of
+from engine.device import fence_of
+from engine.fences import PASSED, Fence
 
 _BUFFER_BYTES = 16 << 20
 

@@ -10,23 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.device import to_host
+from engine.runner import SampledToken
 
 LogTotals = Callable[[torch.Tensor], torch.Tensor]
 """log(sum(exp(row))) of each row of logits [R, vocab], fp32, as [R, 1]."""
-
-
-class SampledToken(msgspec.Struct, frozen=True, gc=False):
-    """The chosen token; `logprob` is None and `top` empty if the row asked for neither."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)

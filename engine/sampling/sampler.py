@@ -22,13 +22,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.chosen_tokens import (
-    Choices,
-    ChosenLogprobs,
-    LogTotals,
-    SampledToken,
-    read_tokens,
-)
+from engine.runner import SampledToken
+from engine.sampling.chosen_tokens import Choices, ChosenLogprobs, LogTotals, read_tokens
 from engine.sampling.row_argmax import largest
 from engine.sampling.row_numbers import Adjustments, Draws, RowNumbers, SampleRow
 from engine.sampling.top_p import FindCut, lowest_kept

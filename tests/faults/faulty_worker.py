@@ -28,7 +28,7 @@ import zmq
 
 from cli.commands import COMMANDS
 from engine.engine import Engine
-from engine.runner import ModelRunner
+from engine.model_runner import ModelRunner
 from engine.step_result import StepResult
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.device import PASSED, Fence
-from engine.runner import LATE, NOT_FINITE, Row
-from engine.sampling.chosen_tokens import SampledToken
+from engine.fences import PASSED, Fence
+from engine.runner import LATE, NOT_FINITE, Row, SampledToken
 from protocol.sampling import PromptLogprobs
 from scheduling.batch import Batch
 from scheduling.prompt_record import PromptRecord, PromptRows

@@ -18,8 +18,8 @@ import torch
 
 from engine.attention.base import Segment
 from engine.engine import Engine, EngineLimits
-from engine.runner import Chosen, ModelRunner, RowFailure
-from engine.sampling.chosen_tokens import SampledToken
+from engine.model_runner import Chosen, ModelRunner
+from engine.runner import RowFailure, SampledToken
 from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import Sampler
 from engine.step_result import StepResult

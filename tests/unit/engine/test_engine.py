@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine.attention.base import Segment
-from engine.device import PASSED, Fence
 from engine.engine import Engine, EngineLimits
-from engine.runner import NOT_FINITE, NOTHING_LEFT, ModelRunner, RowFailure
-from engine.sampling.chosen_tokens import SampledToken
+from engine.fences import PASSED, Fence
+from engine.model_runner import ModelRunner
+from engine.runner import NOT_FINITE, NOTHING_LEFT, RowFailure, SampledToken
 from engine.sampling.grammar import Grammars
 from engine.sampling.sampler import Sampler
 from protocol.errors import GRAMMAR_FAILED, GenerationFailed

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from engine.attention.base import Segment
 from engine.gpu.graphs import DecodeGraphs
+from engine.model_runner import ModelRunner
 from engine.packed_copy import on_device, pack, unpack
-from engine.runner import ModelRunner
 from engine.sampling.grammar import Grammars
 from engine.sampling.row_numbers import RowNumbers, SampleRow
 from engine.sampling.sampler import Sampler

@@ -185,7 +185,7 @@ def test_the_fence_behind_a_steps_blocks_stands_before_its_sampling(
         done.append("fence")
         return f"fence {done.count('fence')}"
 
-    monkeypatch.setattr("engine.runner.fence_of", fence)
+    monkeypatch.setattr("engine.model_runner.fence_of", fence)
     loop.add("r0", Asked((5, 6), greedy(5)))
     chosen = runner.launch_ahead(loop.engine.plan(), None)
     assert done == ["hidden", "fence", "choose", "fence"]

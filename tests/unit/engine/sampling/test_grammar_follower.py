@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.runner import LATE, TOO_SLOW, ModelRunner, RowFailure
-from engine.sampling.chosen_tokens import SampledToken
+from engine.model_runner import ModelRunner
+from engine.runner import LATE, TOO_SLOW, RowFailure, SampledToken
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_matcher import GrammarLimits, GrammarMatcher, TokenMask
 from engine.sampling.sampler import Sampler
