@@ -108,6 +108,11 @@ REFUSED: list[tuple[Values, str, Values]] = [
         {"router": {"podLabels": {"app.kubernetes.io/part-of": "x"}}},
     ),
     (
+        {"router": {"volumes": [{"name": "tmp", "emptyDir": {}}]}},
+        "router.volumes: the chart has a volume tmp itself; take another name",
+        {"router": {"volumes": [{"name": "own", "emptyDir": {}}]}},
+    ),
+    (
         gpu(pools={"d": {"role": "decode", "podLabels": {"baton-pool": "x"}}}),
         "pools.d.podLabels: the chart sets baton-pool itself",
         gpu(pools={"d": {"role": "decode", "podLabels": {"pool": "x"}}}),

@@ -21,9 +21,18 @@
 {{- if not (regexMatch "^[a-z]" $name) -}}{{- $name = printf "baton-%s" $name -}}{{- end -}}
 {{- $wrong = append $wrong (printf "fullnameOverride: %s cannot name a Service, whose name begins with a letter and has no dots; set %s" $full ($name | trunc 40 | trimSuffix "-")) -}}
 {{- end -}}
+{{- $volumes := dict "router.volumes" .Values.router.volumes "store.volumes" .Values.store.volumes -}}
 {{- $labels := dict "router.podLabels" .Values.router.podLabels "store.podLabels" .Values.store.podLabels "jobs.podLabels" .Values.jobs.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels "grafana.labels" .Values.grafana.labels -}}
 {{- range $pool, $values := include "baton.pools" . | fromYaml -}}
 {{- $_ := set $labels (printf "pools.%s.podLabels" $pool) $values.podLabels -}}
+{{- $_ := set $volumes (printf "pools.%s.volumes" $pool) $values.volumes -}}
+{{- end -}}
+{{- range $path, $given := $volumes -}}
+{{- range $given -}}
+{{- if has .name (list "tmp" "cache" "model" "tls" "shm" "hugepages" "data") -}}
+{{- $wrong = append $wrong (printf "%s: the chart has a volume %s itself; take another name" $path .name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- range $path, $given := $labels -}}
 {{- range $label, $_ := $given -}}
