@@ -319,6 +319,11 @@ def test_routers_know_the_path_under_which_clients_see_them(values, path: str | 
             ['"model": "qwen3", "messages"'],
             ['"model": "qwen3,chat"'],
         ),
+        (
+            gpu(preflight={"enabled": True}),
+            ["logs --selector app.kubernetes.io/instance=demo,b"],
+            [],
+        ),
         (gpu(kv={"path": "tcp"}), ["WARNING: KV blocks move over TCP"], []),
         (gpu(model=MODEL | {"cache": {"type": "emptyDir"}}), ["every pod downloads"], []),
         (gpu(router={"apiKeys": {"enabled": False}}), ["need no keys"], ["$KEY"]),
