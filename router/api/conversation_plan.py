@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from protocol.errors import InvalidRequest
+from router.api.constraints.call_grammars import call_grammar
 from router.api.context import ApiContext
 from router.api.generation_fields import GenerationFields
 from router.api.plan import (
@@ -25,7 +26,7 @@ from router.api.plan import (
 )
 from router.api.strict_model import check_bounds
 from router.chat.control_text import TemplateInput
-from router.chat.conversation import Conversation, ToolMode
+from router.chat.conversation import Conversation
 from router.chat.markup import ChatMarkup
 from router.chat.message_parser import MessageParser
 from router.chat.prefill import open_end
@@ -33,8 +34,7 @@ from router.output.choices import Choice
 from router.output.event_ids import StreamIdentity
 from router.text.chat_template import RESERVED_NAMES, ChatTemplate
 from router.text.control_tokens import split_at_marks
-from router.text.grammar import only_rule, shortest_json
-from router.text.json_schemas import SchemaReader
+from router.text.grammar import shortest_json
 from router.text.tokenizer import Tokenizer
 
 NO_SWITCH = "the model's chat template has no switch for thinking"
@@ -68,7 +68,7 @@ async def plan_conversation(
     with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
     text, token_ids = await encode_conversation(context, conversation, with_special, param)
     markup = context.markup
-    grammar = await _tool_grammar(context, scope, conversation, text, wish.grammar)
+    grammar = await call_grammar(context, scope, conversation, text, wish.grammar)
     if grammar is None and wish.grammar is not None:
         grammar = await _after_thoughts(context, conversation, text, wish.grammar)
     reasons = wish.grammar is None or grammar is not None
@@ -87,46 +87,6 @@ async def plan_conversation(
         markup.parser_behind(thoughts, conversation, each.request.request_id) for each in choices
     ]
     return ConversationPlan(choices, parsers)
-
-
-async def _tool_grammar(
-    context: ApiContext, scope: Scope, conversation: Conversation, prompt: str, wished: str | None
-) -> str | None:
-    """The grammar of an answer that may call tools; with `wished`, an answer without calls must
-    match that grammar. None if the tools need no grammar. Raises InvalidRequest."""
-    if not conversation.may_call_tools:
-        return None
-    form = None if wished is None else only_rule(wished)
-    is_free_to_call = conversation.tool_choice.mode is ToolMode.AUTO
-    if wished is not None and form is None and is_free_to_call:
-        raise InvalidRequest(
-            "a 'regex' or 'grammar' beside 'tools' needs a 'tool_choice' that leaves nothing open: "
-            "no call, at least one, or one by name",
-            "tool_choice",
-        )
-    has_strict = any(tool.strict for tool in conversation.tools)
-    if is_free_to_call and form is None and not has_strict:
-        return None
-
-    strict_only, chosen = is_free_to_call and form is None, conversation.tool_choice.name
-
-    def convert() -> tuple[str | None, list[str]]:
-        tools, dropped = list(conversation.tools), list[str]()
-        for place, tool in enumerate(tools):
-            if chosen in (None, tool.name) and (tool.strict or not strict_only):
-                reader = SchemaReader(tool.schema, f"tools[{place}].parameters", tool.strict)
-                assert isinstance(reader.schema, dict), "so is the tool's"
-                tools[place] = replace(tool, parameters=reader.schema)
-                dropped += reader.dropped
-        asked = replace(conversation, tools=tuple(tools))
-        return context.markup.grammar(asked, prompt, form), dropped
-
-    grammar, dropped = await context.tokenizer.in_thread(convert)
-    if grammar is not None:
-        await context.grammars.check(grammar, "tools")
-        if dropped:
-            context.name_ignored(scope, dropped)
-    return grammar
 
 
 async def _after_thoughts(

@@ -26,9 +26,10 @@ class FunctionFields(StrictModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def as_tool(self) -> Tool:
-        """The function as a `Tool`."""
-        return Tool(self.name, self.description, self.parameters, bool(self.strict))
+    def as_tool(self, param: str) -> Tool:
+        """The function of the field `param` as a `Tool`."""
+        schema = f"{param}.parameters"
+        return Tool(self.name, self.description, self.parameters, bool(self.strict), schema)
 
 
 class FunctionTool(StrictModel):
@@ -37,10 +38,6 @@ class FunctionTool(StrictModel):
     type: Literal["function"] = "function"
     function: FunctionFields
     cache_control: Hint = None
-
-    def as_tool(self) -> Tool:
-        """The tool as a `Tool`."""
-        return self.function.as_tool()
 
 
 class OtherTool(LeftOut):
@@ -57,7 +54,11 @@ ToolFields = Annotated[
 
 def functions_of(tools: Iterable[FunctionTool | LeftOut] | None) -> tuple[Tool, ...]:
     """The tools that are functions."""
-    return tuple(each.as_tool() for each in tools or () if isinstance(each, FunctionTool))
+    return tuple(
+        each.function.as_tool(f"tools[{place}].function")
+        for place, each in enumerate(tools or ())
+        if isinstance(each, FunctionTool)
+    )
 
 
 class ChosenFunction(StrictModel):

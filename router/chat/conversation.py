@@ -99,13 +99,15 @@ class Message(msgspec.Struct, frozen=True):
 class Tool(msgspec.Struct, frozen=True):
     """A function that the model may call. `parameters` is a JSON schema, None for no arguments.
 
-    `strict` says that the arguments of every call must follow the schema.
+    `strict` says that the arguments of every call must follow the schema. `param` is the caller's
+    field that holds the schema, for errors.
     """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    param: str = "tools"
 
     @property
     def schema(self) -> dict[str, Any]:

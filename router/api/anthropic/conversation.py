@@ -67,8 +67,14 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     return Conversation(
         messages=tuple(messages),
         tools=tuple(
-            Tool(each.name, each.description, each.input_schema, bool(each.strict))
-            for each in request.tools or ()
+            Tool(
+                each.name,
+                each.description,
+                each.input_schema,
+                bool(each.strict),
+                f"tools[{place}].input_schema",
+            )
+            for place, each in enumerate(request.tools or ())
             if isinstance(each, AnthropicFunction)
         ),
         tool_choice=_tool_choice(choice),

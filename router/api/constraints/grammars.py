@@ -64,19 +64,24 @@ async def _schema_grammar(
 ) -> str:
     """The grammar of a schema, as far as it can be enforced; names what was dropped among the
     request's ignored fields. Raises InvalidRequest if it does not compile."""
+    await check_schema(reader, param, context)
+    if reader.dropped:
+        context.name_ignored(scope, reader.dropped)
+    return reader.grammar
+
+
+async def check_schema(reader: SchemaReader, param: str, context: ApiContext) -> None:
+    """Drops what llguidance cannot enforce of a schema. Raises InvalidRequest, naming `param`, if
+    the rest does not compile, or if a strict schema cannot be enforced."""
     for _ in range(MAX_WEAKENINGS):
         try:
             await context.grammars.check(reader.grammar, param)
-            break
+            return
         except InvalidRequest as error:
             weaken = partial(reader.try_weaken, error.message)
             if not await context.tokenizer.in_thread(weaken):
                 raise
-    else:
-        await context.grammars.check(reader.grammar, param)
-    if reader.dropped:
-        context.name_ignored(scope, reader.dropped)
-    return reader.grammar
+    await context.grammars.check(reader.grammar, param)
 
 
 def _converted(constraint: Constraint, tokenizer: Tokenizer) -> str | SchemaReader:

@@ -239,7 +239,8 @@ class ChatRequest(GenerationFields):
 
     def _usable_tools(self) -> tuple[Tool, ...]:
         if self.functions:
-            return tuple(each.as_tool() for each in self.functions)
+            functions = enumerate(self.functions)
+            return tuple(each.as_tool(f"functions[{place}]") for place, each in functions)
         if not self.tools:
             return ()
         tools, chosen = functions_of(self.tools), self.tool_choice

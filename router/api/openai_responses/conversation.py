@@ -54,8 +54,14 @@ def conversation_of(request: InputTokensRequest) -> Conversation:
         raise InvalidRequest("'input': the model can read nothing in it", "input")
     chosen = request.tool_choice
     tools = tuple(
-        Tool(each.name, each.description, each.parameters, bool(each.strict))
-        for each in request.tools or ()
+        Tool(
+            each.name,
+            each.description,
+            each.parameters,
+            bool(each.strict),
+            f"tools[{place}].parameters",
+        )
+        for place, each in enumerate(request.tools or ())
         if isinstance(each, ResponseFunction)
     )
     if isinstance(chosen, AllowedChoice):

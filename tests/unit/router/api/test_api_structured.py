@@ -124,11 +124,11 @@ def test_what_is_dropped_of_a_tool_is_named_only_where_it_constrains(tools_api):
     assert "x-baton-ignored" not in free.headers
     required = tools_api.chat(tools=tools, tool_choice="required")
     assert required.headers["x-baton-ignored"] == (
-        "tools[0].parameters/properties/tags/uniqueItems"
+        "tools[0].function.parameters/properties/tags/uniqueItems"
     )
     strict = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
     refused = tools_api.chat(tools=strict, tool_choice="required")
-    assert refused.json()["error"]["param"] == "tools[0].parameters"
+    assert refused.json()["error"]["param"] == "tools[0].function.parameters"
     tools_api.generator.wait_idle()
 
 
