@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
 from typing import Any, ClassVar, Self
 
+from router.chat.call_block import CallBlock
 from router.chat.call_reader import CallReader
 from router.chat.code_fences import CodeFences
 from router.chat.code_scan import CodeScan, Kind, partial_end
@@ -66,14 +67,7 @@ class ToolParser(ABC):
         self._after_call = False
         self._has_content = False
         self._scan = CodeScan()
-        self._block: list[str] | None = None
-        self._block_chars = 0
-        self._whole_chars = 0  # of the block, up to the end of its last call
-        self._block_events: list[ToolEvent] = []  # that were not emitted yet
-        self._num_whole = 0  # of them, up to the end of the last whole call
-        self._in_call = False
-        self._is_marked = True  # the block begins with a marker
-        self._has_streamed = False  # events of this block
+        self._block: CallBlock | None = None
         self._fences = CodeFences()
 
     def begin_at(self, place: int) -> None:
@@ -85,8 +79,8 @@ class ToolParser(ABC):
         self._length += len(text)
         self._pending += text
         self._advance()
-        if self._may_stream():
-            self._stream_block()
+        if self._block is not None and self._may_stream(self._block):
+            self._emit_calls(self._block.take_events())
         return self._take_events()
 
     def flush(self, is_cut: bool) -> list[ToolEvent]:
@@ -150,8 +144,7 @@ class ToolParser(ABC):
     def _take(self, length: int) -> str:
         taken, self._pending = self._pending[:length], self._pending[length:]
         if self._block is not None:
-            self._block.append(taken)
-            self._block_chars += length
+            self._block.add_text(taken)
         return taken
 
     def _skip_to(self, *markers: str) -> bool:
@@ -182,9 +175,8 @@ class ToolParser(ABC):
                 return None
             if found.kind is Kind.CALL:
                 self._release_fences()
-                self._begin_block()
                 marker = self._pending[: found.length]
-                self._is_marked = marker in marked
+                self._block = CallBlock(is_marked=marker in marked)
                 return marker
             text, parser = self._take(found.length), self._fence_parser()
             self._scan.pass_content(text)
@@ -198,38 +190,28 @@ class ToolParser(ABC):
             elif not self._fences.take_line(text, parser):
                 self._release_fences()
 
-    def _begin_block(self) -> None:
-        self._block, self._block_chars, self._whole_chars = [], 0, 0
-        self._block_events, self._num_whole, self._has_streamed = [], 0, False
-        self._in_call = False
-
     def _leave_block(self) -> None:
         """Ends the block behind its last whole call. Calls without a marker that are part of a
         line of prose are content, as is the text behind the last call."""
-        text = "".join(self._block or ())
-        rest = text[self._whole_chars :]
-        is_prose = not self._is_marked and "\n" not in rest and bool(self._pending)
-        if is_prose and not self._may_stream():
+        block = self._open_block
+        is_prose = not block.is_marked and "\n" not in block.rest and bool(self._pending)
+        if is_prose and not self._may_stream(block):
             self._restore()
             return
-        self._drop_events(self._num_whole)
-        self._stream_block()
-        self._block = None
-        self._scan.pass_content(rest)
-        self._add_content(rest)
+        self._num_calls -= block.drop_events(keeps_whole_calls=True)
+        self._emit_calls(block.take_events())
+        self._end_block(block.rest)
 
     def _restore(self) -> None:
         """Makes the whole block content: it is not a call, or cannot be read."""
-        text = "".join(self._block or ())
-        self._drop_events(0)
-        self._block = None
-        self._scan.pass_content(text)
-        self._add_content(text)
+        block = self._open_block
+        self._num_calls -= block.drop_events()
+        self._end_block(block.text)
 
     def _try_restore(self) -> bool:
         """Makes the block content, unless its calls have been emitted: then the one that is not
         whole is marked as broken, and False is returned."""
-        if not self._may_stream():
+        if not self._may_stream(self._open_block):
             self._restore()
             return True
         self._break_call()
@@ -237,16 +219,23 @@ class ToolParser(ABC):
 
     def _break_call(self) -> None:
         """Ends the block in the midst of its last call, or behind it."""
-        if self._in_call:
-            self._block_events.append(ToolCallBroken(self._num_calls - 1))
-        self._stream_block()
+        block = self._open_block
+        if block.in_call:
+            block.add_event(ToolCallBroken(self._num_calls - 1))
+        self._emit_calls(block.take_events())
         self._block = None
 
-    def _drop_events(self, num_kept: int) -> None:
-        """Drops events that were not emitted yet, from this one on."""
-        dropped = self._block_events[num_kept:]
-        self._num_calls -= sum(isinstance(each, ToolCallBegin) for each in dropped)
-        del self._block_events[num_kept:]
+    def _end_block(self, content: str) -> None:
+        """Ends the block; the content is its end."""
+        self._block = None
+        self._scan.pass_content(content)
+        self._add_content(content)
+
+    @property
+    def _open_block(self) -> CallBlock:
+        """The block that is being read."""
+        assert self._block is not None, "a block began"
+        return self._block
 
     def _drop_start(self) -> None:
         """Drops pending text that may be the beginning of a call, outside of blocks."""
@@ -254,28 +243,18 @@ class ToolParser(ABC):
         if not is_code or (self._fence_parser() is not None and not self._scan.line.strip()):
             self._pending = ""
 
-    def _drop_block(self) -> None:
-        """Drops what has been read of a block without calls."""
-        self._block = None
-
     def _end_behind_call(self, is_cut: bool, *markers: str) -> None:
         """Ends the block at the end of the text. Where the token limit cut that off, separators
         and the beginning of one of the markers are no content."""
         if is_cut:
-            self._end_call()
+            self._open_block.end_call()
             self._pending = "" if self._is_partial(*markers) else self._pending
         self._leave_block()
 
-    def _may_stream(self) -> bool:
+    def _may_stream(self, block: CallBlock) -> bool:
         """Whether calls of this block may be emitted before it is whole."""
-        if self._block is None or self._block_chars <= self._max_held_chars:
-            return False
-        return self._has_streamed or bool(self._block_events)
-
-    def _stream_block(self) -> None:
-        self._has_streamed = self._has_streamed or bool(self._block_events)
-        self._emit_calls(self._block_events)
-        self._block_events, self._num_whole = [], 0
+        is_long = block.num_chars > self._max_held_chars
+        return is_long and (block.is_streamed or bool(block.events))
 
     def _new_reader(self, names: Set[str] | None) -> CallReader:
         return CallReader(self._num_calls, self._call_ids(self._num_calls), names)
@@ -290,18 +269,11 @@ class ToolParser(ABC):
     def _add_call_event(self, event: ToolEvent) -> None:
         if isinstance(event, ToolCallBegin):
             self._num_calls += 1
-            self._in_call = True
-        self._block_events.append(event)
+        self._open_block.add_event(event)
 
     def _begin_call(self, name: str) -> None:
         call_id = self._call_ids(self._num_calls)
         self._add_call_event(ToolCallBegin(self._num_calls, call_id, name))
-
-    def _end_call(self) -> None:
-        """Takes note that all of the block so far belongs to whole calls."""
-        self._in_call = False
-        self._num_whole = len(self._block_events)
-        self._whole_chars = self._block_chars
 
     def _add_arguments(self, text: str) -> None:
         """Adds arguments to the call that began last."""

@@ -10,6 +10,7 @@ import re
 from enum import Enum, auto
 from typing import ClassVar
 
+from router.chat.call_block import CallBlock
 from router.chat.json_value import JsonValue
 from router.chat.tool_grammar import CallForm
 from router.chat.tool_parser import ToolParser
@@ -91,7 +92,7 @@ class NamedCallsParser(ToolParser):
         if value.broken and self._is_at_end() and value.close():
             self._add_arguments(value.take_json())
         if value.complete:
-            self._end_call()
+            self._open_block.end_call()
             self._place = _Place.AFTER_CALL
         elif value.broken:
             self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
@@ -104,12 +105,12 @@ class NamedCallsParser(ToolParser):
         """After the arguments: the end marker, perhaps behind brackets too many, or content."""
         text = self._pending.lstrip("]} \t\r\n")
         self._take(len(self._pending) - len(text))
-        self._end_call()
+        self._open_block.end_call()
         if not text or self._is_partial(*self._markers):
             return False
         if self.end is not None and text.startswith(self.end):
             self._take(len(self.end))
-            self._end_call()
+            self._open_block.end_call()
         self._leave_block()
         self._place = _Place.CONTENT
         return True
@@ -127,7 +128,7 @@ class NamedCallsParser(ToolParser):
         if place is _Place.ARGUMENTS:
             self._end_arguments(is_cut)
         elif place is _Place.HEAD and is_cut and self._may_be_head():
-            self._drop_block()
+            self._block = None
             self._pending = ""
         elif place is _Place.HEAD:
             self._restore()
@@ -144,7 +145,7 @@ class NamedCallsParser(ToolParser):
         is_whole = not is_cut and value.close()
         self._add_arguments(value.take_json())
         if is_whole:
-            self._end_call()
+            self._open_block.end_call()
             self._leave_block()
         elif is_cut:
             self._break_call()
@@ -180,11 +181,10 @@ class RecipientParser(NamedCallsParser):
 
     def _step_head(self) -> bool:
         if self._is_first:
-            if self._block is None:
-                self._begin_block()
-            if not self._block and self._is_partial(RECIPIENT):
+            self._block = self._block or CallBlock(is_marked=True)
+            if not self._block.text and self._is_partial(RECIPIENT):
                 return False
-            if not self._block and self._pending.startswith(RECIPIENT):
+            if not self._block.text and self._pending.startswith(RECIPIENT):
                 self._take(len(RECIPIENT))
                 return True
         if self._is_partial(_TO_ALL):
@@ -192,10 +192,15 @@ class RecipientParser(NamedCallsParser):
         self._is_first = False
         if self._pending.startswith(_TO_ALL):
             self._take(len(_TO_ALL))
-            self._drop_block()
+            self._block = None
             self._place = _Place.CONTENT
             return True
         return super()._step_head()
+
+    def _end(self, is_cut: bool) -> None:
+        if self._place is _Place.HEAD:
+            self._block = self._block or CallBlock(is_marked=True)
+        super()._end(is_cut)
 
     def _may_be_head(self) -> bool:
         name = self._pending.partition("\n")[0]

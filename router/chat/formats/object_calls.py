@@ -59,7 +59,7 @@ class ObjectCallsParser(ToolParser):
         if found is None:
             return False
         self._in_list = False
-        if self._is_marked:
+        if self._open_block.is_marked:
             self._take(len(found))
         self._place = _Place.HEAD
         return True
@@ -96,12 +96,12 @@ class ObjectCallsParser(ToolParser):
         return self.end is not None and self._pending.startswith(self.end)
 
     def _after_item(self) -> None:
-        self._end_call()
+        self._open_block.end_call()
         self._reader = None
         self._place = _Place.AFTER_ITEM
 
     def _wanted_names(self) -> Set[str] | None:
-        return None if self._is_marked and self.any_name else self._tools.keys()
+        return None if self._open_block.is_marked and self.any_name else self._tools.keys()
 
     def _step_after_item(self) -> bool:
         """After an object: the end marker, another object, or content."""
@@ -110,7 +110,7 @@ class ObjectCallsParser(ToolParser):
             return False
         if self.end is not None and self._is_at_end():
             self._take(len(self.end))
-            self._end_call()
+            self._open_block.end_call()
             self._leave()
         elif any(self._pending.startswith(each) for each in self.begins):
             self._leave()
@@ -119,7 +119,7 @@ class ObjectCallsParser(ToolParser):
         elif self._pending[0] in "]}":
             self._in_list = self._in_list and self._pending[0] != "]"
             self._take(1)
-            self._end_call()
+            self._open_block.end_call()
         elif self._pending[0] == "{":
             self._place = _Place.ITEM
         else:
@@ -128,7 +128,7 @@ class ObjectCallsParser(ToolParser):
 
     def _step_junk(self) -> bool:
         """Other text after a call: dropped if the end marker follows, else content."""
-        if self.end is not None and self._is_marked:
+        if self.end is not None and self._open_block.is_marked:
             end, begin = (_find(self._pending, each) for each in ((self.end,), self.begins))
             is_before_begin = begin is None or (end is not None and end < begin)
             if end is not None and end <= _MAX_JUNK_CHARS and is_before_begin:
@@ -136,7 +136,7 @@ class ObjectCallsParser(ToolParser):
                 return True
             if begin is None and len(self._pending) < _MAX_JUNK_CHARS + len(self.end):
                 return False
-        if self._in_list and not self._is_marked:
+        if self._in_list and not self._open_block.is_marked:
             self._give_up()
         else:
             self._leave()
@@ -159,8 +159,10 @@ class ObjectCallsParser(ToolParser):
         """Ends the block at what is no call, or cannot be read as one. Objects before it, which
         no list or end marker joins to it, are calls."""
         self._reader = None
-        is_joined = self._in_list or (self._is_marked and self.end is not None)
-        if self._whole_chars and not is_joined and not (self._in_call and self._may_stream()):
+        block = self._open_block
+        is_joined = self._in_list or (block.is_marked and self.end is not None)
+        is_broken = block.in_call and self._may_stream(block)
+        if block.has_whole_calls and not is_joined and not is_broken:
             self._leave()
         else:
             self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
@@ -174,7 +176,7 @@ class ObjectCallsParser(ToolParser):
         elif place is _Place.HEAD and not is_cut:
             self._restore()
         elif place is _Place.HEAD:
-            self._drop_block()
+            self._block = None
             self._pending = ""
         elif place is _Place.SKIP:
             self._pending = ""
@@ -183,12 +185,12 @@ class ObjectCallsParser(ToolParser):
         self._reader, self._place = None, _Place.CONTENT
 
     def _end_item(self, reader: CallReader, is_cut: bool) -> None:
-        if is_cut and (reader.begun or self._is_marked or reader.may_be_call):
+        if is_cut and (reader.begun or self._open_block.is_marked or reader.may_be_call):
             self._break_call()
             self._pending = ""
         elif not is_cut and reader.begun and reader.close():
             self._read(reader)
-            self._end_call()
+            self._open_block.end_call()
             self._leave()
         else:
             self._give_up()

@@ -155,7 +155,7 @@ class PythonicParser(ToolParser):
     def _close_call(self) -> None:
         self._take(1)
         self._add_arguments("}")
-        self._end_call()
+        self._open_block.end_call()
         self._place = _Place.AFTER_CALL
 
     def _step_after_call(self) -> bool:
@@ -168,7 +168,7 @@ class PythonicParser(ToolParser):
             self._place = _Place.HEAD
         elif self._pending[0] == "]":
             self._take(1)
-            self._end_call()
+            self._open_block.end_call()
             self._place = _Place.AFTER_LIST
         else:
             self._give_up()
@@ -180,7 +180,7 @@ class PythonicParser(ToolParser):
             return False
         if self._pending.startswith(END):
             self._take(len(END))
-            self._end_call()
+            self._open_block.end_call()
         self._leave_block()
         self._place = _Place.CONTENT
         return True

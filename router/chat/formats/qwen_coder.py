@@ -98,7 +98,7 @@ class QwenCoderParser(ToolParser):
         text = self._pending.lstrip()
         if FUNCTION.startswith(text) or _HEAD_SO_FAR.fullmatch(self._pending):
             return False
-        if not self._block:
+        if not self._open_block.text:
             self._take(len(FUNCTION))
         self._restore()
         self._place = _Place.CONTENT
@@ -112,7 +112,7 @@ class QwenCoderParser(ToolParser):
         if self._pending.startswith((_FUNCTION_END, self.end)):
             self._take(len(_FUNCTION_END) if self._pending.startswith(_FUNCTION_END) else 0)
             self._add_arguments("}")
-            self._end_call()
+            self._open_block.end_call()
             self._place = _Place.AFTER_CALL
             return True
         key = _KEY.match(self._pending)
@@ -170,7 +170,7 @@ class QwenCoderParser(ToolParser):
             return False
         if self._pending.startswith(self.end):
             self._take(len(self.end))
-            self._end_call()
+            self._open_block.end_call()
         self._leave_block()
         self._place = _Place.CONTENT
         return True
@@ -191,7 +191,7 @@ class QwenCoderParser(ToolParser):
             if is_cut or not self._try_restore():
                 self._pending = ""
         elif place is _Place.HEAD and is_cut:
-            self._drop_block()
+            self._block = None
             self._pending = ""
         elif place is _Place.HEAD:
             self._restore()

@@ -157,6 +157,7 @@ def test_functionary_s_examples_are_content() -> None:
     example = '```\n>>>weather\n{"city": "Paris"}\n```'
     text = f"all\nYou write\n{example}\nto ask."
     assert read("functionary", text) == (text.removeprefix("all\n"), [])
+    assert read("functionary", "") == ("", [])
     real = '\n>>>weather\n{"city": "Paris"}'
     assert read("functionary", text + real) == (text.removeprefix("all\n"), [PARIS])
 
@@ -185,7 +186,7 @@ CODE = st.sampled_from(["```\n{}\n```\nSo.", "~~~py\nx = {}\n~~~", "Use `{}` her
     segments=st.lists(st.one_of(PROSE, CODE, st.just("{}")), max_size=6),
     data=st.data(),
 )
-@settings(max_examples=times(200, 5000))
+@settings(max_examples=times(100, 4000))
 def test_text_around_calls_is_unchanged_or_gone_whole(
     family: str, segments: list[str], data: st.DataObject
 ) -> None:
@@ -215,9 +216,10 @@ def _is_without(text: str, kept: str, call: str, num_calls: int) -> bool:
         if not text and not kept and not num:
             return True
         for begin, end in (("", ""), ("```", "```"), ("~~~", "~~~"), ("```", ""), ("~~~", "")):
-            gone = begin + call + end
-            if num and text.startswith(gone):
-                ways.add((text[len(gone) :], kept, num - 1))
+            for several in range(1, num + 1):
+                gone = begin + call * several + end
+                if text.startswith(gone):
+                    ways.add((text[len(gone) :], kept, num - several))
         if text and kept and text[0] == kept[0]:
             ways.add((text[1:], kept[1:], num))
     return False
