@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from protocol.errors import Overloaded
 from router.api.documents import documents_router
 from router.api.probes import probe_router
+from router.http.anthropic_errors import error_response
 from router.http.errors import describe
 from router.http.fast_path import Application
 from router.requests.interface import ReadinessCheck
@@ -51,7 +52,7 @@ def waiting_app(
         return ready() or "the service is starting"
 
     async def not_ready(request: Request, error: Exception) -> Response:
-        return describe(error, request_id="").response()
+        return error_response(describe(error, request_id=""), request.scope["path"], None)
 
     async def later(path: str) -> Response:
         raise Overloaded(reason())

@@ -192,6 +192,9 @@ async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterP
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["message"] == "no decode worker is registered"
+    document = (await router.client.post("/v1/messages", json={})).json()
+    assert document["type"] == "error"  # in Anthropic's format
+    assert document["error"]["type"] == "overloaded_error"
     assert (await router.client.get("/fleet")).json()["workers"] == []
     root = await router.client.get("/", headers={"accept": "text/html"})
     assert (root.status_code, root.headers["location"]) == (307, "dashboard/")
