@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 from protocol.errors import InvalidRequest
 from router.text.finite_schemas import can_end
 from router.text.grammar import json_schema_grammar, too_hard, with_integers
-from router.text.patterns import enforceable_pattern
+from router.text.patterns import BUILT_IN, NOT_ENFORCED, enforceable_pattern, format_schemas
 
 Schema = dict[str, Any] | bool
 
@@ -26,10 +26,6 @@ MAX_COMPARED = 32
 """Lists of alternatives that are compiled to see whether they can be told apart."""
 MAX_DEPENDENCIES = 4
 """Each doubles the alternatives of its object."""
-_FORMATS = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
-"""Those that llguidance enforces. By the standard, all others are annotations."""
 _IN_SCHEMA = frozenset(
     (
         "additionalProperties", "items", "additionalItems", "propertyNames", "unevaluatedItems",
@@ -161,8 +157,15 @@ class SchemaReader:
     # -- keywords, in the order in which they are adapted -----------------------------------------
 
     def _format(self, schema: dict[str, Any], path: str) -> None:
-        if schema.get("format") not in _FORMATS:
-            schema.pop("format", None)
+        name = schema.get("format")
+        if isinstance(name, str) and name in BUILT_IN:
+            return
+        schema.pop("format", None)
+        if not isinstance(name, str) or not _may_be_text(schema):
+            return
+        if name in NOT_ENFORCED:
+            self._drop("format", path)
+        _and_all_of(schema, format_schemas(name))
 
     def _pattern(self, schema: dict[str, Any], path: str) -> None:
         pattern = schema.get("pattern")
@@ -292,6 +295,12 @@ _STEPS: tuple[Callable[[SchemaReader, dict[str, Any], str], None], ...] = (
     SchemaReader._dependencies,
     SchemaReader._one_of,
 )
+
+
+def _may_be_text(schema: dict[str, Any]) -> bool:
+    """Whether the schema's types, if it names any, include texts."""
+    types = schema.get("type", "string")
+    return types == "string" or (isinstance(types, list) and "string" in types)
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,80 @@
-"""Regular expressions of JSON schemas, without what an automaton cannot follow.
+"""Regular expressions of JSON schemas, without what an automaton cannot follow, and those of
+formats.
 
 Look-around is translated where it has an equal form, and otherwise removed, which accepts more. A
-pattern with a back-reference is dropped.
+pattern with a back-reference is dropped. Formats are those of JSON Schema 2020-12, by the RFCs that
+it names, as far as an automaton can follow them. Where a text has several equal forms, some are
+left out: a leap second is written in UTC, and the local part of an e-mail address without quotes.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _LOOK = re.compile(r"\(\?(?:<?[=!])")
 _BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 _NOT_ONLY = re.compile(r"\(\?!\^?\[(?P<of>[^\]\\^]+)\]\*\$\)")
 """Not these characters alone, as pydantic writes it of decimal numbers."""
+
+BUILT_IN = frozenset(("duration", "ipv4", "ipv6", "uri", "uuid"))
+"""Those that llguidance itself enforces."""
+NOT_ENFORCED = frozenset(("idn-email", "idn-hostname", "iri", "iri-reference", "regex"))
+"""Those that nothing here enforces. Names that the standard does not have are annotations."""
+
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_FRACTION, _OFFSET = r"(?:\.[0-9]+)?", "(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = (
+    f"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{_FRACTION}{_OFFSET}"
+    f"|23:59:60{_FRACTION}(?:[zZ]|[+-]00:00))"
+)
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_LABELS = rf"{_LABEL}(?:\.{_LABEL})*"
+_NO_NUMBER_LAST = r"^(?:[^.]*\.)*[^.]*[^.0-9][^.]*$"
+_ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]+"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_HEX = "%[0-9a-fA-F]{2}"
+_HOST_CHARS = r"a-zA-Z0-9\-._~!$&'()*+,;="
+_SEGMENT_CHAR = f"(?:[{_HOST_CHARS}:@]|{_HEX})"
+_NO_COLON = f"(?:[{_HOST_CHARS}@]|{_HEX})"
+_SEGMENTS = f"(?:/{_SEGMENT_CHAR}*)*"
+_AUTHORITY = f"(?:(?:[{_HOST_CHARS}:]|{_HEX})*@)?(?:[{_HOST_CHARS}]|{_HEX})*(?::[0-9]*)?"
+_RELATIVE_REFERENCE = (
+    f"^(?://{_AUTHORITY}{_SEGMENTS}|/(?:{_SEGMENT_CHAR}+{_SEGMENTS})?|{_NO_COLON}+{_SEGMENTS}|)"
+    rf"(?:\?(?:{_SEGMENT_CHAR}|[/?])*)?(?:#(?:{_SEGMENT_CHAR}|[/?])*)?$"
+)
+_NAME_CHAR = f"(?:[a-zA-Z0-9_]|{_HEX})"
+_VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?:\*|:[1-9][0-9]{{0,3}})?"
+_LITERAL = "[^\\x00-\\x20\"'%<>\\\\^`{|}\\x7f]"
+_EXPRESSION = rf"\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
+
+_SCHEMAS: dict[str, list[dict[str, Any]]] = {
+    "date": [{"pattern": f"^{_DATE}$"}],
+    "time": [{"pattern": f"^{_TIME}$"}],
+    "date-time": [{"pattern": f"^{_DATE}[tT]{_TIME}$"}],
+    "hostname": [{"pattern": f"^{_LABELS}$", "maxLength": 253}, {"pattern": _NO_NUMBER_LAST}],
+    "email": [
+        {"pattern": rf"^{_ATEXT}(?:\.{_ATEXT})*@(?:{_LABELS}|\[(?:{_BYTE}\.){{3}}{_BYTE}\])$"},
+        {"pattern": "^[^@]{1,64}@.{1,253}$"},
+    ],
+    "json-pointer": [{"pattern": f"^{_POINTER}$"}],
+    "relative-json-pointer": [{"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"}],
+    "uri-reference": [{"anyOf": [{"format": "uri"}, {"pattern": _RELATIVE_REFERENCE}]}],
+    "uri-template": [{"pattern": f"^(?:{_LITERAL}|{_HEX}|{_EXPRESSION})*$"}],
+}
+ENFORCED = BUILT_IN | _SCHEMAS.keys()
+
+
+def format_schemas(name: str) -> list[dict[str, Any]]:
+    """Schemas that a text of this format, which is not built in, follows together; none for a
+    format that cannot be enforced."""
+    return _SCHEMAS.get(name, [])
 
 
 def enforceable_pattern(pattern: str) -> tuple[list[str], bool]:
