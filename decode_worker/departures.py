@@ -40,6 +40,7 @@ class Departures:
     def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
         self._scheduler = host.engine.scheduler
+        self._source = source
         self._outbound = OutboundHandoffs(host, source, self)
         self._departures: dict[HandoffKey, _Departure] = {}
 
@@ -51,7 +52,7 @@ class Departures:
     @property
     def ignored(self) -> int:
         """Number of events about unknown handoffs."""
-        return self._outbound.ignored
+        return self._source.ignored
 
     def begin(self, task: Task, attempt: int) -> None:
         """Offer the blocks of a finished task, which are not released yet, to `attempt`.
@@ -147,7 +148,7 @@ class Departures:
         self._scheduler.release_blocks(departure.sequence)
         if departure.unwanted:
             return
-        error = departure.error or self._outbound.error_of(key)
+        error = departure.error or self._source.error_of(key)
         if error or not departure.answered:
             reason = error or "the sink gave up"
             self._send_failure(key, departure, reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from decode_worker.peers import PrefillPeers
 from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.settings import DecodeSettings
@@ -16,6 +15,7 @@ from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
+from worker.peers import SourcePeers
 from worker.pod_events import PodEvents, pod_events
 from worker.step_limits import goes_ahead
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             landing_s=settings.landing_ms / 1e3,
             checksum=settings.kv_checksum,
         )
-        peers = PrefillPeers(surroundings, host.poller, settings.peer_silence_s)
+        peers = SourcePeers(surroundings, host.poller, settings.peer_silence_s)
         surroundings.stack.callback(peers.close)
         source = HandoffSource(
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reach(
-    settings: DecodeSettings, host: WorkerHost, peers: PrefillPeers, around: Surroundings
+    settings: DecodeSettings, host: WorkerHost, peers: SourcePeers, around: Surroundings
 ) -> PrefillReach:
     """The watch on prefill workers, connected to metrics, readiness and what the pod shows."""
     events = pod_events(settings.pod_name, settings.pod_uid)

@@ -13,7 +13,7 @@ from protocol.messages import (
     HandedOver,
     HandoffToken,
     HandOver,
-    PrefillPeer,
+    KvPeer,
     Resumed,
     SequenceTokens,
 )
@@ -37,7 +37,7 @@ class Task:
 
     router: Peer
     sequence: Sequence
-    prefill: PrefillPeer | None
+    prefill: KvPeer | None
     received_us: int
     token: HandoffToken | None = None
     admitted_us: int = 0

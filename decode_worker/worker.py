@@ -15,10 +15,7 @@ import logging
 import msgspec
 
 from decode_worker.departures import Departures
-from decode_worker.fenced_blocks import FencedBlocks
-from decode_worker.inbound import InboundHandoffs
 from decode_worker.outbox import Outbox
-from decode_worker.peers import PrefillPeers
 from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.task import Task
@@ -51,7 +48,10 @@ from protocol.traces import ChunkSpan, StepSpan
 from scheduling.batch import Batch, Produced
 from scheduling.sequence import Sequence, SequenceState
 from worker.counters import Count
+from worker.fenced_blocks import FencedBlocks
 from worker.host import WorkerHost
+from worker.inbound import InboundHandoffs
+from worker.peers import SourcePeers
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +67,14 @@ class DecodeWorker:
         host: WorkerHost,
         sink: HandoffSink,
         source: HandoffSource,
-        peers: PrefillPeers,
+        peers: SourcePeers,
         reach: PrefillReach,
         resumption: Resumption,
     ) -> None:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
+        self._sink = sink
         self._inbound = InboundHandoffs(host, sink, peers, self)
         self._peers = peers
         self._reach = reach
@@ -180,7 +181,7 @@ class DecodeWorker:
         before is not started again."""
         key = key_of(message)
         others = self._tasks.of_request(key.request_id)
-        is_known = self._tasks.is_known(key) or self._inbound.is_known(key)
+        is_known = self._tasks.is_known(key) or self._sink.is_known(key)
         if is_known or any(other.attempt > key.attempt for other in others):
             self._host.count(Count.STALE_MESSAGES)
             return
@@ -267,7 +268,7 @@ class DecodeWorker:
     def _give_back(self) -> None:
         """Give back waiting requests that fit only if blocks return to which a silent worker may
         still write: nobody knows when that is."""
-        self._stuck = self._fenced.blocks_of(self._inbound.fenced_by(self._silent))
+        self._stuck = self._fenced.blocks_of(self._sink.fenced_by(self._silent))
         if not self._stuck:
             return
         for task in self._tasks:
@@ -401,8 +402,8 @@ class DecodeWorker:
     def _publish(self) -> None:
         self._inbound.count()
         self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
-        num_handoffs = self._inbound.num_open + self._departures.num_open
-        num_ignored = self._inbound.ignored + self._departures.ignored
+        num_handoffs = self._sink.num_open + self._departures.num_open
+        num_ignored = self._sink.ignored + self._departures.ignored
         self._host.publish(num_handoffs, num_ignored, len(self._stuck), self._fenced.num_blocks)
         self._host.watch_progress(self._holders)
 
@@ -446,17 +447,17 @@ class DecodeWorker:
         """
         self._tasks.remove(task)
         sequence = task.sequence
-        self._scheduler.publish_arrived(sequence, self._inbound.arrived(task.key))
+        self._scheduler.publish_arrived(sequence, self._sink.arrived(task.key))
         if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
             self._scheduler.publish_arrived(sequence, range(len(sequence.block_table)))
-        granted = bool(task.granted_blocks) and self._inbound.is_open(task.key)
+        granted = bool(task.granted_blocks) and self._sink.is_open(task.key)
         if sequence.state is not SequenceState.FINISHED:
             self._scheduler.finish(sequence, release=not granted)
         elif not granted:
             self._scheduler.release_blocks(sequence)
         if granted:
             self._fenced.keep(task.key, sequence)
-        if granted or self._inbound.is_asking(task.key):
+        if granted or self._sink.is_asking(task.key):
             self._inbound.abort(task.key)
 
     # -- callbacks of handoffs: see `GrantOwner` ----------------------------------------------

@@ -53,6 +53,7 @@ class PrefillWorker:
         self._host = host
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
+        self._source = source
         self._outbound = OutboundHandoffs(host, source, self)
         self._jobs: dict[HandoffKey, Job] = {}
         self._ended = ClosedHandoffs(_REMEMBERED)
@@ -76,8 +77,8 @@ class PrefillWorker:
         for result in outcome.results:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
-        self._host.publish(self._outbound.num_open, self._outbound.ignored)
-        self._host.watch_progress(self._holders, lambda: self._outbound.waits_for_grant)
+        self._host.publish(self._source.num_open, self._source.ignored)
+        self._host.watch_progress(self._holders, lambda: self._source.waits_for_grant)
 
     # -- receive ----------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class PrefillWorker:
             for key in list(self._jobs):
                 self._abort(key)
             self._outbound.abort_all("the source stood still")
-            if self._outbound.num_open == 0:
+            if self._source.num_open == 0:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
@@ -285,7 +286,7 @@ class PrefillWorker:
         if job.unwanted:
             return
         if job.token is None or not job.answered or job.error:
-            reason = job.error or self._outbound.error_of(key) or "the sink gave up"
+            reason = job.error or self._source.error_of(key) or "the sink gave up"
             in_time = self._host.now() < job.sequence.deadline
             retryable = in_time and not job.is_hopeless
             code, trace_id = job.code, job.sequence.trace_id
@@ -304,7 +305,7 @@ class PrefillWorker:
         return [
             f"{len(job.sequence.block_table)} blocks: {job.key}, {job.sequence.state}, "
             f"for {job.sequence.target or 'an unnamed decode worker'}, "
-            f"{self._outbound.state_of(job.key)}"
+            f"{self._source.state_of(job.key)}"
             for job in self._jobs.values()
             if job.sequence.block_table
         ]

@@ -100,9 +100,9 @@ class Pong(Message, frozen=True, kw_only=True):
 # -- router to workers ----------------------------------------------------------------------
 
 
-class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """The peer from which a decode worker gets an attempt's KV: a prefill worker, or the decode
-    worker that hands the request over."""
+class KvPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """The source of an attempt's KV: a prefill worker, or the decode worker that hands the request
+    over."""
 
     worker_id: str
     incarnation: str
@@ -135,7 +135,7 @@ class Generate(Message, frozen=True, kw_only=True):
     is_resumable: bool = False
     trace_id: str = ""
     cached_tokens: int = 0
-    prefill: PrefillPeer | None = None
+    prefill: KvPeer | None = None
 
 
 class Prefill(Message, frozen=True, kw_only=True):

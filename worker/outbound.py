@@ -86,32 +86,9 @@ class OutboundHandoffs:
         self._fences: dict[HandoffKey, dict[int, Fence]] = {}  # of open ones, by chunk
 
     @property
-    def num_open(self) -> int:
-        """Handoffs that have not closed."""
-        return self._source.num_open
-
-    @property
-    def ignored(self) -> int:
-        """Number of events about unknown handoffs."""
-        return self._source.ignored
-
-    @property
     def num_sinks(self) -> int:
         """Sinks that are connected to us and whose pools we can write to."""
         return len(set(self._agents.values()))
-
-    def error_of(self, key: HandoffKey) -> str:
-        """Why a closed handoff failed; empty if it succeeded or is not remembered."""
-        return self._source.error_of(key)
-
-    @property
-    def waits_for_grant(self) -> bool:
-        """Whether a sink that still asks has not granted what has begun."""
-        return self._source.waits_for_grant
-
-    def state_of(self, key: HandoffKey) -> str:
-        """The state of a handoff, for people."""
-        return self._source.state_of(key)
 
     def is_asked_for(self, key: HandoffKey) -> bool:
         """Whether a sink waits for this handoff."""

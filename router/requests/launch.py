@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.errors import Overloaded, PromptTooLong
 from protocol.hashing import ChainStart, chain_start, more_hashes, seed_of
-from protocol.messages import Generate, Prefill, PrefillPeer, Role
+from protocol.messages import Generate, KvPeer, Prefill, Role
 from protocol.sampling import SamplingParams
 from router.fleet.election import FleetIdentity
 from router.fleet.fleet import Fleet
@@ -238,7 +238,7 @@ def legs(generation: Generation, attempt: Attempt) -> list[tuple[Worker, Generat
     if attempt.prefill is None:
         return [(attempt.decode, Generate(cached_tokens=cached, **common))]
     source = attempt.prefill.info
-    peer = PrefillPeer(
+    peer = KvPeer(
         worker_id=source.worker_id, incarnation=source.incarnation, control=source.control
     )
     generate = Generate(prefill=peer, cached_tokens=cached, **common)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kv_transfer.transfer_loop import PeerAdded, TransferEvent, WriteCommand, WriteFinished
 from process.sockets.control import Peer
-from protocol.messages import KvAsk, KvBegun, Message, PrefillPeer
+from protocol.messages import KvAsk, KvBegun, KvPeer, Message
 
 
 class FakeServer:
@@ -119,7 +119,7 @@ class FakePeers:
     def obstacles(self, now: float) -> dict[str, str | None]:
         return {}
 
-    def connect(self, peer: PrefillPeer) -> None:
+    def connect(self, peer: KvPeer) -> None:
         if peer.incarnation not in self.connected:
             self.connected.append(peer.incarnation)
 

@@ -20,8 +20,8 @@ from protocol.messages import (
     Abort,
     AttemptFailed,
     FirstToken,
+    KvPeer,
     PrefillDone,
-    PrefillPeer,
     StepTokens,
 )
 from tests.effort import NIGHTLY, times
@@ -91,7 +91,7 @@ class WorkerPair(RuleBasedStateMachine):
             one_step_ahead=self.prefill_ahead,
             scheduler_fields={"chunk_max_tokens": self.chunk},
         )
-        self.p_peer = PrefillPeer(
+        self.p_peer = KvPeer(
             worker_id=self.p.name, incarnation=f"{self.p.name}-i", control="inproc://p"
         )
 

@@ -19,8 +19,8 @@ from protocol.messages import (
     AttemptFailed,
     FirstToken,
     Generate,
+    KvPeer,
     Prefill,
-    PrefillPeer,
     Role,
     StepTokens,
 )
@@ -170,7 +170,7 @@ class WorkerFleet:
         }
         peer = None
         if p is not None:
-            peer = PrefillPeer(worker_id=p, incarnation=f"{p}-i", control=f"inproc://{p}")
+            peer = KvPeer(worker_id=p, incarnation=f"{p}-i", control=f"inproc://{p}")
             self.channels[request.router.name, p].append(Prefill(target=d, **fields))
         self.channels[request.router.name, d].append(Generate(prefill=peer, **fields))
 

@@ -26,7 +26,7 @@ from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
-from protocol.messages import Generate, Message, PeerDescriptor, Prefill, PrefillPeer, Role
+from protocol.messages import Generate, KvPeer, Message, PeerDescriptor, Prefill, Role
 from protocol.registration import WorkerState
 from scheduling.batch import Batch
 from scheduling.block_manager import BlockManager
@@ -297,7 +297,7 @@ class Asked:
     prompt: list[int]
     num_output: int
     max_tokens: int
-    peer: PrefillPeer | None
+    peer: KvPeer | None
     is_given_up: bool = False
     was_cut_off: bool = False  # perhaps before its messages arrived
     tokens: dict[int, int] = field(default_factory=dict)

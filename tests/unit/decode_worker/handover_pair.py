@@ -10,7 +10,7 @@ from protocol.messages import (
     Generate,
     HandedOver,
     HandOver,
-    PrefillPeer,
+    KvPeer,
     Resume,
     Resumed,
     Role,
@@ -25,7 +25,7 @@ PROMPT = list(range(10))
 LEAVE = HandOver(request_id="r", attempt=1, next_attempt=2)
 OTHER = Peer(b"other", "other", Role.ROUTER)
 RESUME = Resume(request_id="r", attempt=65537)
-D_PEER = PrefillPeer(worker_id="d", incarnation="d-i", control="inproc://d")
+D_PEER = KvPeer(worker_id="d", incarnation="d-i", control="inproc://d")
 
 
 class Handover:
@@ -51,7 +51,7 @@ class Handover:
 
     # -- the router -------------------------------------------------------------------------
 
-    def generate(self, attempt: int, num_output: int, peer: PrefillPeer | None = None) -> Generate:
+    def generate(self, attempt: int, num_output: int, peer: KvPeer | None = None) -> Generate:
         return Generate(
             request_id="r",
             attempt=attempt,

@@ -27,8 +27,8 @@ from protocol.messages import (
     KvBegun,
     KvClosed,
     KvGrant,
+    KvPeer,
     KvWritten,
-    PrefillPeer,
     SetLimits,
     StepTokens,
 )
@@ -43,7 +43,7 @@ from tests.unit.worker_harness import LANDING_S, ROUTER, Clock, DecodeBench, Lap
 from worker.cache_dumps import PIECE_BLOCKS
 from worker.counters import Count
 
-PEER = PrefillPeer(worker_id="p", incarnation="p-i", control="inproc://p")
+PEER = KvPeer(worker_id="p", incarnation="p-i", control="inproc://p")
 PROMPT = list(range(10))
 LOCAL = Generate(
     request_id="r", attempt=1, token_ids=PROMPT, num_output=0, sampling=greedy(4), deadline_ms=9000
@@ -573,7 +573,7 @@ def test_what_fits_only_beside_blocks_of_a_silent_worker_is_given_back_at_once(
     d.peers.mute = ["p-i"]
     (failed,) = turn(d)
     assert (failed.request_id, failed.lacks_room) == ("held", False)
-    other = PrefillPeer(worker_id="q", incarnation="q-i", control="inproc://q")
+    other = KvPeer(worker_id="q", incarnation="q-i", control="inproc://q")
     large = msgspec.structs.replace(
         LOCAL, token_ids=list(range(16)), prefill=other if is_remote else None
     )

@@ -17,9 +17,9 @@ from protocol.messages import (
     KvBegun,
     KvClosed,
     KvGrant,
+    KvPeer,
     NotKept,
     PrefillDone,
-    PrefillPeer,
 )
 from tests.effort import times
 from tests.unit.decode_worker.handover_pair import LEAVE, PROMPT, Handover
@@ -89,7 +89,7 @@ def test_what_was_cached_for_the_first_token_stays_known(pair: Handover, num_tok
 
 
 def test_what_has_no_token_yet_is_let_go(pair: Handover) -> None:
-    waiting = pair.generate(1, 0, PrefillPeer(worker_id="p", incarnation="p-i", control=""))
+    waiting = pair.generate(1, 0, KvPeer(worker_id="p", incarnation="p-i", control=""))
     pair.d.server.inbox.append((ROUTER, waiting))
     pair.turn("d")
     assert pair.leave().keeps_kv is False

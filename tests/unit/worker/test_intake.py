@@ -11,7 +11,7 @@ from engine.engine import EngineLimits
 from engine.sampling.grammar import Grammars
 from protocol.errors import InvalidRequest
 from protocol.layout import KvLayout
-from protocol.messages import Generate, Prefill, PrefillPeer
+from protocol.messages import Generate, KvPeer, Prefill
 from protocol.sampling import MAX_GRAMMAR_CHARS, SamplingParams
 from tests.paths import DEMO_MODEL
 from worker.intake import Intake
@@ -49,7 +49,7 @@ def test_a_message_becomes_a_sequence(intake: Intake) -> None:
 
 
 def test_roles_and_deadlines_follow_from_the_message(intake: Intake) -> None:
-    peer = PrefillPeer(worker_id="p", incarnation="i", control="tcp://127.0.0.1:1")
+    peer = KvPeer(worker_id="p", incarnation="i", control="tcp://127.0.0.1:1")
     remote = msgspec.structs.replace(GENERATE, prefill=peer, deadline_ms=10**9)
     sequence = intake.sequence(remote, now=0.0)
     assert sequence.remote

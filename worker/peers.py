@@ -1,8 +1,8 @@
-"""Control links to the workers that send us KV blocks, one per incarnation.
+"""Control links to the sources of our KV blocks, one per incarnation.
 
 Links to the fleet's prefill workers open as soon as the workers are known; links to decode workers
 that hand requests over open when needed. A link sends Hello and the descriptor of our pool, and
-closes when the peer is gone. Owns the links; the sink owns the fence around blocks.
+closes when the peer is gone. Owns the links; the sink owns the fences around blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zmq
 from process.process_watch import WatchedProcess
 from process.sockets.control import ControlLink
 from protocol.errors import ProtocolError
-from protocol.messages import ControlMessage, Message, PrefillPeer, Role
+from protocol.messages import ControlMessage, KvPeer, Message, Role
 from protocol.registration import WorkerInfo, WorkerState
 from worker.assembly import Surroundings
 
@@ -36,8 +36,8 @@ class _Link:
     num_refused: int = 0
 
 
-class PrefillPeers:
-    """Workers that send blocks, by incarnation.
+class SourcePeers:
+    """Workers that send us blocks, by incarnation.
 
     A peer on our machine is gone when its process has ended, and not before: a stopped process may
     continue in the middle of a write. The peer's answer to our Hello says where it runs; until then
@@ -61,7 +61,7 @@ class PrefillPeers:
         self._unreachable: list[str] = []
         self._reset: list[str] = []
         self.refused = 0
-        """Frames from prefill workers that were foreign or corrupt."""
+        """Frames from sources that were foreign or corrupt."""
 
     @property
     def num_links(self) -> int:
@@ -81,7 +81,7 @@ class PrefillPeers:
                 link.is_leaving |= info.state is WorkerState.DRAINING
             elif info.incarnation not in self._met and self._may_send_to_us(info):
                 self.connect(
-                    PrefillPeer(
+                    KvPeer(
                         worker_id=info.worker_id,
                         incarnation=info.incarnation,
                         control=info.control,
@@ -132,7 +132,7 @@ class PrefillPeers:
                 return f"its {what} is {theirs}, ours is {ours}"
         return None
 
-    def connect(self, peer: PrefillPeer) -> None:
+    def connect(self, peer: KvPeer) -> None:
         """Open the link to a peer unless it is open; `gone` reports a peer whose link cannot be
         opened."""
         if peer.incarnation in self._links:
@@ -157,7 +157,7 @@ class PrefillPeers:
             link.control.send(message)
 
     def receive(self) -> list[tuple[str, ControlMessage]]:
-        """The messages of prefill workers, each with its source's incarnation."""
+        """The messages of sources, each with the incarnation of its source."""
         received = []
         for incarnation, link in self._links.items():
             received += [(incarnation, message) for message in link.control.receive()]

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import zmq
 
-from decode_worker.peers import PrefillPeers
 from process.sockets.control import ControlServer, HelloPolicy, Peer
 from process.sockets.network import Network
 from process.sockets.options import tcp_endpoint
@@ -23,14 +22,15 @@ from protocol.messages import (
     Abort,
     Hello,
     KvClosed,
+    KvPeer,
     PeerDescriptor,
-    PrefillPeer,
     Role,
 )
 from protocol.registration import WorkerInfo, WorkerState
 from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
 from worker.assembly import Surroundings
+from worker.peers import SourcePeers
 
 SILENCE_S = 100.0
 WAIT_S = 60.0
@@ -71,8 +71,8 @@ class Pair:
             add_check=lambda check: None,
         )
         self.poller = zmq.Poller()
-        self.peers = PrefillPeers(around, self.poller, SILENCE_S)
-        self.peer = PrefillPeer(worker_id="p", incarnation="p-i", control=self.endpoint)
+        self.peers = SourcePeers(around, self.poller, SILENCE_S)
+        self.peer = KvPeer(worker_id="p", incarnation="p-i", control=self.endpoint)
         self.heard: list[tuple[Peer, Any]] = []
 
     def exchange(self, until: Callable[[], object]) -> None:
@@ -218,7 +218,7 @@ def test_one_that_never_answers_is_gone_however_alive_it_is(pair: Pair, machine:
 
 
 def test_another_process_at_the_same_place_is_not_the_one_that_was_named(pair: Pair) -> None:
-    pair.peers.connect(PrefillPeer(worker_id="p", incarnation="before", control=pair.endpoint))
+    pair.peers.connect(KvPeer(worker_id="p", incarnation="before", control=pair.endpoint))
     gone: list[str] = []
     pair.exchange(lambda: pair.peers.receive() or gone.extend(pair.peers.gone(0.0)) or gone)
     assert gone == ["before"]
@@ -234,7 +234,7 @@ def test_a_peer_with_another_model_is_gone_at_once() -> None:
 
 
 def test_a_place_that_is_none_is_gone_at_once(pair: Pair) -> None:
-    nowhere = PrefillPeer(worker_id="p", incarnation="x", control="carrier-pigeon://p")
+    nowhere = KvPeer(worker_id="p", incarnation="x", control="carrier-pigeon://p")
     pair.peers.connect(nowhere)
     assert pair.peers.gone(0.0) == ["x"]
     assert pair.peers.gone(0.0) == []

@@ -9,11 +9,9 @@ when a source has begun, which blocks have arrived and when no peer can write to
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from decode_worker.peers import PrefillPeers
 from kv_transfer.handoff.actions import (
     Begun,
     Complete,
@@ -31,9 +29,10 @@ from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.transfer_loop import NotificationArrived
 from protocol import wire
 from protocol.errors import ProtocolError
-from protocol.messages import Abort, KvBegun, KvClosed, PrefillPeer
+from protocol.messages import Abort, KvBegun, KvClosed, KvPeer
 from worker.counters import Count
 from worker.host import WorkerHost
+from worker.peers import SourcePeers
 
 log = logging.getLogger(__name__)
 
@@ -62,46 +61,16 @@ class InboundHandoffs:
     """Every handoff that this worker receives; belongs to the loop's thread."""
 
     def __init__(
-        self, host: WorkerHost, sink: HandoffSink, peers: PrefillPeers, owner: GrantOwner
+        self, host: WorkerHost, sink: HandoffSink, peers: SourcePeers, owner: GrantOwner
     ) -> None:
         self._host = host
         self._sink = sink
         self._peers = peers
         self._owner = owner
 
-    @property
-    def num_open(self) -> int:
-        """Handoffs whose fence is still up."""
-        return self._sink.num_open
-
-    @property
-    def ignored(self) -> int:
-        """Number of events about unknown handoffs."""
-        return self._sink.ignored
-
-    def is_open(self, key: HandoffKey) -> bool:
-        """Whether the handoff's blocks are still behind their fence."""
-        return self._sink.is_open(key)
-
-    def is_known(self, key: HandoffKey) -> bool:
-        """Whether the handoff was asked for before."""
-        return self._sink.is_known(key)
-
-    def is_asking(self, key: HandoffKey) -> bool:
-        """Whether the handoff was asked for, and nothing is granted yet."""
-        return self._sink.is_asking(key)
-
-    def fenced_by(self, incarnations: Collection[str]) -> list[HandoffKey]:
-        """Handoffs whose blocks one of these workers may still write to."""
-        return self._sink.fenced_by(incarnations)
-
-    def arrived(self, key: HandoffKey) -> tuple[int, ...]:
-        """Prompt indices of the granted blocks of an open handoff that already hold their data."""
-        return self._sink.arrived(key)
-
     # -- calls by the owner -----------------------------------------------------------------
 
-    def ask(self, key: HandoffKey, peer: PrefillPeer) -> None:
+    def ask(self, key: HandoffKey, peer: KvPeer) -> None:
         """Wait until a peer has begun with this prompt."""
         self._peers.connect(peer)
         self._carry_out(self._sink.ask(key, peer.incarnation, self._host.now()))
@@ -148,7 +117,7 @@ class InboundHandoffs:
         """Bring the worker's counters up to date."""
         self._host.count_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
 
-    # -- decisions of the sink ------------------------------------------------------------
+    # -- decisions of the sink ----------------------------------------------------------------
 
     def _carry_out(self, actions: list[SinkAction]) -> None:
         for action in actions:
