@@ -39,6 +39,8 @@ class Departures:
 
     def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._scheduler = host.engine.scheduler
         self._source = source
         self._outbound = OutboundHandoffs(host, source, self)
@@ -62,7 +64,7 @@ class Departures:
         sequence = task.sequence
         key = HandoffKey(sequence.request_id, attempt)
         num_blocks = sequence.blocks_for(sequence.num_computed)
-        now_us = self._host.wall_us()
+        now_us = self._clock.wall_us()
         self._departures[key] = _Departure(task.router, sequence, now_us)
         token = HandoffToken(
             request_id=key.request_id,
@@ -124,7 +126,7 @@ class Departures:
     def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
         """Blocks have arrived."""
         self._departures[key].writes.append(span)
-        since = self._host.now() - (span.done_us - span.post_us) / 1e6
+        since = self._clock.now() - (span.done_us - span.post_us) / 1e6
         self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
     def on_granted(self, key: HandoffKey) -> None:
@@ -153,7 +155,7 @@ class Departures:
             reason = error or "the sink gave up"
             self._send_failure(key, departure, reason)
             return
-        self._host.count(Count.HANDOVERS)
+        self._counters.add(Count.HANDOVERS)
         done = PrefillDone(
             request_id=key.request_id, attempt=key.attempt, trace=self._trace(departure)
         )

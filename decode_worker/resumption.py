@@ -35,6 +35,8 @@ class Resumption:
 
     def __init__(self, host: WorkerHost, grace_s: float) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._grace_s = grace_s
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by request, oldest first
         self._size = 0
@@ -43,7 +45,7 @@ class Resumption:
         """The task's router is gone: let the task go on without one; False if it may not."""
         if self._grace_s <= 0 or not task.is_resumable:
             return False
-        task.orphaned_at = self._host.now()
+        task.orphaned_at = self._clock.now()
         return True
 
     def keep(self, task: Task, trace: DecodeTrace) -> None:
@@ -54,7 +56,9 @@ class Resumption:
         tops = sum(1 + len(each.top) for each in answer.logprobs or ())
         size = len(answer.token_ids) + tops
         self._drop(task.sequence.request_id)
-        self._kept[task.sequence.request_id] = _Kept(answer, self._host.now() + self._grace_s, size)
+        self._kept[task.sequence.request_id] = _Kept(
+            answer, self._clock.now() + self._grace_s, size
+        )
         self._size += size
         while self._size > MAX_KEPT_TOKENS:
             self._drop(next(iter(self._kept)))
@@ -62,10 +66,10 @@ class Resumption:
     def overdue(self, tasks: Iterable[Task]) -> list[Task]:
         """Orphans that no router resumed in time, or whose router is back and has them elsewhere.
         Also drops finished streams whose time is over. A draining worker keeps no orphans."""
-        now = self._host.now()
+        now = self._clock.now()
         while self._kept and next(iter(self._kept.values())).until <= now:
             self._drop(next(iter(self._kept)))
-        since = now if self._host.is_draining else now - self._grace_s
+        since = now if self._host.lifecycle.is_draining else now - self._grace_s
         here = {peer.name for peer in self._host.server.peers}
         overdue = [
             task
@@ -73,7 +77,7 @@ class Resumption:
             if task.orphaned_at is not None
             and (task.orphaned_at <= since or task.router.name in here)
         ]
-        self._host.count(Count.STREAMS_ABANDONED, len(overdue))
+        self._counters.add(Count.STREAMS_ABANDONED, len(overdue))
         return overdue
 
     def answer(self, router: Peer, message: Resume, task: Task | None) -> None:
@@ -82,7 +86,7 @@ class Resumption:
         if task is not None and task.is_resumable and message.attempt >= task.attempt:
             self._move(router, message, task)
         elif task is None and kept is not None:
-            self._host.count(Count.STREAMS_RESUMED)
+            self._counters.add(Count.STREAMS_RESUMED)
             self._host.send(router, _renamed(kept.answer, message.attempt))
         else:
             request_id, attempt = message.request_id, message.attempt
@@ -100,7 +104,7 @@ class Resumption:
             failure = self._host.failure(task.asked, reason, retryable=False, trace_id=trace_id)
             self._host.send(task.router, failure)
         task.router, task.attempt, task.orphaned_at = router, message.attempt, None
-        self._host.count(Count.STREAMS_RESUMED)
+        self._counters.add(Count.STREAMS_RESUMED)
         self._host.send(router, task.resumed(message.attempt, None))
 
     def _drop(self, request_id: str) -> None:

@@ -72,6 +72,8 @@ class DecodeWorker:
         resumption: Resumption,
     ) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
         self._sink = sink
@@ -94,7 +96,7 @@ class DecodeWorker:
 
     def run(self) -> None:
         """Serve until the process is told to stop and no jobs are left."""
-        while not self._host.is_finished(self.num_jobs):
+        while not self._host.lifecycle.is_finished(self.num_jobs):
             self.turn()
         self._departures.give_up("the worker stopped")
         for task in self._tasks:
@@ -106,7 +108,7 @@ class DecodeWorker:
         self._receive()
         batch = self._engine.plan()
         self._begin(batch)
-        outcome = self._host.run_step(batch)
+        outcome = self._host.steps.run(batch)
         for result in outcome.results:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
@@ -117,7 +119,7 @@ class DecodeWorker:
 
     def _receive(self) -> None:
         self._host.wait()
-        if self._host.has_lapsed:
+        if self._host.lifecycle.has_lapsed:
             for task in self._tasks:
                 self._end(task)
             self._resumption.clear()
@@ -127,16 +129,16 @@ class DecodeWorker:
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
         self._let_go()
-        self._peers.meet(self._host.now())
+        self._peers.meet(self._clock.now())
         for incarnation, message in self._peers.receive():
             self._handle_prefill(incarnation, message)
-        for incarnation in self._peers.gone(self._host.now()):
+        for incarnation in self._peers.gone(self._clock.now()):
             self._inbound.lose(incarnation)
             self._give_up_on_peer(incarnation, "the source is gone")
-        self._reach.look(self._host.now())
+        self._reach.look(self._clock.now())
         for incarnation in self._peers.reset():
             self._give_up_on_peer(incarnation, "the source lost its connection to us")
-        self._silent = self._peers.silent(self._host.now())
+        self._silent = self._peers.silent(self._clock.now())
         for incarnation in self._silent:
             self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
         self._give_back()
@@ -150,7 +152,7 @@ class DecodeWorker:
 
     def _let_go(self) -> None:
         """Drop the work of routers and decode workers that are gone, and overdue orphans."""
-        for peer in self._host.server.lost(self._host.now()):
+        for peer in self._host.server.lost(self._clock.now()):
             for task in self._tasks:
                 if task.router == peer and not self._resumption.try_orphan(task):
                     self._end(task)
@@ -183,26 +185,26 @@ class DecodeWorker:
         others = self._tasks.of_request(key.request_id)
         is_known = self._tasks.is_known(key) or self._sink.is_known(key)
         if is_known or any(other.attempt > key.attempt for other in others):
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
             return
         for other in others:
             self._end(other)
         self._host.flight.note(FlightKind.RECEIVED, key, tokens=len(message.token_ids))
         trace_id = message.trace_id
-        if self._host.is_draining or self._host.has_lapsed:
+        if self._host.lifecycle.is_draining or self._host.lifecycle.has_lapsed:
             reason = "the worker stops"
             failure = self._host.failure(key, reason, retryable=True, trace_id=trace_id)
             self._host.send(router, failure)
             return
         try:
-            sequence = self._host.intake.sequence(message, self._host.now())
+            sequence = self._host.intake.sequence(message, self._clock.now())
             self._scheduler.add(sequence)
         except (RequestError, ValueError) as error:
             reason = str(error)
             failure = self._host.failure(message, reason, retryable=False, trace_id=trace_id)
             self._host.send(router, failure)
             return
-        now_us, is_resumable = self._host.wall_us(), message.is_resumable
+        now_us, is_resumable = self._clock.wall_us(), message.is_resumable
         task = Task(router, sequence, message.prefill, now_us, is_resumable=is_resumable)
         task.cached_tokens = message.cached_tokens
         self._tasks.add(task)
@@ -216,14 +218,14 @@ class DecodeWorker:
             self._host.flight.note(FlightKind.ABORTED, task.asked)
             self._end(task)
         elif not self._departures.try_abort(key_of(message)):
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
 
     def _hand_over(self, router: Peer, message: HandOver) -> None:
         """End the task's part here, between two steps. If it is decoding, its blocks stay for the
         next attempt. If it waits, receives or prefills, others can get all its blocks elsewhere."""
         task = self._tasks.asked_by(router, key_of(message))
         if task is None:
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
             return
         self._host.flight.note(FlightKind.HANDED_OVER, task.asked)
         sequence = task.sequence
@@ -234,7 +236,7 @@ class DecodeWorker:
         else:
             self._end(task)
         self._outbox.flush()  # its tokens go before the end of its part
-        trace = task.trace(self._host.worker_id, self._host.wall_us())
+        trace = task.trace(self._host.worker_id, self._clock.wall_us())
         self._host.send(task.router, task.handed_over(message, keeps_kv, trace))
         if keeps_kv:
             self._departures.begin(task, message.next_attempt)
@@ -255,7 +257,7 @@ class DecodeWorker:
                     reason = message.error or "the source closed without a first token"
                     self._give_up(task, reason, retryable=True)
             case _:
-                self._host.count(Count.UNEXPECTED_MESSAGES)
+                self._counters.add(Count.UNEXPECTED_MESSAGES)
                 log.warning("prefill worker %s sent %s", incarnation, type(message).__name__)
 
     def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
@@ -279,14 +281,14 @@ class DecodeWorker:
     def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
         task = self._tasks.find(key_of(message))
         if task is None or not task.waits_for_token_of(incarnation):
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
             return
         vocab_size = self._engine.limits.vocab_size
         if message.index != task.sequence.num_output or not 0 <= message.token_id < vocab_size:
             self._give_up(task, "the source sent an impossible token", retryable=True)
             return
         task.token = message
-        task.first_token_us = self._host.wall_us()
+        task.first_token_us = self._clock.wall_us()
         self._host.flight.note(FlightKind.FIRST_TOKEN, task.asked)
         sequence = task.sequence
         is_waiting = sequence.state is SequenceState.WAITING
@@ -299,7 +301,7 @@ class DecodeWorker:
         """The first token completes the output, and nothing was granted for it: its blocks are not
         needed here, where they might have to wait for room."""
         self._inbound.abort(task.key)
-        produced = self._scheduler.completed(task.sequence, token.token_id, self._host.now())
+        produced = self._scheduler.completed(task.sequence, token.token_id, self._clock.now())
         if produced.finish is None:
             reason = "the source ended an output that goes on"
             self._give_up(task, reason, retryable=True)
@@ -328,14 +330,14 @@ class DecodeWorker:
             self._mark_admitted(self._tasks.of(chunk.sequence))
         for sequence in batch.decodes:
             task = self._tasks.of(sequence)
-            task.first_step_us = task.first_step_us or self._host.wall_us()
+            task.first_step_us = task.first_step_us or self._clock.wall_us()
 
     def _mark_admitted(self, task: Task) -> None:
         if not task.admitted_us:
-            task.admitted_us = self._host.wall_us()
+            task.admitted_us = self._clock.wall_us()
             blocks, held = len(task.sequence.block_table), task.sequence.num_cached
             task.held_tokens = held
-            self._host.count(Count.CACHED_TOKENS, held)
+            self._counters.add(Count.CACHED_TOKENS, held)
             self._host.flight.note(FlightKind.ADMITTED, task.asked, blocks, held)
 
     def _grant(self, task: Task) -> None:
@@ -358,28 +360,31 @@ class DecodeWorker:
         if not task.sequence.is_ready:
             self._uncompiled.append(task)
             return
-        produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._host.now())
-        self._host.count(Count.HANDOFFS)
+        produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._clock.now())
+        self._counters.add(Count.HANDOFFS)
         self._emit(task, produced, task.token.logprobs)
 
     # -- deliver ----------------------------------------------------------------------------
 
     def _deliver(self, result: StepResult) -> None:
-        started, ended = self._host.wall_us(result.started), self._host.wall_us(result.ended)
+        started, ended = (
+            self._clock.wall_us(result.started),
+            self._clock.wall_us(result.ended),
+        )
         for chunk in result.batch.chunks:
             task = self._tasks.of(chunk.sequence)
             task.chunks.append(ChunkSpan(started, ended, chunk.num_tokens))
             self._host.flight.note_span(
                 result.started, result.ended, FlightKind.CHUNK, task.asked, tokens=chunk.num_tokens
             )
-            self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
+            self._counters.add(Count.PREFILL_TOKENS, chunk.num_tokens)
         num_decodes = len(result.batch.decodes)
         span = StepSpan(started, ended, num_decodes, 1, result.batch.num_chunk_tokens)
         for sequence in result.batch.decodes:
             self._tasks.of(sequence).note_step(span)
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
             task = self._tasks.of(produced.sequence)
-            task.first_token_us = task.first_token_us or self._host.wall_us(result.ended)
+            task.first_token_us = task.first_token_us or self._clock.wall_us(result.ended)
             self._emit(task, produced, logprobs)
         for sequence, failure in result.failed:
             self._give_up(self._tasks.of(sequence), failure.reason, code=failure.code)
@@ -388,11 +393,11 @@ class DecodeWorker:
         """Queue a token for the task's router; the last token ends the task."""
         trace = None
         if produced.finish is not None:
-            trace = task.trace(self._host.worker_id, self._host.wall_us())
+            trace = task.trace(self._host.worker_id, self._clock.wall_us())
             num_output = produced.index + 1
             self._host.flight.note(FlightKind.FINISHED, task.asked, tokens=num_output)
             self._tasks.remove(task)
-        self._host.count(Count.DECODE_TOKENS)
+        self._counters.add(Count.DECODE_TOKENS)
         tokens = task.tokens(produced, logprobs, trace)
         if task.orphaned_at is None:
             self._outbox.put(task.router, tokens)
@@ -401,11 +406,11 @@ class DecodeWorker:
 
     def _publish(self) -> None:
         self._inbound.count()
-        self._host.count_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+        self._counters.add_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
         num_handoffs = self._sink.num_open + self._departures.num_open
         num_ignored = self._sink.ignored + self._departures.ignored
         self._host.publish(num_handoffs, num_ignored, len(self._stuck), self._fenced.num_blocks)
-        self._host.watch_progress(self._holders)
+        self._host.stall_alarm.look(self._clock.now(), self._holders)
 
     def _holders(self) -> list[str]:
         """What holds blocks, for people."""
@@ -472,7 +477,7 @@ class DecodeWorker:
         """Every block has arrived."""
         task = self._tasks.find(key)
         if task is not None:
-            task.blocks_arrived_us = self._host.wall_us()
+            task.blocks_arrived_us = self._clock.wall_us()
             self._host.flight.note(FlightKind.ARRIVED, task.asked, task.granted_blocks)
             self._try_join(task)
 

@@ -51,6 +51,8 @@ class PrefillWorker:
 
     def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._engine = host.engine
         self._scheduler = host.engine.scheduler
         self._source = source
@@ -60,7 +62,7 @@ class PrefillWorker:
 
     def run(self) -> None:
         """Serve until the process is told to stop and no jobs are left."""
-        while not self._host.is_finished(num_jobs=len(self._jobs)):
+        while not self._host.lifecycle.is_finished(num_jobs=len(self._jobs)):
             self.turn()
         for job in [job for job in self._jobs.values() if not job.unwanted]:
             reason, trace_id = "the worker stopped", job.sequence.trace_id
@@ -73,18 +75,20 @@ class PrefillWorker:
         self._scheduler.shares.num_targets = self._outbound.num_sinks
         batch = self._engine.plan()
         self._begin(batch)
-        outcome = self._host.run_step(batch)
+        outcome = self._host.steps.run(batch)
         for result in outcome.results:
             self._deliver(result)
         self._fail(outcome.failed, outcome.reason, retryable=not outcome.is_their_fault)
         self._host.publish(self._source.num_open, self._source.ignored)
-        self._host.watch_progress(self._holders, lambda: self._source.waits_for_grant)
+        self._host.stall_alarm.look(
+            self._clock.now(), self._holders, lambda: self._source.waits_for_grant
+        )
 
     # -- receive ----------------------------------------------------------------------------
 
     def _receive(self) -> None:
         self._host.wait()
-        if self._host.has_lapsed:
+        if self._host.lifecycle.has_lapsed:
             for key in list(self._jobs):
                 self._abort(key)
             self._outbound.abort_all("the source stood still")
@@ -92,7 +96,7 @@ class PrefillWorker:
                 self._host.reincarnate()
         for peer, message in self._host.server.receive():
             self._handle(peer, message)
-        for peer in self._host.server.lost(self._host.now()):
+        for peer in self._host.server.lost(self._clock.now()):
             self._lose(peer)
         for event in self._host.transfers.drain():
             self._outbound.follow(event)
@@ -118,19 +122,19 @@ class PrefillWorker:
         others = [other for other in self._jobs if other.request_id == key.request_id]
         was_here = key in self._jobs or self._ended.error_of(key) is not None
         if was_here or any(other.attempt > key.attempt for other in others):
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
             return
         for other in others:
             self._abort(other)
         self._host.flight.note(FlightKind.RECEIVED, key, tokens=len(message.token_ids))
         trace_id = message.trace_id
-        if self._host.is_draining or self._host.has_lapsed:
+        if self._host.lifecycle.is_draining or self._host.lifecycle.has_lapsed:
             reason = "the worker stops"
             failure = self._host.failure(key, reason, retryable=True, trace_id=trace_id)
             self._host.send(router, failure)
             self._outbound.abort(key, reason)
             return
-        now = self._host.now()
+        now = self._clock.now()
         try:
             sequence = self._host.intake.sequence(message, now)
             self._scheduler.add(sequence)
@@ -139,7 +143,7 @@ class PrefillWorker:
             failure = self._host.failure(message, reason, retryable=False, trace_id=trace_id)
             self._host.send(router, failure)
             return
-        now_us, is_resumable = self._host.wall_us(), message.is_resumable
+        now_us, is_resumable = self._clock.wall_us(), message.is_resumable
         job = Job(router, sequence, now_us, is_resumable=is_resumable)
         self._jobs[job.key] = job
         num_blocks = sequence.blocks_for(sequence.num_tokens)
@@ -149,7 +153,7 @@ class PrefillWorker:
         """The router no longer wants the attempt: stop computing and writing."""
         job = self._jobs.get(key)
         if job is None:
-            self._host.count(Count.STALE_MESSAGES)
+            self._counters.add(Count.STALE_MESSAGES)
             return
         job.unwanted = True
         self._host.flight.note(FlightKind.ABORTED, key)
@@ -177,8 +181,8 @@ class PrefillWorker:
         for chunk in batch.chunks:
             job = self._jobs.get(HandoffKey(*chunk.sequence.key))
             if job is not None and not job.scheduled_us:
-                job.scheduled_us = self._host.wall_us()
-                self._host.count(Count.CACHED_TOKENS, chunk.start)
+                job.scheduled_us = self._clock.wall_us()
+                self._counters.add(Count.CACHED_TOKENS, chunk.start)
                 self._host.flight.note(FlightKind.SCHEDULED, job.key, tokens=chunk.start)
                 self._outbound.begin(job.key)
                 num_cached = chunk.start // self._engine.layout.block_size
@@ -193,15 +197,15 @@ class PrefillWorker:
             if job is None:
                 continue
             span = ChunkSpan(
-                self._host.wall_us(result.started),
-                self._host.wall_us(result.ended),
+                self._clock.wall_us(result.started),
+                self._clock.wall_us(result.ended),
                 chunk.num_tokens,
             )
-            job.note_chunk(span, self._host.num_steps)
+            job.note_chunk(span, self._counters[Count.STEPS])
             self._host.flight.note_span(
                 result.started, result.ended, FlightKind.CHUNK, job.key, tokens=chunk.num_tokens
             )
-            self._host.count(Count.PREFILL_TOKENS, chunk.num_tokens)
+            self._counters.add(Count.PREFILL_TOKENS, chunk.num_tokens)
         for stored in result.stored:
             self._offer_chunk(stored)
         for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
@@ -251,7 +255,7 @@ class PrefillWorker:
         job = self._jobs.get(key)
         if job is not None:
             job.writes.append(span)
-            since = self._host.now() - (span.done_us - span.post_us) / 1e6
+            since = self._clock.now() - (span.done_us - span.post_us) / 1e6
             self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
 
     def on_granted(self, key: HandoffKey) -> None:
@@ -287,7 +291,7 @@ class PrefillWorker:
             return
         if job.token is None or not job.answered or job.error:
             reason = job.error or self._source.error_of(key) or "the sink gave up"
-            in_time = self._host.now() < job.sequence.deadline
+            in_time = self._clock.now() < job.sequence.deadline
             retryable = in_time and not job.is_hopeless
             code, trace_id = job.code, job.sequence.trace_id
             failure = self._host.failure(key, reason, retryable, code=code, trace_id=trace_id)

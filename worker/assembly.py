@@ -29,6 +29,7 @@ from kv_transfer.transports.interface import PoolMemory, Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport
 from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
 from kv_transfer.transports.ucx_paths import usable_paths
+from process.clock import Clock
 from process.cores import cores_in, keep_to_cores
 from process.lifecycle import Stopped, StopSignal
 from process.logs import setup_logs
@@ -47,18 +48,18 @@ from protocol.errors import ConfigError, ModelLoadError
 from protocol.hashing import seed_of
 from protocol.messages import PROTOCOL_VERSION, Hello, PeerDescriptor, Role
 from protocol.registration import WorkerInfo, WorkerState
-from worker.addresses import advertised, advertised_address, checked
 from worker.admissions import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.link_counters import LinkCounters, LinkWatch
 from worker.metrics import WorkerMetrics
-from worker.model_loading import ModelLoading, fetched, served_name, transfer_means
 from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
-from worker.start_phases import PhaseTimes, StartPhases, since_process_began
+from worker.startup.addresses import advertised, advertised_address, checked
+from worker.startup.model_loading import ModelLoading, fetched, served_name, transfer_means
+from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
 from worker.weights.choice import FINGERPRINT_DIGITS, can_send
 from worker.weights.server import ServedModel, WeightsServer
 
@@ -185,10 +186,10 @@ def _serve(
         loop = build(member.host, member.around)
         local.transfers.hold(member.lease.holds_until)
         stack.callback(member.lease.close)
-        member.host.join(member.lease)
+        member.host.lifecycle.join(member.lease)
     member.lease.start(lambda: member.lease.note_start(phases.finish()))
     probes.add_check(member.host.admissions.missing)
-    probes.watch(member.host, member.lease)
+    probes.watch(member.host.lifecycle, member.lease)
     spare_the_collector()
     info = member.info
     log.info(
@@ -209,7 +210,8 @@ def _serve(
 def _prepare(start: _Start, wakeup: Wakeup, phases: StartPhases, stack: ExitStack) -> _Local:
     """The transfer thread, and the engine with its registered pool. Raises Stopped."""
     settings = start.settings
-    trial = start_trial("worker.checkpoint_trial", start.folder)  # while the transport starts
+    # while the transport starts
+    trial = start_trial("worker.startup.checkpoint_trial", start.folder)
     stack.callback(trial.cancel)
     phases.enter("transport")
     transfers = _start_transfers(settings, wakeup, stack)
@@ -269,6 +271,7 @@ def _connect(
         admissions=Admissions(lease.routers),
         wakeup=local.wakeup,
         stop=local.stop,
+        clock=Clock(),
         announce=lease.update,
     )
     around = Surroundings(

@@ -5,6 +5,7 @@ Every worker reports every counter, starting at zero; counters only grow while t
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 
 
@@ -104,3 +105,23 @@ MEANINGS: dict[Count, str] = {
     ),
 }
 """What each counter counts."""
+
+
+class Counters:
+    """The counters of one worker, which load reports carry."""
+
+    def __init__(self) -> None:
+        self.values: Counter[Count] = Counter(dict.fromkeys(Count, 0))
+        self._totals: Counter[str] = Counter()
+
+    def __getitem__(self, name: Count) -> int:
+        return self.values[name]
+
+    def add(self, name: Count, number: int = 1) -> None:
+        """Add to a counter."""
+        self.values[name] += number
+
+    def add_up_to(self, name: Count, source: str, total: int) -> None:
+        """Add the growth of `total`, kept by `source`, since the last call."""
+        self.add(name, total - self._totals[source])
+        self._totals[source] = total

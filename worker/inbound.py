@@ -64,6 +64,8 @@ class InboundHandoffs:
         self, host: WorkerHost, sink: HandoffSink, peers: SourcePeers, owner: GrantOwner
     ) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._sink = sink
         self._peers = peers
         self._owner = owner
@@ -73,12 +75,12 @@ class InboundHandoffs:
     def ask(self, key: HandoffKey, peer: KvPeer) -> None:
         """Wait until a peer has begun with this prompt."""
         self._peers.connect(peer)
-        self._carry_out(self._sink.ask(key, peer.incarnation, self._host.now()))
+        self._carry_out(self._sink.ask(key, peer.incarnation, self._clock.now()))
 
     def offer(self, key: HandoffKey, first_block: int, blocks: Seq[int]) -> None:
         """Grant our blocks to the peer that has begun, for the prompt blocks from `first_block` on;
         `blocks` may be empty."""
-        self._carry_out(self._sink.offer(key, first_block, blocks, self._host.now()))
+        self._carry_out(self._sink.offer(key, first_block, blocks, self._clock.now()))
 
     def abort(self, key: HandoffKey) -> None:
         """The blocks are no longer wanted; granted ones stay fenced until `on_unfenced`."""
@@ -92,30 +94,30 @@ class InboundHandoffs:
 
     def close(self, closed: KvClosed) -> None:
         """The peer posts no more writes."""
-        self._carry_out(self._sink.closed(closed, self._host.now()))
+        self._carry_out(self._sink.closed(closed, self._clock.now()))
 
     def lose(self, incarnation: str) -> None:
         """The peer is gone."""
-        self._carry_out(self._sink.agent_gone(incarnation, self._host.now()))
+        self._carry_out(self._sink.agent_gone(incarnation, self._clock.now()))
 
     def follow(self, event: NotificationArrived) -> None:
         """Blocks have landed; an undecodable notification is counted and dropped."""
         try:
             written = wire.decode_notification(event.payload)
         except ProtocolError as error:
-            self._host.count(Count.FRAMES_REFUSED)
+            self._counters.add(Count.FRAMES_REFUSED)
             log.warning("notification of agent %s: %s", event.agent, error)
             return
         self._carry_out(self._sink.written(written))
 
     def sweep(self) -> None:
         """Act on timeouts; called every turn of the loop."""
-        self._carry_out(self._sink.sweep(self._host.now()))
+        self._carry_out(self._sink.sweep(self._clock.now()))
         self._host.transfers.expect(self._sink.num_open > 0)
 
     def count(self) -> None:
         """Bring the worker's counters up to date."""
-        self._host.count_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
+        self._counters.add_up_to(Count.BLOCKS_RECEIVED, "sink", self._sink.blocks_received)
 
     # -- decisions of the sink ----------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class InboundHandoffs:
                 case SendAbort((request_id, attempt), peer):
                     self._peers.send(peer, Abort(request_id=request_id, attempt=attempt))
                 case Verify(key, blocks, digests):
-                    intact = self._host.block_digests(blocks) == list(digests)
+                    intact = self._host.transfer_peers.digests(blocks) == list(digests)
                     self._carry_out(self._sink.verified(key, intact))
                 case Complete(key):
                     self._owner.on_complete(key)

@@ -77,6 +77,8 @@ class OutboundHandoffs:
 
     def __init__(self, host: WorkerHost, source: HandoffSource, owner: HandoffOwner) -> None:
         self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
         self._source = source
         self._owner = owner
         self._writes: dict[int, PostWrite] = {}
@@ -98,12 +100,12 @@ class OutboundHandoffs:
 
     def open(self, key: HandoffKey, num_blocks: int, deadline: float) -> None:
         """A handoff of `num_blocks` blocks is to come; its grant must arrive before `deadline`."""
-        self._carry_out(self._source.open(key, num_blocks, self._host.now(), deadline))
+        self._carry_out(self._source.open(key, num_blocks, self._clock.now(), deadline))
 
     def begin(self, key: HandoffKey) -> None:
         """The owner holds a block for every block of the handoff and keeps it until
         `on_released`."""
-        self._carry_out(self._source.begin(key, self._host.now()))
+        self._carry_out(self._source.begin(key, self._clock.now()))
 
     def offer(
         self, key: HandoffKey, first_block: int, blocks: Seq[int], chunk: int, fence: Fence
@@ -112,7 +114,7 @@ class OutboundHandoffs:
         offered before; `chunk` completed them (-1: they were cached)."""
         if self._source.is_open(key):
             self._fences.setdefault(key, {})[chunk] = fence
-        actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._host.now())
+        actions = self._source.blocks_ready(key, first_block, blocks, chunk, self._clock.now())
         self._carry_out(actions)
 
     def finish(self, key: HandoffKey, token: HandoffToken) -> None:
@@ -125,7 +127,7 @@ class OutboundHandoffs:
         if self._source.is_open(key):
             self._tokens[key] = token
         self._try_send_token(key)
-        now = self._host.now()
+        now = self._clock.now()
         wait_s = float("inf") if token.finish is None else _COMPLETE_WAIT_S
         self._carry_out(self._source.finish(key, now, now + wait_s))
 
@@ -143,7 +145,7 @@ class OutboundHandoffs:
     def handle(self, peer: Peer, message: FromSink) -> None:
         """Handle a sink's message; turn it away if we cannot write to its pool."""
         if isinstance(message, PeerDescriptor):
-            if self._host.try_add_transfer_peer(message):
+            if self._host.transfer_peers.try_add(message):
                 self._agents[peer] = message.agent
             return
         agent = self._agents.get(peer)
@@ -157,7 +159,7 @@ class OutboundHandoffs:
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
-            self._host.remove_transfer_peer(agent)
+            self._host.transfer_peers.remove(agent)
             self._carry_out(self._source.peer_lost(agent))
 
     def follow(self, event: TransferEvent) -> None:
@@ -167,16 +169,16 @@ class OutboundHandoffs:
                 self._finish_write(write_id, event)
             case PeerFailed():
                 log.warning("sink's agent %s: %s", event.agent, event.reason)
-                self._host.note_dropped_transfer_peer(event.agent)
+                self._host.transfer_peers.note_dropped(event.agent)
                 self._carry_out(self._source.pool_lost(event.agent))
             case NotificationArrived():
-                self._host.count(Count.STALE_MESSAGES)
+                self._counters.add(Count.STALE_MESSAGES)
             case _:
                 self._host.follow_common(event)
 
     def sweep(self) -> None:
         """Act on timeouts; called every turn of the loop."""
-        self._carry_out(self._source.sweep(self._host.now()))
+        self._carry_out(self._source.sweep(self._clock.now()))
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -185,14 +187,14 @@ class OutboundHandoffs:
         if isinstance(message, (KvAsk, KvGrant)) and message.agent != agent:
             self._host.answer_common(peer, message)
             return
-        now, key = self._host.now(), key_of(message)
+        now, key = self._clock.now(), key_of(message)
         self._speakers[key] = peer
         match message:
             case KvAsk():
                 self._carry_out(self._source.ask(message, now))
                 self._try_send_token(key)
             case KvGrant():
-                self._host.restore_transfer_peer(agent)
+                self._host.transfer_peers.restore(agent)
                 self._owner.on_granted(key)
                 self._try_send_token(key)  # before KvClosed, which may be the answer
                 self._carry_out(self._source.grant(message, now))
@@ -206,7 +208,7 @@ class OutboundHandoffs:
         """Answer a sink whose pool we cannot write to, so that it neither waits for us
         nor keeps its blocks fenced. A handoff that it asked for over another connection is aborted
         and closes normally."""
-        self._host.count(Count.STALE_MESSAGES)
+        self._counters.add(Count.STALE_MESSAGES)
         reason = "the pool of the sink is not known here"
         if self._source.agent_of(key) is not None:
             self._speakers[key] = peer
@@ -228,7 +230,7 @@ class OutboundHandoffs:
         if event.error is None and self._source.is_open(write.key):
             num_blocks = len(write.source_blocks)
             span = WriteSpan(event.posted_us, event.done_us, num_blocks, write.chunk)
-            self._host.count(Count.BLOCKS_SENT, num_blocks)
+            self._counters.add(Count.BLOCKS_SENT, num_blocks)
             self._owner.on_written(write.key, span)
         self._carry_out(self._source.write_finished(write_id, event.error))
 
@@ -250,8 +252,8 @@ class OutboundHandoffs:
         """Queue a write. A card may still be computing the blocks: the transfer thread waits for
         the fence of the chunk that completed the last of them, this thread does not."""
         self._writes[write.write_id] = write
-        wants = self._host.wants_digests(write.agent)
-        digests = self._host.block_digests(write.source_blocks) if wants else []
+        wants = self._host.transfer_peers.wants_digests(write.agent)
+        digests = self._host.transfer_peers.digests(write.source_blocks) if wants else []
         notification = wire.encode(write.notification(digests))
         command = WriteCommand(
             write.write_id,

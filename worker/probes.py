@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from process.metrics.metrics_server import Probe, process_registry, start_metrics_server
 from process.sockets.hosts import bracketed
 from worker.settings import WorkerSettings
-from worker.start_phases import StartPhases
+from worker.startup.start_phases import StartPhases
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _SILENCES = 3
 
 
 class StepLoop(Protocol):
-    """A running worker, as `WorkerHost` shows it."""
+    """A running worker, as `Lifecycle` shows it."""
 
     @property
     def turned_at(self) -> float: ...

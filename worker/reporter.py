@@ -6,7 +6,6 @@ carries the number of the last event that it includes, so that a router can appl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -16,7 +15,7 @@ from process.clock import wall_us
 from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, WorkerStats
 from protocol.messages import CacheDump
-from worker.counters import Count
+from worker.counters import Count, Counters
 
 
 class Reporter:
@@ -34,7 +33,7 @@ class Reporter:
         interval_s: float,
         idle_s: float = 1.0,
     ) -> None:
-        self.counters: Counter[Count] = Counter(dict.fromkeys(Count, 0))
+        self.counters = Counters()
         self._engine = engine
         self._publisher = publisher
         self._worker_id = worker_id
@@ -84,9 +83,10 @@ class Reporter:
         scheduler, blocks = self._engine.scheduler, self._engine.scheduler.blocks
         fixed, per_token, per_attended = scheduler.model.coefficients
         totals = scheduler.model.totals
-        self.counters[Count.STEP_US] = round(totals.seconds * 1e6)
-        self.counters[Count.PREDICTED_STEP_US] = round(totals.predicted_s * 1e6)
-        self.counters[Count.STEP_ERROR_US] = round(totals.error_s * 1e6)
+        counters = self.counters.values
+        counters[Count.STEP_US] = round(totals.seconds * 1e6)
+        counters[Count.PREDICTED_STEP_US] = round(totals.predicted_s * 1e6)
+        counters[Count.STEP_ERROR_US] = round(totals.error_s * 1e6)
         return WorkerStats(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -108,7 +108,7 @@ class Reporter:
             step_per_attended_us=per_attended * 1e6,
             received=self._received(),
             links=self._links(),
-            counters={name.value: number for name, number in self.counters.items()},
+            counters={name.value: number for name, number in counters.items()},
         )
 
     def latest(self) -> WorkerStats:

@@ -269,8 +269,8 @@ class WorkerFleet:
         bench = self.workers[name]
         worker: Any = bench.worker  # type: ignore[attr-defined]
         worker.turn()
-        self.computed += bench.host.computed
-        bench.host.computed.clear()
+        self.computed += bench.steps.computed
+        bench.steps.computed.clear()
         self.slow_down_grammars(bench)
         sent, bench.server.sent = bench.server.sent, []
         for peer, message in sent:

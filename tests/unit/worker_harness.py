@@ -24,6 +24,7 @@ from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
 from prefill_worker.worker import PrefillWorker
+from process.clock import Clock as ProcessClock
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
 from protocol.messages import Generate, KvPeer, Message, PeerDescriptor, Prefill, Role
@@ -39,9 +40,10 @@ from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
 from worker.admissions import Admissions
 from worker.counters import Count
-from worker.host import StepOutcome, WorkerHost, WorkerParts
+from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.reporter import Reporter
+from worker.step_runner import StepOutcome, StepRunner
 
 TORN = -7
 """What a block holds after a write that was cut off; no token."""
@@ -98,21 +100,21 @@ class Stop:
 
 
 class PatientHost(WorkerHost):
-    """A host with a test's clock, which waits for nothing."""
-
-    def __init__(self, clock: Clock, settings: Any, worker_id: str, parts: WorkerParts) -> None:
-        super().__init__(settings, worker_id, parts)
-        self._clock = clock
-        self.computed: Counter[Key] = Counter()  # tokens of chunks, by attempt
+    """A host that waits for nothing."""
 
     def wait(self) -> None:
         self._wakeup.clear()
 
-    def now(self) -> float:
-        return self._clock.now
 
-    def run_step(self, batch: Batch) -> StepOutcome:
-        outcome = super().run_step(batch)
+class CountedSteps(StepRunner):
+    """Counts the tokens of chunks, by attempt."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.computed: Counter[Key] = Counter()
+
+    def run(self, batch: Batch) -> StepOutcome:
+        outcome = super().run(batch)
         for result in outcome.results:
             for chunk in result.batch.chunks:
                 self.computed[chunk.sequence.key] += chunk.num_tokens
@@ -178,9 +180,12 @@ class Bench:
             admissions=Admissions(lambda: ()),
             wakeup=self.wakeup,
             stop=self.stop,
+            clock=ProcessClock(self.clock),
             announce=self.announced.append,
         )
-        self.host = PatientHost(self.clock, settings, self.name, parts)
+        self.host = PatientHost(settings, self.name, parts)
+        self.steps = CountedSteps(self.engine, self.host.counters, self.host.flight)
+        self.host.steps = self.steps
 
     def counter(self, name: Count) -> int:
         """A counter's value."""

@@ -429,7 +429,7 @@ def test_logits_that_are_not_finite_fail_one_sequence_alone(d: DecodeBench) -> N
 def test_a_stopping_worker_says_so_first_and_finishes_what_it_has(d: DecodeBench) -> None:
     say(d, LOCAL)
     d.stop.since = d.clock.now
-    assert not d.host.is_finished(num_jobs=1)
+    assert not d.host.lifecycle.is_finished(num_jobs=1)
     assert d.announced == [WorkerState.DRAINING]
     late = msgspec.structs.replace(LOCAL, request_id="late")
     sent = say(d, late, turns=8)
@@ -660,7 +660,7 @@ def test_a_draining_worker_that_goes_on_after_an_alarm_stays_draining(d: DecodeB
     say(d, msgspec.structs.replace(held, deadline_ms=99_000))
     say(d, msgspec.structs.replace(REMOTE, deadline_ms=99_000))
     d.stop.since = d.clock.now
-    d.host.is_finished(num_jobs=2)
+    d.host.lifecycle.is_finished(num_jobs=2)
     d.clock.now += 21.0
     turn(d)
     assert d.counter(Count.STALLS) == 1
@@ -672,23 +672,23 @@ def test_a_draining_worker_that_goes_on_after_an_alarm_stays_draining(d: DecodeB
 
 def test_a_worker_that_was_asked_to_drain_goes_on_when_that_is_taken_back(d: DecodeBench) -> None:
     member = Lapsed(has_lapsed=False, is_asked_to_drain=True)
-    d.host.join(member)
-    assert not d.host.is_finished(num_jobs=1)
-    assert d.host.is_draining
+    d.host.lifecycle.join(member)
+    assert not d.host.lifecycle.is_finished(num_jobs=1)
+    assert d.host.lifecycle.is_draining
     member.is_asked_to_drain = False
-    assert not d.host.is_finished(num_jobs=0)
-    assert not d.host.is_draining
+    assert not d.host.lifecycle.is_finished(num_jobs=0)
+    assert not d.host.lifecycle.is_draining
     assert d.announced == [WorkerState.DRAINING, WorkerState.READY]
 
 
 def test_a_signal_is_not_taken_back(d: DecodeBench) -> None:
     member = Lapsed(has_lapsed=False, is_asked_to_drain=True)
-    d.host.join(member)
-    assert not d.host.is_finished(num_jobs=1)
+    d.host.lifecycle.join(member)
+    assert not d.host.lifecycle.is_finished(num_jobs=1)
     d.stop.is_final = True
     member.is_asked_to_drain = False
-    assert d.host.is_finished(num_jobs=0)
-    assert d.host.is_draining
+    assert d.host.lifecycle.is_finished(num_jobs=0)
+    assert d.host.lifecycle.is_draining
 
 
 @pytest.mark.parametrize(
@@ -705,7 +705,7 @@ def test_limits_of_steps_change_as_far_as_memory_allows(
     d: DecodeBench, device: str, asked: SetLimits, taken: tuple[int, float]
 ) -> None:
     member = Lapsed(has_lapsed=False)
-    d.host.join(member)
+    d.host.lifecycle.join(member)
     d.host.settings.device, d.host.planned_chunk = device, 512
     d.scheduler.config = replace(
         d.scheduler.config, chunk_min_tokens=BLOCK, chunk_max_tokens=512, itl_target_s=0.05

@@ -233,7 +233,7 @@ def test_a_worker_that_is_told_to_stop_between_two_steps_finishes_both(
     say(p, SHORT)
     say(p, PREFILL)
     p.stop.since = p.clock.now
-    assert not p.host.is_finished(num_jobs=2)
+    assert not p.host.lifecycle.is_finished(num_jobs=2)
     sent = say_of_d(p, d, grant(d, 2, request_id="short"), turns=4)
     p.server.inbox.append((d.as_peer, grant(d)))
     p.worker.turn()

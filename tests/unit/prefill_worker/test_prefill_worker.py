@@ -184,7 +184,7 @@ def test_after_a_lapse_it_comes_back_when_nothing_of_before_is_left(
 ) -> None:
     say(p, PREFILL)
     say_of_d(p, d, d.descriptor, ask(d), grant(d))
-    p.host.join(Lapsed())
+    p.host.lifecycle.join(Lapsed())
     (refused,) = say(p, msgspec.structs.replace(PREFILL, request_id="new"))
     assert (refused.request_id, refused.retryable) == ("new", True)
     assert p.server.incarnations == [], "a write may still land"
@@ -198,7 +198,7 @@ def test_after_a_lapse_it_comes_back_when_nothing_of_before_is_left(
 def test_a_stopping_worker_takes_nothing_new(p: PrefillBench, d: DecodeBench) -> None:
     say(p, PREFILL)
     p.stop.since = p.clock.now
-    assert not p.host.is_finished(num_jobs=1)
+    assert not p.host.lifecycle.is_finished(num_jobs=1)
     assert p.announced == [WorkerState.DRAINING]
     sent = say(p, msgspec.structs.replace(PREFILL, request_id="late"))
     (failed,) = [m for m in sent if isinstance(m, AttemptFailed)]
@@ -212,7 +212,7 @@ def test_a_stopping_worker_takes_nothing_new(p: PrefillBench, d: DecodeBench) ->
 def test_a_refused_prompt_ends_the_ask_for_it(p: PrefillBench, d: DecodeBench) -> None:
     say_of_d(p, d, d.descriptor, ask(d))
     p.stop.since = p.clock.now
-    p.host.is_finished(num_jobs=1)  # announces the drain
+    p.host.lifecycle.is_finished(num_jobs=1)  # announces the drain
     sent = say(p, PREFILL)
     assert types(sent) == [AttemptFailed, KvClosed]
     assert p.source.num_open == 0
@@ -220,7 +220,7 @@ def test_a_refused_prompt_ends_the_ask_for_it(p: PrefillBench, d: DecodeBench) -
 
 def test_asks_do_not_keep_a_lapsed_worker_from_coming_back(p: PrefillBench, d: DecodeBench) -> None:
     say_of_d(p, d, d.descriptor, ask(d))
-    p.host.join(Lapsed())
+    p.host.lifecycle.join(Lapsed())
     (closed,) = say(p)
     assert closed.error == "the source stood still"
     assert len(p.server.incarnations) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,11 @@ import pytest
 import zmq
 
 from engine.step_result import StepResult
+from process.clock import Clock
 from process.wakeup import Wakeup
 from scheduling.batch import Batch
 from scheduling.scheduler import SchedulerConfig
+from worker.counters import Counters
 from worker.host import IDLE_WAIT_MS, WorkerHost
 
 
@@ -51,19 +52,23 @@ def host(wakeup: Wakeup) -> Iterator[WorkerHost]:
         intake=None,
         admissions=None,
         pool=None,
-        reporter=SimpleNamespace(counters=Counter(), dump=None),
+        reporter=SimpleNamespace(counters=Counters(), dump=None),
         wakeup=wakeup,
         stop=None,
+        clock=Clock(),
         announce=None,
     )
-    host = WorkerHost(SimpleNamespace(stall_alarm_s=60.0), "worker-1", parts)  # type: ignore[arg-type]
+    settings: Any = SimpleNamespace(
+        stall_alarm_s=60.0, drain_grace_s=1.0, cluster_secret="a secret of sixteen"
+    )
+    host = WorkerHost(settings, "worker-1", parts)
     host.poller = CountingPoller(host.poller)  # type: ignore[assignment]
     yield host
     silent.close()
 
 
 def test_an_idle_one_waits_until_it_is_woken(host: WorkerHost, wakeup: Wakeup) -> None:
-    host.run_step(Batch())
+    host.steps.run(Batch())
     wakeup.wake()
     host.wait()
     host.wait()
@@ -74,10 +79,10 @@ def test_one_that_computed_something_does_not_and_keeps_the_wake(
     host: WorkerHost, wakeup: Wakeup
 ) -> None:
     sequence: Any = SimpleNamespace(needs_prompt_logits=False)
-    host.run_step(Batch(decodes=[sequence]))
+    host.steps.run(Batch(decodes=[sequence]))
     wakeup.wake()
     host.wait()
     assert host.poller.waits == []
-    host.run_step(Batch())
+    host.steps.run(Batch())
     host.wait()
     assert host.poller.waits == [(IDLE_WAIT_MS, 1)]

@@ -12,7 +12,7 @@ import pytest
 from process.lifecycle import Stopped, StopSignal
 from process.metrics.metrics_server import process_registry, start_metrics_server
 from worker.probes import WorkerProbes
-from worker.start_phases import PhaseTimes, StartPhases
+from worker.startup.start_phases import PhaseTimes, StartPhases
 
 SILENCE_S = 10.0
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from worker.model_loading import fetched
 from worker.settings import WorkerSettings
+from worker.startup.model_loading import fetched
 
 
 @pytest.mark.parametrize(("weights_from", "has_weights"), [("checkpoint", True), ("peer", False)])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from process.lifecycle import StopSignal
-from worker.start_phases import PhaseTimes, StartPhases, since_process_began
+from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
 
 
 @pytest.fixture

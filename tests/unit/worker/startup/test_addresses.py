@@ -13,8 +13,8 @@ from process.store.embedded_valkey import EmbeddedValkey
 from process.store.first_contact import check_store
 from protocol.errors import ConfigError
 from tests.ports import held_port
-from worker.addresses import advertised, advertised_address, check_ports, checked
 from worker.settings import WorkerSettings
+from worker.startup.addresses import advertised, advertised_address, check_ports, checked
 
 
 def settings(**changes: object) -> WorkerSettings:

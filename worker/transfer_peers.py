@@ -1,0 +1,80 @@
+"""The pools of other workers that this worker may write to, and the digests of its own blocks.
+
+A sink introduces its pool with a descriptor, which is verified before the transport sees it. Owns
+the verified descriptors, by agent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+
+from engine.kv_pool import KvPool, block_digest
+from kv_transfer.authentication import verify_descriptor
+from kv_transfer.service import TransferService
+from protocol.errors import ProtocolError
+from protocol.messages import PeerDescriptor
+from worker.counters import Count, Counters
+
+log = logging.getLogger(__name__)
+
+
+class TransferPeers:
+    """The peers of our transport; belongs to the loop's thread."""
+
+    def __init__(
+        self, transfers: TransferService, pool: KvPool, secret: bytes, counters: Counters
+    ) -> None:
+        self._transfers = transfers
+        self._pool = pool
+        self._secret = secret
+        self._counters = counters
+        self._descriptors: dict[str, PeerDescriptor] = {}  # verified ones
+        self._added: set[str] = set()  # agents that the transport knows
+
+    def try_add(self, message: PeerDescriptor) -> bool:
+        """Make a peer's pool writable if its descriptor is authentic and for our transport."""
+        try:
+            if message.transport != self._transfers.transport_name:
+                raise ProtocolError(
+                    f"transport differs: ours is {self._transfers.transport_name}, "
+                    f"the peer's is {message.transport}"
+                )
+            if message.layout is not None:
+                raise ProtocolError("its pool is sharded over ranks, ours is not")
+            agent, num_blocks = message.agent, message.num_blocks
+            verify_descriptor(self._secret, agent, message.descriptor, num_blocks, message.digest)
+        except ProtocolError as error:
+            log.warning("refused the pool of agent %s: %s", message.agent, error)
+            self._counters.add(Count.DESCRIPTORS_REFUSED)
+            return False
+        self._descriptors[message.agent] = message
+        self.restore(message.agent)
+        return True
+
+    def restore(self, agent: str) -> None:
+        """Add a verified peer to the transport, unless the transport has it."""
+        if agent not in self._added:
+            message = self._descriptors[agent]
+            self._added.add(agent)
+            self._transfers.add_peer(agent, message.descriptor, message.num_blocks)
+
+    def wants_digests(self, agent: str) -> bool:
+        """Whether a verified peer compares digests of the blocks that it gets."""
+        message = self._descriptors.get(agent)
+        return message is not None and message.wants_digests
+
+    def note_dropped(self, agent: str) -> None:
+        """The transport dropped this peer after a failure; `restore` may follow."""
+        self._added.discard(agent)
+
+    def remove(self, agent: str) -> None:
+        """Remove a peer that is gone: outstanding writes to it fail; a new descriptor adds it
+        again."""
+        self._descriptors.pop(agent, None)
+        self._added.discard(agent)
+        self._transfers.remove_peer(agent)
+
+    def digests(self, blocks: Seq[int]) -> list[bytes]:
+        """One digest per block of our pool."""
+        return [block_digest(self._pool.tensor[block]) for block in blocks]
