@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import httptools
 from prometheus_client import CollectorRegistry, Counter
@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from router.http.connection_limits import ConnectionLimits, Countdown
 from router.http.disconnect import offer_connection
+from router.http.half_closed import LateAnswers, Peers
 from router.http.refusals import MALFORMED, Refusal, RefusalLog, Refused
 from router.http.request_head import (
     FRAMING_HEADERS,
@@ -74,6 +75,7 @@ class BoundedProtocols:
             registry=registry,
         )
         self.refusals = RefusalLog(log, time.monotonic)
+        self.peers = Peers()
 
     def factory(self) -> Any:
         """The value for uvicorn's `http` setting."""
@@ -91,6 +93,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = shared.limits
         self._cut = shared.cut
         self._refusals = shared.refusals
+        self._peers = shared.peers
+        self._late_answers: LateAnswers | None = None
+        self._has_ended = False  # the client's bytes were read to their end
         self._head = HeadReader()
         self._in_head = False
         self._began = False  # a request, in the bytes being parsed
@@ -127,6 +132,10 @@ class BoundedProtocol(HttpToolsProtocol):
         reference cycle would stay in memory until the garbage collector runs, which is rare."""
         self._receiving.close()
         self._stall.close()
+        self._peers.forget(self)
+        if self._late_answers is not None:
+            self._late_answers.stop()
+            self._late_answers = None
         self._is_lost = True
         super().connection_lost(exc)
         if self._running is not None:  # uvicorn notifies only the latest request
@@ -146,19 +155,80 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._waiting:
             self._waiting += data
             self.flow.pause_reading()  # which uvicorn ends whenever the application waits
+        else:
+            for start in range(0, len(data), PARSED_AT_ONCE):
+                if len(self.pipeline) >= MAX_PIPELINED:
+                    self._waiting = data[start:]
+                    self.flow.pause_reading()
+                    break
+                self._parse(data[start : start + PARSED_AT_ONCE])
+        if self.flow.read_paused and self._owed() is not None:
+            self._peers.try_watch_end(self, self.transport)  # reading would not tell it for long
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Handle the end of what the client sends. True keeps the connection, for the answers to
+        whole requests; all else is a client that is gone."""
+        owed = self._owed()
+        if (
+            owed is None
+            or self.scheme == "https"
+            or not self._peers.try_watch_reset(self, self.transport)
+        ):
+            return False
+        self._has_ended = True
+        self._close_after_last()
+        self._answer_late(owed)
+        return True
+
+    def on_peer_ended(self) -> None:
+        """Handle the end of what the client sends, behind what is not read yet."""
+        owed = self._owed()
+        if owed is None or not self.flow.read_paused:
+            return  # reading comes to it
+        if self.scheme == "https":
+            self._end()
+        elif self._peers.try_watch_reset(self, self.transport):
+            self._answer_late(owed)
+
+    def on_peer_gone(self) -> None:
+        """Handle a reset that reading would not notice."""
+        self._end()
+
+    def _owed(self) -> RequestResponseCycle | None:
+        """The request that is being answered, if it was received whole."""
+        running = self._running
+        return None if running is None or running.more_body else running
+
+    def _close_after_last(self) -> None:
+        """Let the answer to the last whole request be the connection's last."""
+        if self._waiting or self._last_answer is not None:
+            return  # what waits holds the last request; a refusal closes by itself
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self._drop(self.pipeline[0][0])
+        last = self.pipeline[0][0] if self.pipeline else self._running
+        if last is None or last.more_body:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+    def _answer_late(self, owed: RequestResponseCycle) -> None:
+        """Answer a client that sends nothing more, and find out whether it is there."""
+        if self._late_answers is not None:
             return
-        for start in range(0, len(data), PARSED_AT_ONCE):
-            if len(self.pipeline) >= MAX_PIPELINED:
-                self._waiting = data[start:]
-                self.flow.pause_reading()
-                return
-            self._parse(data[start : start + PARSED_AT_ONCE])
+        self._late_answers = LateAnswers(
+            self.transport, lambda: self._running, self._limits.stall_timeout_s
+        )
+        self.transport = cast("asyncio.Transport", self._late_answers)
+        for cycle in (owed, *(each for each, _ in self.pipeline)):
+            cycle.transport = self.transport
 
     def _go_on(self) -> None:
         """Parse what waits, now that fewer requests are pipelined."""
         waiting, self._waiting = self._waiting, b""
         if not self._is_lost:
             self.data_received(waiting)
+            if self._has_ended:
+                self._close_after_last()
 
     def _parse(self, data: bytes) -> None:
         """Parse some bytes. A message that begins in them is counted from the next bytes on, and
@@ -361,7 +431,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for nothing is not waited for."""
         self._is_ending = True
         self._unset_keepalive_if_required()
-        if self.cycle is not None and self.transport.can_write_eof():
+        if self._late_answers is None and self.cycle is not None and self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
@@ -408,7 +478,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is None or cycle.more_body or cycle.waiting_for_100_continue:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
-        self.flow.resume_reading()
         return body
 
     def try_answer(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:

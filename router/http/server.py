@@ -78,6 +78,7 @@ class HttpServer(uvicorn.Server):
         on_grace_over: Callable[[], None],
     ) -> None:
         """Raises ConfigError if the TLS files cannot be used."""
+        self._doorway = doorway
         tls = doorway.tls
         config = uvicorn.Config(
             app,
@@ -115,6 +116,7 @@ class HttpServer(uvicorn.Server):
         finally:
             watching.cancel()
             await asyncio.wait([watching])
+            self._doorway.protocols.peers.close()
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
         """Treat a task that belongs to no connection like a request when the server ends."""

@@ -17,6 +17,7 @@ from tests.integration.reference import DEMO_MODEL, Reference
 
 CHUNK = 64
 NUM_STEPS = 5
+LARGE_BODY = 350_000
 
 
 @pytest.fixture(scope="module", params=some(["nixl", "shm"], 1))
@@ -31,26 +32,27 @@ def test_the_prefill_worker_computes_at_most_one_more_chunk(
     fleet: FaultyFleet, long_prompts: list[Reference]
 ) -> None:
     before = counters(fleet.fleet, "prefill-1")["prefill_tokens"]
-    leave_at(fleet, long_prompts[-1], "prefill-1", "chunk", 2)
+    leave_at(fleet, body_of(long_prompts[-1]), "prefill-1", "chunk", 2)
     computed = counters(fleet.fleet, "prefill-1")["prefill_tokens"] - before
     assert 2 * CHUNK <= computed <= 3 * CHUNK
 
 
+@pytest.mark.parametrize("stream", [True, False])
 def test_the_decode_worker_runs_at_most_one_more_step(
-    fleet: FaultyFleet, long_prompts: list[Reference]
+    fleet: FaultyFleet, long_prompts: list[Reference], stream: bool
 ) -> None:
+    """Also for a whole answer, and a body that is not read at once."""
     before = counters(fleet.fleet, "decode-1")["decode_tokens"]
-    leave_at(fleet, long_prompts[0], "decode-1", "decode", NUM_STEPS)
+    body = body_of(long_prompts[0], stream, 0 if stream else LARGE_BODY)
+    leave_at(fleet, body, "decode-1", "decode", NUM_STEPS)
     produced = counters(fleet.fleet, "decode-1")["decode_tokens"] - before
     assert NUM_STEPS + 1 <= produced <= NUM_STEPS + 2  # with the first token, from elsewhere
 
 
-def leave_at(
-    fleet: FaultyFleet, reference: Reference, worker: str, point: str, passes: int
-) -> None:
+def leave_at(fleet: FaultyFleet, body: bytes, worker: str, point: str, passes: int) -> None:
     """Go while a worker is held, and let it go on once the router has told it."""
     fleet.arm([worker], point, passes)
-    client = connect(fleet.url, list(reference.prompt))
+    client = connect(fleet.url, body)
     fleet.held(point)
     assert num_inflight(fleet.url) == 1
     client.close()
@@ -59,10 +61,15 @@ def leave_at(
     fleet.release(worker, point)
 
 
-def connect(url: str, prompt: list[int]) -> socket.socket:
-    """A client that asks for a long answer and reads nothing."""
+def body_of(reference: Reference, stream: bool = True, num_bytes: int = 0) -> bytes:
+    """A request for a long answer, in at least so many bytes."""
+    prompt = list(reference.prompt)
     body = {"model": DEMO_MODEL.name, "prompt": prompt, "max_tokens": 1000, "ignore_eos": True}
-    data = json.dumps(body | {"stream": True}).encode()
+    return json.dumps(body | {"stream": stream}).encode().ljust(num_bytes)
+
+
+def connect(url: str, data: bytes) -> socket.socket:
+    """A client that sends this request and reads nothing."""
     address = urlsplit(url)
     client = socket.create_connection((address.hostname, address.port), timeout=30)
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from protocol.messages import FinishReason
 from router.api.context import ApiLimits
 from router.app import AppOptions, create_app
+from router.http.certificates import TlsFiles
 from router.http.connection import BoundedProtocols
 from router.http.connection_limits import ConnectionLimits
 from router.http.server import Doorway, HttpServer, listen
@@ -32,7 +33,9 @@ COMPLETIONS = "/v1/completions"
 class Served:
     """A server on the test's own loop, over a scripted generator."""
 
-    def __init__(self, checkpoint: Path, tokenizer: Tokenizer, **limits) -> None:
+    def __init__(
+        self, checkpoint: Path, tokenizer: Tokenizer, tls: TlsFiles | None = None, **limits
+    ) -> None:
         self.num_produced = 0
         self.generator = ScriptedGenerator(lambda request: self._count(itertools.count()))
         self.registry = CollectorRegistry()
@@ -43,7 +46,7 @@ class Served:
         self.protocols = BoundedProtocols(ConnectionLimits(**known), self.registry)
         self.listener = listen("127.0.0.1", 0)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
-        self.server = HttpServer(app, Doorway(self.protocols), 1.0, lambda: None, lambda: None)
+        self.server = HttpServer(app, Doorway(self.protocols, tls), 1.0, lambda: None, lambda: None)
 
     def _count(self, steps):
         for _ in steps:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
+import ssl
+from pathlib import Path
 
 import pytest
+import trustme
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from protocol.messages import FinishReason
+from router.http.certificates import TlsFiles
 from router.http.connection import MAX_PIPELINED
+from router.requests.interface import TokenDelta
 from tests.effort import times
 from tests.unit.router.api_harness import MODEL, Forever
-from tests.unit.router.served_http import Serve, Served, completion
+from tests.unit.router.http.test_tls import write_certificate
+from tests.unit.router.served_http import COMPLETIONS, WAIT_S, Serve, Served, completion
 
 READ_BYTES = 256_000
 """The most that the event loop reads at once."""
@@ -73,6 +81,72 @@ async def test_a_body_of_any_size_in_any_parts_does_not_hide_that_its_client_goe
     assert served.statuses(499) == num_gone + 1
 
 
+@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("behind", [completion(), request_of(50_000, False, False)[:-9]])
+async def test_requests_behind_the_one_in_flight_do_not_hide_that_their_client_goes(
+    serve: Serve, tmp_path: Path, is_tls: bool, stream: bool, behind: bytes
+) -> None:
+    """Reading pauses for them, and goes on when the first is answered."""
+    authority = trustme.CA()
+    write_certificate(authority, tmp_path)
+    tls = TlsFiles(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    served = await serve(max_body_bytes=MAX_BYTES, tls=tls if is_tls else None)
+    served.generator.script = lambda request: [Forever()]
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    host, port = served.listener.getsockname()
+    _, writer = await asyncio.open_connection(host, port, ssl=context if is_tls else None)
+    writer.write(completion(stream=stream))
+    await until_it_runs(served)
+    writer.write(behind)
+    await writer.drain()
+    (connection,) = served.server.server_state.connections
+    await served.until(lambda: connection.flow.read_paused)
+    writer.transport.abort()
+    await served.until_nothing_is_left()
+    assert served.statuses(499) == 1
+
+
+@pytest.mark.parametrize("expects", [b"", b"expect: 100-continue\r\n"])
+@pytest.mark.parametrize("num_bytes", [0, 100, 200_000])
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_noticed(
+    served: Served, expects: bytes, num_bytes: int
+) -> None:
+    client = await served.connect()
+    head, _, body = request_of(300_000, False, False).partition(b"\r\n\r\n")
+    begun = head + b"\r\n" + expects + b"\r\n" + body[:num_bytes]
+    await served.send(client, begun)
+    await served.until(lambda: served.metric("requests_in_flight", endpoint=COMPLETIONS) == 1)
+    client.close()
+    await served.until_nothing_is_left()
+    assert served.statuses(499) == 1
+
+
+async def test_a_connection_stays_in_use_after_a_large_body(served: Served) -> None:
+    """And its client is still noticed when it goes during the next request."""
+    end = TokenDelta([70], finish=FinishReason.LENGTH)
+    served.generator.script = lambda request: [end]
+    client = await served.connect()
+    for _ in range(3):
+        await served.send(client, request_of(350_000, False, False))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += await connection_bytes(client)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+    served.generator.script = lambda request: [Forever()]
+    await served.send(client, request_of(350_000, False, False))
+    await until_it_runs(served, 3)
+    client.close()
+    await served.until_nothing_is_left()
+    assert served.statuses(499) == 1
+
+
+async def connection_bytes(client: socket.socket) -> bytes:
+    async with asyncio.timeout(WAIT_S):
+        return await asyncio.get_running_loop().sock_recv(client, 65536)
+
+
 async def test_requests_read_ahead_take_little_memory_while_the_first_is_answered(
     served: Served,
 ) -> None:
@@ -89,5 +163,5 @@ async def test_requests_read_ahead_take_little_memory_while_the_first_is_answere
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     client.close()
-    connection.transport.abort()
+    connection.transport.abort()  # the end of what it sends is behind more than is taken
     await served.until_nothing_is_left()
