@@ -238,7 +238,10 @@ def test_what_cannot_be_is_refused_by_name(tools_api, fields, param):
 def test_a_schema_that_no_grammar_can_hold_is_refused(tools_api):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
     answer = tools_api.chat(tools=[tool], tool_choice="required")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (
+        400,
+        "tools[0].function.parameters",
+    )
 
 
 def test_a_suffix_is_filled_in_before_where_the_model_has_the_tokens(tools_api):
