@@ -83,6 +83,12 @@ CLIENTS = (
         "`net/http`: chat, stream, tools, structured output, aborts",
         version=("go", "version"),
     ),
+    Client(
+        "proxies",
+        "nginx and haproxy: answers, streams, clients that leave",
+        version=("nginx", "-v"),
+        needs=("haproxy",),
+    ),
     Client("llm", "command line and library: stream, schema, tools, Ctrl-C", ("llm",)),
     Client("smolagents", "stream, structured output, two kinds of agents", ("smolagents[openai]",)),
     Client("haystack", "both APIs: stream, structured output, agent, abort", ("haystack-ai",)),
