@@ -1,4 +1,4 @@
-"""The endpoints of the HTTP API: OpenAI's, vLLM's, Anthropic's, and Baton's own for operators.
+"""The endpoints of the HTTP API: OpenAI's, vLLM's and Anthropic's.
 
-Imports every other room of the router.
+Imports the other rooms of the gateway, and of what routes only the interface.
 """

@@ -1,5 +1,5 @@
 """The doctor: what is wrong with a fleet, with evidence and the setting to change.
 
-Pure: an `Observation` in, findings out; `router.telemetry.examination` observes, `router.api` and
-`router.dashboard` show. Imports `protocol` alone.
+Pure: an `Observation` in, findings out; `router.telemetry.examination` observes,
+`router.endpoints` and `router.dashboard` show. Imports `protocol` alone.
 """

@@ -4,7 +4,7 @@ The dashboard reads this package and adds nothing to its numbers. Imports `route
 `router.fleet`, `router.http` and `router.routing`, and nothing above them. Parts:
 
 - `requests.py`: rows, traces and receipts of single requests; `peers.py`: what other routers tell.
-- `collectors.py`, `vllm_names.py`: the same numbers for Prometheus; `otlp.py`: traces for a
+- `metrics.py`: the same numbers for Prometheus, and under vLLM's names; `otlp.py`: traces for a
   collector; `perfetto.py`: a trace as a file.
 - `report.py`: the object of `GET /fleet`, which is also the dashboard stream's event `fleet`.
 - `requests/trace.py`, one room below: what happened to one request.
