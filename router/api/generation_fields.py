@@ -78,8 +78,13 @@ _OllamaFormat = Annotated[
 ]
 _BadWord = Annotated[str, Field(min_length=1, max_length=100)]
 _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
-_LimitOrNone = Annotated[int, Field(ge=-2, le=_INT32_MAX), AfterValidator(_nonzero)]
-"""A negative number is no limit."""
+_LimitOrNone = Annotated[
+    int,
+    Field(ge=-2, le=_INT32_MAX, description="The limit of the output; a negative number is none."),
+    AfterValidator(_nonzero),
+]
+_OtherLimit = Annotated[_Limit, Field(description="Another name of the limit of the output.")]
+_OtherConstraint = Field(description="Another server's name for a part of `structured_outputs`.")
 _Count = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 CacheSalt = Annotated[str, Field(max_length=256)]
 LogprobsCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -93,7 +98,7 @@ class SamplingFields(RequestBody):
     max_tokens: _Limit | None = None
     max_completion_tokens: _Limit | None = None
     max_output_tokens: _Limit | None = None
-    max_new_tokens: _Limit | None = None
+    max_new_tokens: _OtherLimit | None = None
     n_predict: _LimitOrNone | None = None
     num_predict: _LimitOrNone | None = None
     min_tokens: _Count | None = None
@@ -142,12 +147,12 @@ class SamplingFields(RequestBody):
     guided_choice: GuidedChoice | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
-    format: _OllamaFormat | None = None
-    json_schema: SchemaValue | None = None
-    regex: str | None = None
-    grammar: GrammarOrFormat | None = None
-    ebnf: str | None = None
-    structural_tag: ObjectOrText | None = None
+    format: Annotated[_OllamaFormat | None, _OtherConstraint] = None
+    json_schema: Annotated[SchemaValue | None, _OtherConstraint] = None
+    regex: Annotated[str | None, _OtherConstraint] = None
+    grammar: Annotated[GrammarOrFormat | None, _OtherConstraint] = None
+    ebnf: Annotated[str | None, _OtherConstraint] = None
+    structural_tag: Annotated[ObjectOrText | None, _OtherConstraint] = None
 
     def check_together(self) -> None:
         """See the base class."""

@@ -51,7 +51,7 @@ _RELATIVE_REFERENCE = (
 )
 _NAME_CHAR = f"(?:[a-zA-Z0-9_]|{_HEX})"
 _VARIABLE = rf"{_NAME_CHAR}(?:\.?{_NAME_CHAR})*(?:\*|:[1-9][0-9]{{0,3}})?"
-_LITERAL = "[^\\x00-\\x20\"'%<>\\\\^`{|}\\x7f]"
+_LITERAL = '[^\\x00-\\x20"%<>\\\\^`{|}\\x7f]'
 _EXPRESSION = rf"\{{[+#./;?&=,!@|]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
 
 _SCHEMAS: dict[str, list[dict[str, Any]]] = {

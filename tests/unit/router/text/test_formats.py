@@ -40,7 +40,7 @@ FOLLOW: dict[str, tuple[str, ...]] = {
     "uri": ("https://a.b/c?d=e#f", "urn:a:b", "mailto:x@y"),
     "uri-reference": ("https://a.b/", "/a/b?c", "a#b", "", "//a.b:8/c", "../x"),
     "uuid": ("2eb8aa08-aa98-11ea-b4aa-73b441d16380",),
-    "uri-template": ("http://a/{b}/{c*}", "{?x,y:3}", "plain", ""),
+    "uri-template": ("http://a/{b}/{c*}", "{?x,y:3}", "a'b%41", ""),
     "json-pointer": ("", "/", "/a~1b/~0/0", "/ä"),
     "relative-json-pointer": ("0", "1/a", "12#"),
 }
