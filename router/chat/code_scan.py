@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 
-_MAX_INFO_CHARS = 200
+_MAX_SPAN_CHARS = 1024
 _MAX_LINE_CHARS = 200
 _BLANK_LINE = re.compile(r"[ \t>]*")
 _LIST_ITEM = re.compile(r"[ \t>]*([-*•]|\d{1,3}[.)])[ \t]+")
-_SENTENCE_END = re.compile(r"""([.!?…。！？]|(?<!["'])[:：])[\s*_)]*$""")
+_SENTENCE_END = re.compile(r"""([.!?…。！？]["'”’)]*|(?<!["'])[:：])[\s*_)]*$""")
 _MIN_FENCE_CHARS = 3
 
 
@@ -111,18 +111,18 @@ class CodeScan:
         if self._num_ticks:
             self._num_ticks = 0 if run == "`" * self._num_ticks else self._num_ticks
             return token.end()
-        is_known, end = _span_end(text, token.end(), run, is_last)
         if len(run) >= _MIN_FENCE_CHARS and _BLANK_LINE.fullmatch(self._line_before(text, start)):
-            if not is_known and len(text) - start < _MAX_INFO_CHARS:
+            is_known, end = _span_end(text, token.end(), run, is_last)
+            if not is_known:
                 return Found(Kind.UNKNOWN, start)
             if end is not None:
                 return Found(Kind.ONE_LINE, start, end - start)
-            newline = text.find("\n", start)
+            newline = text.find("\n", start, token.end() + _MAX_SPAN_CHARS)
             if newline >= 0:
                 return Found(Kind.FENCE, start, newline + 1 - start)
-        elif run[0] == "`" and not is_known:
+        if run[0] == "`":
             self._num_ticks = len(run)
-        return token.end() if end is None else end
+        return token.end()
 
     def _pass_line(self, text: str) -> None:
         begin = text.rfind("\n") + 1
@@ -155,15 +155,16 @@ def _tokens(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _span_end(text: str, place: int, run: str, is_last: bool) -> tuple[bool, int | None]:
-    """Whether it is known if the same run of backticks follows in this line, and where it ends."""
-    newline = text.find("\n", place)
-    end = newline if newline >= 0 else len(text)
+    """Whether it is known if the same run of backticks follows in this line, not too far away, and
+    where it ends."""
+    window = text[place : place + _MAX_SPAN_CHARS]
+    newline = window.find("\n")
+    is_known = is_last or newline >= 0 or len(window) == _MAX_SPAN_CHARS
     if run[0] == "`":
-        for other in re.finditer("`+", text[place:end]):
-            is_certain = is_last or place + other.end() < len(text)
-            if other[0] == run and is_certain:
+        for other in re.finditer("`+", window[:newline] if newline >= 0 else window):
+            if other[0] == run and (is_known or other.end() < len(window)):
                 return True, place + other.end()
-    return is_last or newline >= 0, None
+    return is_known, None
 
 
 def _may_begin(line: str) -> bool:

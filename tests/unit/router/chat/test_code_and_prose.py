@@ -111,6 +111,18 @@ def test_a_call_beside_code_is_a_call(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize("family", MARKED)
+def test_a_backtick_far_behind_a_call_quotes_nothing(family: str) -> None:
+    call = written(family, [PARIS]).replace("\n", "")
+    far = "y" * 1100
+    content, calls = read(family, f"The ` key: {call} {far}`")
+    assert (content.split(), calls) == (["The", "`", "key:", f"{far}`"], [PARIS])
+    near = f"The ` key: {call} {far[:900]}`"
+    assert read(family, near) == (near, [])
+    open_fence = f"```{far}\n{call}"
+    assert read(family, open_fence) == (f"```{far}", [PARIS])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_between_calls_is_unchanged(family: str) -> None:
     first, second = written(family, [PARIS]), written(family, [NOON])
