@@ -24,6 +24,13 @@ from tests.hostile.chat import (
     chat_tools,
     function_calls,
 )
+from tests.hostile.histories import (
+    BLOCK_HISTORIES,
+    CHAT_HISTORIES,
+    ITEM_HISTORIES,
+    other_messages,
+)
+from tests.hostile.other_names import OTHER_NAMES, SAMPLING, format_fields
 from tests.hostile.sizes import Body, BodyAttack, Field, Sizes, attacks_on
 
 
@@ -66,6 +73,8 @@ def _item_parts(sizes: Sizes) -> list[Body]:
 
 
 PROMPT_FIELDS: dict[str, Field] = {
+    **ITEM_HISTORIES,
+    **format_fields("text", "format"),
     "items": lambda sizes: {"input": _items(sizes)},
     "items of other kinds": lambda sizes: {"input": _other_items(sizes)},
     "parts": lambda sizes: {"input": _item_parts(sizes)},
@@ -196,6 +205,9 @@ def _counted_fields() -> dict[str, Field]:
         }
 
     return {
+        **BLOCK_HISTORIES,
+        **format_fields("output_config", "format"),
+        **format_fields("output_format"),
         "messages": lambda sizes: {"messages": messages(sizes)},
         "blocks": lambda sizes: {"messages": _blocks(sizes)},
         "calls and results": lambda sizes: {"messages": _uses(sizes)},
@@ -277,6 +289,7 @@ TOKENIZE_FIELDS: dict[str, Field] = {
         "add_special_tokens": True,
     },
     "messages": lambda sizes: {"prompt": None, "messages": messages(sizes)},
+    "other services' messages": lambda sizes: {"prompt": None, "messages": other_messages(sizes)},
     "parts": lambda sizes: {"prompt": None, "messages": user(parts(sizes))},
     "message fields": lambda sizes: {"prompt": None, "messages": all_message_fields(sizes)},
     "calls": lambda sizes: {"prompt": None, "messages": calls(sizes)},
@@ -302,11 +315,11 @@ DETOKENIZE_FIELDS: dict[str, Field] = {
 }
 
 BODY_ATTACKS: list[BodyAttack] = [
-    *attacks_on("/v1/chat/completions", SHARED | CHAT_FIELDS),
-    *attacks_on("/v1/completions", SHARED | COMPLETION_FIELDS),
-    *attacks_on("/v1/responses", PROMPT_FIELDS | RESPONSE_FIELDS),
+    *attacks_on("/v1/chat/completions", SHARED | CHAT_FIELDS | CHAT_HISTORIES | OTHER_NAMES),
+    *attacks_on("/v1/completions", SHARED | COMPLETION_FIELDS | OTHER_NAMES),
+    *attacks_on("/v1/responses", PROMPT_FIELDS | RESPONSE_FIELDS | SAMPLING | OTHER_NAMES),
     *attacks_on("/v1/responses/input_tokens", PROMPT_FIELDS | KEPT_FIELDS),
-    *attacks_on("/v1/messages", MESSAGE_FIELDS),
+    *attacks_on("/v1/messages", MESSAGE_FIELDS | SAMPLING | OTHER_NAMES),
     *attacks_on("/v1/messages/count_tokens", _counted_fields()),
     *attacks_on("/tokenize", TOKENIZE_FIELDS),
     *attacks_on("/detokenize", DETOKENIZE_FIELDS),

@@ -115,7 +115,7 @@ def reached_fields(path: str, body: Any) -> set[str]:
     def walk(schema: Schema, value: Any) -> None:
         for option in _options(document, schema):
             if isinstance(value, list) and "items" in option:
-                for each in value[:4]:
+                for each in value[:16]:
                     walk(option["items"], each)
             if isinstance(value, dict) and "properties" in option and _fits(option, value):
                 for field, inner in option["properties"].items():
@@ -173,5 +173,5 @@ def _is_refused(schema: Schema) -> bool:
 def _fits(option: Schema, value: Body) -> bool:
     """Whether an object's type, if the schema fixes it, is this one."""
     kind = option["properties"].get("type", {})
-    fixed = kind.get("const")
-    return fixed is None or value.get("type", fixed) == fixed
+    fixed = [kind["const"]] if "const" in kind else kind.get("enum")
+    return fixed is None or value.get("type", fixed[0]) in fixed
