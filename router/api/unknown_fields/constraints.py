@@ -17,13 +17,13 @@ MAX_NAME_CHARS = 100
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _TEXT = "'structured_outputs' or 'response_format'"
 _BY_WORD = {
+    "'stop' or 'stop_token_ids'": frozenset(("eos", "stop", "stopping", "stops")),
     _TEXT: frozenset(
         """
         constrain constrained constraint constraints ebnf gbnf grammar grammars guidance guided
         lark regex regexp schema schemas structural structured
         """.split()  # noqa: SIM905
     ),
-    "'stop' or 'stop_token_ids'": frozenset(("eos", "stop", "stopping", "stops")),
     "'bad_words', 'allowed_token_ids' or 'logit_bias'": frozenset(
         "allowed ban banned bans bad biases force forced logit logits suppress".split()  # noqa: SIM905
     ),
@@ -31,16 +31,19 @@ _BY_WORD = {
 _BY_NAME = {
     _TEXT: frozenset(
         """
-        choices force_json format json json_mode json_object output_format output_type
-        response_format response_mime_type result_format
+        choices enum force_json format json json_mode json_object json_only json_output
+        output_format output_json output_type response_format response_mime_type result_format
         """.split()  # noqa: SIM905
     ),
     "'max_tokens'": frozenset(
         """
-        n_predict num_predict reasoning_budget thinking_budget thinking_budget_tokens
-        thinking_token_budget token_limit tokens_to_generate
+        n_predict new_tokens num_new_tokens num_output_tokens num_predict num_tokens output_length
+        reasoning_budget response_length thinking_budget thinking_budget_tokens
+        thinking_token_budget token_budget tokens_to_generate
         """.split()  # noqa: SIM905
     ),
+    "'stop' or 'stop_token_ids'": frozenset(("end_token", "end_tokens", "end_token_ids")),
+    "'repetition_penalty'": frozenset(("no_repeat_ngram_size",)),
 }
 _COUNTED = frozenset(
     """

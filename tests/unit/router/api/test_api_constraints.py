@@ -85,7 +85,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar_string": GBNF}, "grammar_string", "structured_outputs"),
     ({"response_schema": SCHEMA}, "response_schema", "structured_outputs"),
     ({"json_mode": True}, "json_mode", "structured_outputs"),
-    ({"stop_regex": "a"}, "stop_regex", "structured_outputs"),
+    ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size", "repetition_penalty"),
+    ({"output_length": 5}, "output_length", "max_tokens"),
+    ({"stop_regex": "a"}, "stop_regex", "'stop'"),
     ({"banned_strings": ["a"]}, "banned_strings", "bad_words"),
     ({"logits_processors": ["a"]}, "logits_processors", "logit_bias"),
 ]
