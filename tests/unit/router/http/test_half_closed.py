@@ -210,6 +210,19 @@ async def test_a_client_behind_a_proxy_that_copies_bytes_is_noticed(
     await proxy.wait_closed()
 
 
+async def test_a_host_that_is_gone_is_given_up_in_time(serve: Serve) -> None:
+    """It confirms nothing, so there is no reset either."""
+    served = await serve(stall_timeout_s=7.0)
+    served.generator.script = lambda request: [Forever()]
+    client = await half_close(served, completion())
+    assert await read(client, 1) == STATUS_START[:1]
+    (connection,) = served.server.server_state.connections
+    server_side = connection.transport.get_extra_info("socket")
+    assert server_side.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+    client.close()
+    await served.until_nothing_is_left()
+
+
 def test_no_more_is_begun_than_all_answers_begin_with() -> None:
     assert len(PROBE_DELAYS_S) == len(STATUS_START)
     *early, _ = itertools.accumulate(PROBE_DELAYS_S)
