@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from protocol.errors import InvalidRequest
-from router.api.branches import LEFT_OUT, LeftOut, by_type
+from router.api.branches import LEFT_OUT, OBJECT, TEXT, LeftOut, by_shape, by_type
 from router.api.strict_model import StrictModel, first_error
 from router.chat.conversation import Tool, ToolCall
 
@@ -88,28 +88,44 @@ class AllowedToolsChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
+Arguments = Annotated[Annotated[str, TEXT] | Annotated[dict[str, Any], OBJECT], by_shape(str, dict)]
+"""The arguments of an earlier call: JSON text, or the object, as clients of other APIs keep it."""
+
+
+def text_of(arguments: str | dict[str, Any]) -> str:
+    """The arguments as JSON text."""
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
 class CalledFunction(StrictModel):
-    """A function and the JSON text of its arguments.
+    """A function and its arguments.
 
     `parsed_arguments` is ignored: OpenAI's client adds its parsed form of `arguments`.
     """
 
     name: str
-    arguments: str
+    arguments: Arguments
     parsed_arguments: Any = None
+
+    def as_call(self, call_id: str) -> ToolCall:
+        """The call as a `ToolCall`."""
+        return ToolCall(call_id, self.name, text_of(self.arguments))
 
 
 class FunctionCallFields(StrictModel):
-    """A call in an earlier assistant message; clients may send back the `index` of a stream."""
+    """A call in an earlier assistant message; clients may send back the `index` of a stream. A
+    client that keeps no ids sends none, or null."""
 
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
 
-    def as_call(self) -> ToolCall:
-        """The call as a `ToolCall`."""
-        return ToolCall(self.id, self.function.name, self.function.arguments)
+    def as_call(self, made_id: str) -> ToolCall:
+        """The call as a `ToolCall`, which has the id `made_id` if it has none of its own."""
+        return self.function.as_call(self.id or made_id)
 
 
 class CalledCustomTool(StrictModel):
@@ -122,14 +138,14 @@ class CalledCustomTool(StrictModel):
 class CustomCallFields(StrictModel):
     """A call of a custom tool, in an earlier message of another server's assistant."""
 
-    id: str
+    id: str | None = None
     type: Literal["custom"]
     custom: CalledCustomTool
     index: int | None = None
 
-    def as_call(self) -> ToolCall:
-        """The call as a `ToolCall`."""
-        return custom_call(self.id, self.custom.name, self.custom.input)
+    def as_call(self, made_id: str) -> ToolCall:
+        """The call as a `ToolCall`, which has the id `made_id` if it has none of its own."""
+        return custom_call(self.id or made_id, self.custom.name, self.custom.input)
 
 
 MessageToolCall = Annotated[

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from router.api.tool_fields import (
     tool_choice_shape,
 )
 from router.api.unknown_fields.findings import ignorable
-from router.chat.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
+from router.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 
 NO_TEMPLATES = (
     "a template is a program, which no sandbox keeps from running for as long as it likes in a "
@@ -44,9 +45,10 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(StrictModel):
-    """A piece of a message's content; text is the only kind supported."""
+    """A piece of a message's content; text is the only kind supported. It may have the names that
+    /v1/responses has for it."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
     cache_control: Hint = None
 
@@ -67,7 +69,13 @@ _Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[Refused, REFUSED],
-    by_type("text", "refusal", usual="text", others=REFUSED),
+    by_type(
+        "text",
+        "refusal",
+        usual="text",
+        others=REFUSED,
+        same={"text": ("input_text", "output_text")},
+    ),
 ]
 _Content = Annotated[
     Annotated[str, TEXT] | Annotated[list[_Part], bounded, LIST],
@@ -101,10 +109,14 @@ class ChatMessage(StrictModel):
         """As a `Message`; without a template that lays them out, text parts become lines of one
         text. Raises InvalidRequest."""
         param = f"messages[{place}]"
-        calls = tuple([call.as_call() for call in self.tool_calls]) if self.tool_calls else ()
+        calls = tuple(
+            [
+                call.as_call(_made_id(place, index))
+                for index, call in enumerate(self.tool_calls or ())
+            ]
+        )
         if self.function_call is not None:
-            called = self.function_call
-            calls = (*calls, ToolCall(_legacy_id(place), called.name, called.arguments))
+            calls = (*calls, self.function_call.as_call(_made_id(place)))
         if calls and self.role != "assistant":
             raise InvalidRequest(f"'{param}.tool_calls' is of the assistant alone", param)
         text, parts = self._text(param)
@@ -132,22 +144,41 @@ class ChatMessage(StrictModel):
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """The messages of a conversation. The result of a legacy `function_call` gets the id that the
-    call before it has. Raises InvalidRequest."""
+    call before it has, and another result without an id that of the first call without a result.
+    Raises InvalidRequest."""
     made: list[Message] = []
+    called: deque[str] = deque()
+    answered: set[str] = set()
     call_place = 0
     for place, each in enumerate(messages):
         message = each.as_message(place)
         if each.role == "function":
-            message = replace(message, tool_call_id=_legacy_id(call_place))
+            message = replace(message, tool_call_id=_made_id(call_place))
         elif each.function_call is not None:
             call_place = place
+        elif message.tool_calls:
+            called = deque(call.id for call in message.tool_calls)
+        elif message.tool_call_id:
+            answered.add(message.tool_call_id)
+        elif each.role == "tool" and (call_id := _first_without_result(called, answered)):
+            message = replace(message, tool_call_id=call_id)
         made.append(message)
     return tuple(made)
 
 
-def _legacy_id(place: int) -> str:
-    """An id for a call that has none; of nine characters, as Mistral's templates want it."""
-    return f"call{place:05}"
+def _first_without_result(called: deque[str], answered: Container[str]) -> str | None:
+    """The first of the calls that are not answered, which is taken from them."""
+    while called:
+        call_id = called.popleft()
+        if call_id not in answered:
+            return call_id
+    return None
+
+
+def _made_id(place: int, index: int = 0) -> str:
+    """An id for a call of a message that has none; of nine characters, as Mistral's templates want
+    it, unless the message has several."""
+    return f"call{place:05}{index or ''}"
 
 
 class ChatRequest(GenerationFields):

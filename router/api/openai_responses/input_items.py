@@ -27,7 +27,7 @@ from router.api.branches import (
 from router.api.openai.chat_request import RefusalPart
 from router.api.shown_text import has_unreadable, text_in
 from router.api.strict_model import StrictModel, bounded
-from router.api.tool_fields import custom_call
+from router.api.tool_fields import Arguments, custom_call, text_of
 from router.api.unknown_fields.findings import ignorable, ignorable_if
 from router.chat.conversation import ToolCall
 
@@ -81,17 +81,17 @@ class MessageItem(_Item):
 
 
 class FunctionCallItem(_Item):
-    """A call that the assistant made earlier; `arguments` is JSON text."""
+    """A call that the assistant made earlier."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Arguments
     status: _Status | None = None
 
     def as_call(self) -> ToolCall:
         """The call as a `ToolCall`."""
-        return ToolCall(self.call_id, self.name, self.arguments)
+        return ToolCall(self.call_id, self.name, text_of(self.arguments))
 
 
 class CustomCallItem(_Item):

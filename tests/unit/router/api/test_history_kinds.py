@@ -151,6 +151,48 @@ def test_items_that_are_kept_are_read_as_they_were(type_):
         assert responses.conversation_of(again) == responses.conversation_of(request)
 
 
+def test_calls_without_ids_are_answered_in_their_order():
+    """Also where some results have ids, and where there are more results than calls."""
+    function = {"name": "f", "arguments": ""}
+    calls = [{"function": function}, {"function": function, "id": None}, {"function": function}]
+    calls.append({"type": "custom", "custom": {"name": "g", "input": "x"}, "id": ""})
+    results = [{"role": "tool", "content": str(number)} for number in range(5)]
+    messages, _ = of_chat({"role": "assistant", "tool_calls": calls}, *results)
+    ids = [call.id for call in messages[1].tool_calls]
+    assert len(set(ids)) == 4
+    assert [each.tool_call_id for each in messages[2:]] == [*ids, None]
+    results[0]["tool_call_id"] = ids[1]
+    messages, _ = of_chat({"role": "assistant", "tool_calls": calls}, *results[:3])
+    assert [each.tool_call_id for each in messages[2:]] == [ids[1], ids[0], ids[2]]
+
+
+def test_arguments_may_be_an_object():
+    """As clients keep them that speak Ollama's API, too."""
+    arguments = {"city": "Bern", "à": [1.5, None]}
+    function = {"name": "f", "arguments": arguments}
+    messages, _ = of_chat({"role": "assistant", "tool_calls": [{"id": "c", "function": function}]})
+    assert json.loads(messages[1].tool_calls[0].arguments) == arguments
+    messages, _ = of_chat({"role": "assistant", "function_call": function})
+    assert json.loads(messages[1].tool_calls[0].arguments) == arguments
+    messages, _ = of_items({"type": "function_call", "call_id": "c", **function})
+    assert json.loads(messages[1].tool_calls[0].arguments) == arguments
+    error = refusal(
+        of_items, {"type": "function_call", "call_id": "c", "name": "f", "arguments": 1}
+    )
+    assert error is not None
+    assert (error.param, error.message) == (
+        "input[1].arguments",
+        "'input[1].arguments': input should be a string or an object",
+    )
+
+
+def test_text_parts_may_have_the_names_of_responses():
+    parts = [{"type": kind, "text": kind} for kind in ("text", "input_text", "output_text")]
+    messages, ignored = of_chat({"role": "user", "content": parts})
+    assert messages[1].parts == ("text", "input_text", "output_text")
+    assert ignored == []
+
+
 CALLS = [
     (
         {"type": "custom_tool_call", "call_id": "c", "name": "edit", "input": "a"},
