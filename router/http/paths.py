@@ -64,7 +64,7 @@ COUNTED = frozenset(
 _MAX_HINTED_CHARS = 200
 _NAMED = (
     "/v1/messages/count_tokens", "/v1/responses/input_tokens", *GENERATION, "/v1/models",
-    "/tokenize", "/detokenize",
+    "/tokenize", "/detokenize", *PROBES, *DOCUMENTS,
 )  # fmt: skip
 _BY_TAIL = {path.removeprefix("/v1"): path for path in _NAMED}
 _ELSEWHERE = {

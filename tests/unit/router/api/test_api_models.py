@@ -114,6 +114,9 @@ WRONG_PATHS = {
     "/generate": "/v1/completions",
     "/models": "/v1/models",
     "/v1/tokenize": "/tokenize",
+    "/health/": "/health",
+    "/readyz": "/ready",
+    "/v1/openapi.json": "/openapi.json",
 }
 
 
