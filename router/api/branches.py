@@ -86,8 +86,8 @@ def _note_kind(kind: str, info: ValidationInfo) -> str:
 
 
 class LeftOut(StrictModel):
-    """An entry of a list that is of a kind that Baton does not have. It is left out, and named.
-    One whose kind looks like a slip of a `usual` one is refused."""
+    """An entry of a list that is of a kind that Baton does not have. It is left out and named, but
+    refused if its kind looks like a slip of a `usual` one."""
 
     usual: ClassVar[tuple[str, ...]] = ()
 
@@ -101,8 +101,8 @@ def _refuse_kind(kind: str) -> NoReturn:
 
 
 class Refused(StrictModel):
-    """A part of a content that the model cannot read, such as an image. It is an error: an answer
-    that knows nothing of it would not be one to what was asked."""
+    """A part of a content that the model cannot read, such as an image. It is an error: the model
+    would answer something else than was asked."""
 
     text: ClassVar[str] = ""
     """As other parts have it; there is never an instance."""

@@ -14,7 +14,8 @@ from starlette.types import Scope
 from protocol.errors import InvalidRequest
 from router.api.context import ApiContext
 from router.api.conversation_plan import encode_conversation
-from router.api.openai.chat_request import NO_TEMPLATES, ChatMessage, messages_of
+from router.api.openai.chat_messages import ChatMessage, messages_of
+from router.api.openai.chat_request import NO_TEMPLATES
 from router.api.plan import check_model, check_text_length
 from router.api.request_fields import RequestBody, only, read_body
 from router.api.sampling import check_token_ids

@@ -6,6 +6,7 @@ from tests.hostile.bodies import CACHED, user
 from tests.hostile.sizes import Body, Field, Sizes
 
 _TEXT: Body = {"type": "text", "text": "x"}
+_THOUGHT: Body = {"type": "thinking", "thinking": [_TEXT]}
 _REFUSAL: Body = {"type": "refusal", "refusal": "r"}
 
 
@@ -17,7 +18,7 @@ def _repeated(some: list[Body], num_parts: int, sizes: Sizes) -> list[Body]:
 def other_messages(sizes: Sizes) -> list[Body]:
     """Refusals, and calls of custom tools."""
     custom = {"id": "c", "type": "custom", "index": 0, "custom": {"name": "f", "input": "x"}}
-    said: Body = {"role": "assistant", "content": [_TEXT, _REFUSAL], "refusal": "r"}
+    said: Body = {"role": "assistant", "content": [_TEXT, _REFUSAL, _THOUGHT], "refusal": "r"}
     said |= {"audio": {"id": "a"}, "tool_calls": [custom]}
     result: Body = {"role": "tool", "tool_call_id": "c", "content": []}
     return [*_repeated([said, result], 50, sizes), *user("x")]

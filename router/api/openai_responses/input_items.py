@@ -24,7 +24,7 @@ from router.api.branches import (
     by_type,
     type_branches,
 )
-from router.api.openai.chat_request import RefusalPart
+from router.api.openai.chat_messages import RefusalPart
 from router.api.shown_text import has_unreadable, text_in
 from router.api.strict_model import StrictModel, bounded
 from router.api.tool_fields import Arguments, custom_call, text_of

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from router.api.branches import Refused
-from router.api.openai.chat_request import RefusalPart
+from router.api.openai.chat_messages import RefusalPart
 from router.api.openai_responses.input_items import (
     FunctionOutputItem,
     InputItem,

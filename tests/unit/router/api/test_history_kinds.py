@@ -378,6 +378,9 @@ PARTS = [{"type": "text", "text": "I"}, {"type": "refusal", "refusal": "cannot"}
         ({"content": "", "refusal": "No"}, "No", None),
         ({"content": "Well", "refusal": "No"}, "Well\nNo", None),
         ({"content": PARTS}, "I\ncannot", None),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, PARTS[0]]}, "I", "hm"),
+        ({"content": [{"type": "thinking", "thinking": PARTS[:1]}]}, "", "I"),
+        ({"content": [{"type": "output_text", "text": "x"}]}, "x", None),
         ({"content": "x", "refusal": None, "audio": None, "annotations": []}, "x", None),
     ],
 )
