@@ -10,11 +10,13 @@ from router.chat.events import ToolCallBegin, ToolEvent
 
 
 class CallBlock:
-    """A block; without a marker (`is_marked`) it may still be prose. `events` were not emitted
-    yet; `is_streamed` says that others were. `in_call` says that the last call is not whole."""
+    """A block; without a marker (`is_marked`) it may still be prose, and one that `is_quoted` is
+    an example. `events` were not emitted yet; `is_streamed` says that others were. `in_call` says
+    that the last call is not whole."""
 
-    def __init__(self, is_marked: bool) -> None:
+    def __init__(self, is_marked: bool, is_quoted: bool = False) -> None:
         self.is_marked = is_marked
+        self.is_quoted = is_quoted
         self.is_streamed = False
         self.in_call = False
         self.num_chars = 0

@@ -16,7 +16,9 @@ from functools import lru_cache
 _MAX_SPAN_CHARS = 1024
 _MAX_LINE_CHARS = 200
 _BLANK_LINE = re.compile(r"[ \t>]*")
-_LIST_ITEM = re.compile(r"[ \t>]*([-*•]|\d{1,3}[.)])[ \t]+")
+_LINE_START = re.compile(r" {0,3}(([-*•]|\d{1,3}[.)])[ \t]+)?")
+_QUOTED = re.compile(r"""[ \t]*>[ \t>]*|.*["'“‘„«「『(]""")
+_CLOSERS = ("]", "}")
 _SENTENCE_END = re.compile(r"""([.!?…。！？]["'”’)]*|(?<!["'])[:：])[\s*_)]*$""")
 _MIN_FENCE_CHARS = 3
 
@@ -33,11 +35,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Content up to `start`, and behind it `length` characters of this kind."""
+    """Content up to `start`, and behind it `length` characters of this kind. A call that
+    `is_quoted` is an example."""
 
     kind: Kind
     start: int
     length: int = 0
+    is_quoted: bool = False
 
 
 class CodeScan:
@@ -46,6 +50,7 @@ class CodeScan:
     def __init__(self) -> None:
         self.line = ""
         self._num_ticks = 0  # of the span that the line has opened, if another run closes it
+        self._depth = 0  # of brackets in code or data, up to the next blank line
 
     def pass_content(self, text: str) -> None:
         """Takes note of content in which nothing is to be found."""
@@ -54,7 +59,7 @@ class CodeScan:
 
     def pass_calls(self) -> None:
         """Takes note of calls, behind which a line begins."""
-        self.line, self._num_ticks = "", 0
+        self.line, self._num_ticks, self._depth = "", 0, 0
 
     def find(
         self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
@@ -70,19 +75,24 @@ class CodeScan:
         self, text: str, marked: tuple[str, ...], bare: tuple[str, ...], is_last: bool
     ) -> Found:
         markers = (*marked, *bare)
-        if not _beginnings(markers).search(text):  # quick, as it is for most tokens
+        others = (*_CLOSERS, "\n") if bare else ()
+        if not _beginnings((*markers, *others)).search(text):  # quick, as it is for most tokens
             self._num_ticks = 0 if "\n" in text else self._num_ticks
             return Found(Kind.UNKNOWN, len(text))
-        tokens = _tokens(markers)
+        tokens = _tokens((*markers, *others))
         place = 0
         while (token := tokens.search(text, place)) is not None:
             if text.find("\n", place, token.start()) >= 0:
                 self._num_ticks = 0
             if token.end() == len(text) and token[0][0] in "`~" and not is_last:
                 return Found(Kind.UNKNOWN, token.start())
-            if token[0] not in markers:
+            after: int | Found
+            if token[0] in others:
+                after = self._pass_bracket(text, token)
+            elif token[0] not in markers:
                 after = self._pass_code(text, token, is_last)
-            elif token[0] in bare and not _may_begin(self._line_before(text, token.start())):
+            elif token[0] in bare and not self._may_begin(text, token):
+                self._depth += 1
                 after = token.end()
             else:
                 after = self._pass_marker(text, token, is_last)
@@ -103,7 +113,8 @@ class CodeScan:
             self._num_ticks = 0
             if end is not None:
                 return end
-        return Found(Kind.CALL, token.start(), len(token[0]))
+        is_quoted = _QUOTED.fullmatch(self._line_before(text, token.start())) is not None
+        return Found(Kind.CALL, token.start(), len(token[0]), is_quoted)
 
     def _pass_code(self, text: str, token: re.Match[str], is_last: bool) -> int | Found:
         """A fence, or where to continue behind a run of backticks or tildes."""
@@ -123,6 +134,26 @@ class CodeScan:
         if run[0] == "`":
             self._num_ticks = len(run)
         return token.end()
+
+    def _pass_bracket(self, text: str, token: re.Match[str]) -> int:
+        """Counts the brackets of code and data. Prose may lack some, but ends with a blank line."""
+        if token[0] != "\n":
+            self._depth = max(0, self._depth - 1)
+            return token.end()
+        self._num_ticks = 0
+        if not self._line_before(text, token.start()).strip():
+            self._depth = 0
+        return token.end()
+
+    def _may_begin(self, text: str, token: re.Match[str]) -> bool:
+        """Whether a call without a marker may begin here: at the beginning of a line, or of a list
+        item, or behind whole sentences."""
+        line = self._line_before(text, token.start())
+        if self._depth:
+            return False
+        if _LINE_START.fullmatch(line) or (line.strip() and _SENTENCE_END.search(line)):
+            return True
+        return unicodedata.category(line.rstrip()[-1:] or " ") == "So"
 
     def _pass_line(self, text: str) -> None:
         begin = text.rfind("\n") + 1
@@ -165,11 +196,3 @@ def _span_end(text: str, place: int, run: str, is_last: bool) -> tuple[bool, int
             if other[0] == run and (is_known or other.end() < len(window)):
                 return True, place + other.end()
     return is_known, None
-
-
-def _may_begin(line: str) -> bool:
-    """Whether a call without a marker may stand behind this beginning of its line: nothing, a
-    list's bullet, or whole sentences."""
-    if _BLANK_LINE.fullmatch(line) or _LIST_ITEM.fullmatch(line) or _SENTENCE_END.search(line):
-        return True
-    return unicodedata.category(line.rstrip()[-1:] or " ") == "So"

@@ -176,7 +176,7 @@ class ToolParser(ABC):
             if found.kind is Kind.CALL:
                 self._release_fences()
                 marker = self._pending[: found.length]
-                self._block = CallBlock(is_marked=marker in marked)
+                self._block = CallBlock(marker in marked, found.is_quoted)
                 return marker
             text, parser = self._take(found.length), self._fence_parser()
             self._scan.pass_content(text)
@@ -195,7 +195,7 @@ class ToolParser(ABC):
         line of prose are content, as is the text behind the last call."""
         block = self._open_block
         is_prose = not block.is_marked and "\n" not in block.rest and bool(self._pending)
-        if is_prose and not self._may_stream(block):
+        if (block.is_quoted or is_prose) and not self._may_stream(block):
             self._restore()
             return
         self._num_calls -= block.drop_events(keeps_whole_calls=True)
@@ -220,6 +220,9 @@ class ToolParser(ABC):
     def _break_call(self) -> None:
         """Ends the block in the midst of its last call, or behind it."""
         block = self._open_block
+        if block.is_quoted:
+            self._restore()
+            return
         if block.in_call:
             block.add_event(ToolCallBroken(self._num_calls - 1))
         self._emit_calls(block.take_events())
@@ -253,7 +256,7 @@ class ToolParser(ABC):
 
     def _may_stream(self, block: CallBlock) -> bool:
         """Whether calls of this block may be emitted before it is whole."""
-        is_long = block.num_chars > self._max_held_chars
+        is_long = block.num_chars > self._max_held_chars and not block.is_quoted
         return is_long and (block.is_streamed or bool(block.events))
 
     def _new_reader(self, names: Set[str] | None) -> CallReader:

@@ -43,7 +43,7 @@ class MistralParser(ObjectCallsParser):
     def _step_head(self) -> bool:
         """After the marker: a list, one object, or a name."""
         self._take_space()
-        if not self._pending or self._pending[0] in "[{" or self._in_list:
+        if not self._pending or self._pending[0] in "[{`" or self._in_list:
             return super()._step_head()
         named = _NAMED.match(self._pending)
         if named:

@@ -8,6 +8,7 @@ answer itself may be JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 from enum import Enum, auto
 from typing import ClassVar
@@ -16,6 +17,9 @@ from router.chat.call_reader import CallReader
 from router.chat.tool_parser import ToolParser
 
 _MAX_JUNK_CHARS = 256
+_FENCE = re.compile(r"```[\w+-]{0,32}\s+")
+_FENCE_SO_FAR = re.compile(r"`{1,2}|```[\w+-]{0,32}")
+_FENCE_END = "```"
 
 
 class _Place(Enum):
@@ -38,6 +42,7 @@ class ObjectCallsParser(ToolParser):
     _place = _Place.CONTENT
     _reader: CallReader | None = None
     _in_list = False
+    _in_fence = False
 
     def _step(self) -> bool:
         if self._place is _Place.CONTENT:
@@ -58,18 +63,22 @@ class ObjectCallsParser(ToolParser):
         found = self._find_block(self.begins, ("{", "[") if self.is_bare else ())
         if found is None:
             return False
-        self._in_list = False
+        self._in_list = self._in_fence = False
         if self._open_block.is_marked:
             self._take(len(found))
         self._place = _Place.HEAD
         return True
 
     def _step_head(self) -> bool:
-        """Before an object: a list may open first."""
+        """Before an object: a list may open first, and a fence between marker and object."""
         self._take_space()
-        if not self._pending:
+        if not self._pending or _FENCE_SO_FAR.fullmatch(self._pending):
             return False
-        if self._pending[0] == "[" and not self._in_list:
+        fence = None if self._in_fence else _FENCE.match(self._pending)
+        if fence is not None and self._open_block.is_marked:
+            self._take(fence.end())
+            self._in_fence = True
+        elif self._pending[0] == "[" and not self._in_list:
             self._take(1)
             self._in_list = True
         elif self._pending[0] == "{":
@@ -106,12 +115,17 @@ class ObjectCallsParser(ToolParser):
     def _step_after_item(self) -> bool:
         """After an object: the end marker, another object, or content."""
         self._take_space()
-        if not self._pending or self._is_partial(*self._markers):
+        fences = (_FENCE_END,) if self._in_fence else ()
+        if not self._pending or self._is_partial(*self._markers, *fences):
             return False
         if self.end is not None and self._is_at_end():
             self._take(len(self.end))
             self._open_block.end_call()
             self._leave()
+        elif self._in_fence and self._pending.startswith(_FENCE_END):
+            self._take(len(_FENCE_END))
+            self._open_block.end_call()
+            self._in_fence = False
         elif any(self._pending.startswith(each) for each in self.begins):
             self._leave()
         elif self._pending[0] in ",;":

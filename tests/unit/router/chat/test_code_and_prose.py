@@ -142,11 +142,37 @@ def test_text_between_calls_is_unchanged(family: str) -> None:
         "{}.sort()",
         'In "{}" there is a city.',
         '{"plan": {}}',
+        "calls = [\n{},\n]\nrun(calls)",
+        "def f():\n    {}\n    return 1",
+        ">>> {}\n[1]",
+        "> {}",
     ],
 )
 def test_prose_and_code_without_fences_are_content(family: str, text: str) -> None:
     text = text.replace("{}", written(family, [PARIS]))
     assert read(family, text) == (text, [])
+
+
+@pytest.mark.parametrize("family", MARKED)
+@pytest.mark.parametrize("text", ['"{}" is a call.', "A call ({}) so", "> {}", "“{}”", "It's '{}'"])
+def test_a_quoted_call_is_content(family: str, text: str) -> None:
+    text = text.replace("{}", written(family, [PARIS]))
+    assert read(family, text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", "<tool_call>\n```json\n{}\n```\n</tool_call>\nDone."),
+        ("hermes", "<tool_call>```\n{}```</tool_call>\nDone."),
+        ("nemotron", "<TOOLCALL>\n```json\n[{}]\n```\n</TOOLCALL>\nDone."),
+        ("mistral", "[TOOL_CALLS] ```json\n[{}]\n```\nDone."),
+        ("llama3", "<|python_tag|>```json\n{}\n```\nDone."),
+    ],
+)
+def test_a_fence_between_marker_and_call_is_gone(family: str, text: str) -> None:
+    call = '{"name": "weather", "arguments": {"city": "Paris"}}'
+    assert read(family, text.replace("{}", call)) == ("Done.", [PARIS])
 
 
 @pytest.mark.parametrize("family", BARE)
