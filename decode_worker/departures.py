@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decode_worker.task import Task
+from decode_worker.task import DecodeTask
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.source import HandoffSource
-from kv_transfer.transfer_loop import TransferEvent
 from process.sockets.control import Peer
 from protocol.flight import FlightKind
 from protocol.messages import HandoffToken, PrefillDone
@@ -20,7 +19,7 @@ from protocol.traces import PrefillTrace, WriteSpan
 from scheduling.sequence import Sequence
 from worker.counters import Count
 from worker.host import WorkerHost
-from worker.outbound import FromSink, OutboundHandoffs
+from worker.outbound import OutboundHandoffs
 
 
 @dataclass(eq=False)
@@ -43,7 +42,7 @@ class Departures:
         self._counters = host.counters
         self._scheduler = host.engine.scheduler
         self._source = source
-        self._outbound = OutboundHandoffs(host, source, self)
+        self.outbound = OutboundHandoffs(host, source, self)
         self._departures: dict[HandoffKey, _Departure] = {}
 
     @property
@@ -51,12 +50,7 @@ class Departures:
         """Requests whose blocks are still needed here."""
         return len(self._departures)
 
-    @property
-    def ignored(self) -> int:
-        """Number of events about unknown handoffs."""
-        return self._source.ignored
-
-    def begin(self, task: Task, attempt: int) -> None:
+    def begin(self, task: DecodeTask, attempt: int) -> None:
         """Offer the blocks of a finished task, which are not released yet, to `attempt`.
 
         The KV of all tokens but the newest is here; the newest is the first token of the next part.
@@ -74,11 +68,11 @@ class Departures:
             cached_tokens=task.cached_tokens,
             last_chunk_end_us=now_us,
         )
-        self._outbound.open(key, num_blocks, sequence.deadline)
-        self._outbound.begin(key)
+        self.outbound.open(key, num_blocks, sequence.deadline)
+        self.outbound.begin(key)
         blocks, fence = sequence.block_table[:num_blocks], self._host.engine.computed
-        self._outbound.offer(key, 0, blocks, chunk=-1, fence=fence)
-        self._outbound.finish(key, token)
+        self.outbound.offer(key, 0, blocks, chunk=-1, fence=fence)
+        self.outbound.finish(key, token)
 
     def try_abort(self, key: HandoffKey) -> bool:
         """Abort a request that its router no longer wants; False if there is none."""
@@ -86,7 +80,7 @@ class Departures:
         if departure is None:
             return False
         departure.unwanted = True
-        self._outbound.abort(key, "aborted")
+        self.outbound.abort(key, "aborted")
         return True
 
     def abort_all(self) -> None:
@@ -102,24 +96,11 @@ class Departures:
 
     # -- events -----------------------------------------------------------------------------
 
-    def handle(self, peer: Peer, message: FromSink) -> None:
-        """Handle a sink's message."""
-        self._outbound.handle(peer, message)
-
     def lose(self, peer: Peer) -> None:
-        """A router or a sink is gone: its handoffs end."""
+        """A router is gone: the requests that it moves end."""
         for key, departure in list(self._departures.items()):
             if departure.router == peer:
                 self.try_abort(key)
-        self._outbound.lose(peer)
-
-    def follow(self, event: TransferEvent) -> None:
-        """Handle an event of the transfer thread other than an arrival."""
-        self._outbound.follow(event)
-
-    def sweep(self) -> None:
-        """Act on timeouts."""
-        self._outbound.sweep()
 
     # -- callbacks of handoffs: see `HandoffOwner` --------------------------------------------
 

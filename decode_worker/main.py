@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from decode_worker.pod_events import PodEvents, pod_events
 from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
+from decode_worker.role import DecodeRole
 from decode_worker.settings import DecodeSettings
-from decode_worker.worker import DecodeWorker
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from process.settings import settings_or_exit
@@ -16,8 +17,7 @@ from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
 from worker.peers import SourcePeers
-from worker.pod_events import PodEvents, pod_events
-from worker.step_limits import goes_ahead
+from worker.startup.step_limits import goes_ahead
 
 PREFILL_REACHABLE = "baton/PrefillReachable"
 """The type of a condition of the pod."""
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         section="decode",
     )
 
-    def build(host: WorkerHost, surroundings: Surroundings) -> DecodeWorker:
+    def build(host: WorkerHost, surroundings: Surroundings) -> DecodeRole:
         sink = HandoffSink(
             surroundings.descriptor.agent,
             ttl_s=settings.grant_ttl_ms / 1e3,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         resumption = Resumption(host, settings.resume_grace_s)
         host.engine.one_step_ahead = goes_ahead(settings)
         reach = _reach(settings, host, peers, surroundings)
-        return DecodeWorker(host, sink, source, peers, reach, resumption)
+        return DecodeRole(host, sink, source, peers, reach, resumption)
 
     return run_worker(settings, Role.DECODE, build)
 

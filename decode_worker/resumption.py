@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from decode_worker.task import Task
+from decode_worker.task import DecodeTask
 from process.sockets.control import Peer
 from protocol.messages import NotKept, Resume, Resumed
 from protocol.traces import DecodeTrace
@@ -41,14 +41,14 @@ class Resumption:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by request, oldest first
         self._size = 0
 
-    def try_orphan(self, task: Task) -> bool:
+    def try_orphan(self, task: DecodeTask) -> bool:
         """The task's router is gone: let the task go on without one; False if it may not."""
         if self._grace_s <= 0 or not task.is_resumable:
             return False
         task.orphaned_at = self._clock.now()
         return True
 
-    def keep(self, task: Task, trace: DecodeTrace) -> None:
+    def keep(self, task: DecodeTask, trace: DecodeTrace) -> None:
         """Keep the tokens of a finished task, if it is resumable."""
         if self._grace_s <= 0 or not task.is_resumable:
             return
@@ -63,7 +63,7 @@ class Resumption:
         while self._size > MAX_KEPT_TOKENS:
             self._drop(next(iter(self._kept)))
 
-    def overdue(self, tasks: Iterable[Task]) -> list[Task]:
+    def overdue(self, tasks: Iterable[DecodeTask]) -> list[DecodeTask]:
         """Orphans that no router resumed in time, or whose router is back and has them elsewhere.
         Also drops finished streams whose time is over. A draining worker keeps no orphans."""
         now = self._clock.now()
@@ -80,7 +80,7 @@ class Resumption:
         self._counters.add(Count.STREAMS_ABANDONED, len(overdue))
         return overdue
 
-    def answer(self, router: Peer, message: Resume, task: Task | None) -> None:
+    def answer(self, router: Peer, message: Resume, task: DecodeTask | None) -> None:
         """Answer a router that asks for a stream; `task` is the running attempt here, if any."""
         kept = self._kept.get(message.request_id)
         if task is not None and task.is_resumable and message.attempt >= task.attempt:
@@ -97,7 +97,7 @@ class Resumption:
         self._kept.clear()
         self._size = 0
 
-    def _move(self, router: Peer, message: Resume, task: Task) -> None:
+    def _move(self, router: Peer, message: Resume, task: DecodeTask) -> None:
         if task.orphaned_at is None:
             reason = "the stream was resumed over another connection"
             trace_id = task.sequence.trace_id

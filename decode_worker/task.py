@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kv_transfer.handoff.key import HandoffKey
-from process.sockets.control import Peer
 from protocol.messages import (
     FinishReason,
     HandedOver,
@@ -18,27 +16,23 @@ from protocol.messages import (
     SequenceTokens,
 )
 from protocol.sampling import PromptLogprobs, TokenLogprobs
-from protocol.traces import GAP_US, ChunkSpan, DecodeTrace, GapSpan, StepSpan, pack_steps
+from protocol.traces import GAP_US, DecodeTrace, GapSpan, StepSpan, pack_steps
 from scheduling.batch import Produced
-from scheduling.sequence import Sequence, SequenceState
+from scheduling.sequence import SequenceState
+from worker.tasks import Task
 
 
 @dataclass(eq=False)
-class Task:
+class DecodeTask(Task):
     """An attempt from its Generate message until its last token.
 
-    A task with remote prefill joins the batch when it has both its `token` and all its blocks.
-    Times are microseconds of the Unix epoch, 0 until the event has happened. `attempt` is the
-    number under which the router knows the task; a Resume changes it, but not the handoff's key. A
-    resumable task may outlive its router (`orphaned_at`, seconds of the loop's clock).
+    A task with remote prefill joins the batch when it has both its `token` and all its blocks. One
+    that outlives its router is an orphan (`orphaned_at`, seconds of the loop's clock).
     `cached_tokens` of the prompt were not computed by the attempt that gave the output's first
     token; this worker had `held_tokens` when it admitted the task.
     """
 
-    router: Peer
-    sequence: Sequence
-    prefill: KvPeer | None
-    received_us: int
+    prefill: KvPeer | None = None
     token: HandoffToken | None = None
     admitted_us: int = 0
     granted_blocks: int = 0
@@ -47,31 +41,23 @@ class Task:
     first_step_us: int = 0
     seen_preemptions: int = 0
     is_announced: bool = False
-    is_resumable: bool = False
-    attempt: int = -1
     orphaned_at: float | None = None
     num_emitted: int = 0
     cached_tokens: int = 0
     held_tokens: int = 0
     finish: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    chunks: list[ChunkSpan] = field(default_factory=list)
     steps: list[StepSpan] = field(default_factory=list)
     stalls: list[GapSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """A task that continues an earlier attempt lacks its tokens' log-probabilities; it cannot
         be resumed if the request wants them."""
+        super().__post_init__()
         sequence = self.sequence
-        self.attempt = sequence.attempt
         self.num_emitted = sequence.num_output
         if sequence.sampling.logprobs is not None and sequence.num_output:
             self.is_resumable = False
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that were computed here in chunks."""
-        return sum(each.num_tokens for each in self.chunks)
 
     def note_step(self, span: StepSpan) -> None:
         """A step decoded a token of the task; the tasks of a step share its span."""
@@ -87,16 +73,6 @@ class Task:
             return "the worker ran no step for it"
         again = sum(each.num_tokens for each in self.chunks if each.start_us >= since_us)
         return f"preempted: its blocks went to an older sequence; {again} tokens computed again"
-
-    @property
-    def asked(self) -> HandoffKey:
-        """The attempt as its router knows it."""
-        return HandoffKey(self.sequence.request_id, self.attempt)
-
-    @property
-    def key(self) -> HandoffKey:
-        """The task's key, which is also the handoff's."""
-        return HandoffKey(*self.sequence.key)
 
     def waits_for(self, incarnation: str) -> bool:
         """Whether this prefill worker still has to send the first token or blocks."""

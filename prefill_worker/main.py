@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from kv_transfer.handoff.source import HandoffSource
+from prefill_worker.role import PrefillRole
 from prefill_worker.settings import PrefillSettings
-from prefill_worker.worker import PrefillWorker
 from process.settings import settings_or_exit
 from protocol.messages import Role
 from worker.assembly import Surroundings, run_worker
 from worker.host import WorkerHost
-from worker.step_limits import goes_ahead
+from worker.startup.step_limits import goes_ahead
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,12 +25,12 @@ def main(argv: Sequence[str]) -> int:
         section="prefill",
     )
 
-    def build(host: WorkerHost, surroundings: Surroundings) -> PrefillWorker:
+    def build(host: WorkerHost, surroundings: Surroundings) -> PrefillRole:
         source = HandoffSource(
             margin_s=settings.grant_margin_ms / 1e3, unasked_s=settings.peer_silence_s
         )
         host.engine.one_step_ahead = goes_ahead(settings)
-        return PrefillWorker(host, source)
+        return PrefillRole(host, source)
 
     return run_worker(settings, Role.PREFILL, build)
 

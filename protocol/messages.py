@@ -109,17 +109,15 @@ class KvPeer(msgspec.Struct, frozen=True, kw_only=True):
     control: str
 
 
-class Generate(Message, frozen=True, kw_only=True):
-    """Router to decode worker: produce tokens for this prompt.
+class NewAttempt(Message, frozen=True, kw_only=True):
+    """What an attempt is for, whichever role it is sent to.
 
     `token_ids` is the prompt followed by `num_output` tokens that earlier attempts delivered;
-    the first token of this attempt has index `num_output`. If `prefill` is set, KV blocks and
-    the first token come from that peer; otherwise the worker prefills locally. A resumable attempt
-    outlives its router for a while, see Resume. Log lines about the attempt name `trace_id`, the
-    trace that the request is part of; "" if there is none. Workers give the requests of each
-    `share`, one for each owner of a key, equal turns. `cache_salt` separates its blocks in caches
-    from those of others, except for the blocks that the first `shared_tokens` tokens fill. If an
-    earlier attempt gave the output's first token, `cached_tokens` is what it had cached.
+    the first token of this attempt has index `num_output`. A resumable attempt outlives its router
+    for a while, see Resume. Log lines about the attempt name `trace_id`, the trace that the request
+    is part of; "" if there is none. Workers give the requests of each `share`, one for each owner
+    of a key, equal turns. `cache_salt` separates its blocks in caches from those of others, except
+    for the blocks that the first `shared_tokens` tokens fill.
     """
 
     request_id: str
@@ -134,29 +132,26 @@ class Generate(Message, frozen=True, kw_only=True):
     share: str = ""
     is_resumable: bool = False
     trace_id: str = ""
+
+
+class Generate(NewAttempt, frozen=True, kw_only=True):
+    """Router to decode worker: produce tokens for this prompt.
+
+    If `prefill` is set, KV blocks and the first token come from that peer; otherwise the worker
+    prefills locally. If an earlier attempt gave the output's first token, `cached_tokens` is what
+    it had cached.
+    """
+
     cached_tokens: int = 0
     prefill: KvPeer | None = None
 
 
-class Prefill(Message, frozen=True, kw_only=True):
+class Prefill(NewAttempt, frozen=True, kw_only=True):
     """Router to prefill worker: compute this prompt, stream its blocks, sample one token.
 
-    `target` is the id of the decode worker that continues; "" if it does not matter. The other
-    fields are as in Generate.
+    `target` is the id of the decode worker that continues; "" if it does not matter.
     """
 
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    num_output: int
-    sampling: SamplingParams
-    priority: int = 0
-    deadline_ms: int
-    cache_salt: str = ""
-    shared_tokens: int = 0
-    share: str = ""
-    is_resumable: bool = False
-    trace_id: str = ""
     target: str = ""
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
@@ -53,6 +52,7 @@ from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.link_counters import LinkCounters, LinkWatch
+from worker.loop import WorkerLoop, WorkerRole
 from worker.metrics import WorkerMetrics
 from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
 from worker.reporter import Reporter
@@ -60,6 +60,7 @@ from worker.settings import WorkerSettings, choose_worker_id
 from worker.startup.addresses import advertised, advertised_address, checked
 from worker.startup.model_loading import ModelLoading, fetched, served_name, transfer_means
 from worker.startup.start_phases import PhaseTimes, StartPhases, since_process_began
+from worker.tasks import AnyTask
 from worker.weights.choice import FINGERPRINT_DIGITS, can_send
 from worker.weights.server import ServedModel, WeightsServer
 
@@ -68,16 +69,9 @@ log = logging.getLogger(__name__)
 _LINGER_MS = 1000
 
 
-class RoleLoop(Protocol):
-    """The part of a worker process that its role adds."""
-
-    def run(self) -> None:
-        """Serve until `WorkerHost.is_finished`."""
-
-
 @dataclass(frozen=True)
 class Surroundings:
-    """The objects besides the host that a role may need to build its loop."""
+    """The objects besides the host that a role may need."""
 
     network: Network
     hello: Hello
@@ -90,10 +84,13 @@ class Surroundings:
     add_check: Callable[[ReadinessCheck], None]
 
 
+RoleBuilder = Callable[[WorkerHost, Surroundings], WorkerRole[AnyTask]]
+
+
 def run_worker(
     settings: WorkerSettings,
     role: Role,
-    build: Callable[[WorkerHost, Surroundings], RoleLoop],
+    build: RoleBuilder[AnyTask],
 ) -> int:
     """Run one worker until it is told to stop; returns its exit status.
 
@@ -168,7 +165,9 @@ class _Member:
 
 
 def _serve(
-    start: _Start, build: Callable[[WorkerHost, Surroundings], RoleLoop], stack: ExitStack
+    start: _Start,
+    build: RoleBuilder[AnyTask],
+    stack: ExitStack,
 ) -> None:
     settings, role = start.settings, start.role
     wakeup = Wakeup()
@@ -183,7 +182,7 @@ def _serve(
         phases.enter("registration")
         member = _connect(settings, role, local, probes, stack)
         registry.register(WorkerMetrics(role, member.info.worker_id, member.host.latest_stats))
-        loop = build(member.host, member.around)
+        loop = WorkerLoop(member.host, build(member.host, member.around))
         local.transfers.hold(member.lease.holds_until)
         stack.callback(member.lease.close)
         member.host.lifecycle.join(member.lease)

@@ -13,7 +13,7 @@ from engine.sampling.grammar import Grammars
 from protocol.errors import InvalidRequest
 from protocol.hashing import chain_start, more_hashes
 from protocol.layout import KvLayout
-from protocol.messages import Generate, Prefill
+from protocol.messages import Generate, NewAttempt, Prefill
 from protocol.request_ids import request_of
 from protocol.sampling import (
     MAX_BAD_WORD_TOKENS,
@@ -44,7 +44,7 @@ class Intake:
         self._hash_seed = hash_seed
         self._max_deadline_s = max_deadline_s
 
-    def sequence(self, message: Generate | Prefill, now: float) -> Sequence:
+    def sequence(self, message: NewAttempt, now: float) -> Sequence:
         """The sequence that `message` asks for. Raises InvalidRequest, naming the field."""
         self._check(message)
         _check_sampling(message.sampling, self._limits.vocab_size)
@@ -84,7 +84,7 @@ class Intake:
             trace_id=message.trace_id,
         )
 
-    def _check(self, message: Generate | Prefill) -> None:
+    def _check(self, message: NewAttempt) -> None:
         tokens, vocab_size = message.token_ids, self._limits.vocab_size
         num_prompt = len(tokens) - message.num_output
         if message.num_output < 0 or num_prompt < 1:

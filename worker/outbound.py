@@ -17,7 +17,6 @@ from kv_transfer.handoff.key import HandoffKey, key_of
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import (
     Fence,
-    NotificationArrived,
     PeerFailed,
     TransferEvent,
     WriteCommand,
@@ -163,7 +162,7 @@ class OutboundHandoffs:
             self._carry_out(self._source.peer_lost(agent))
 
     def follow(self, event: TransferEvent) -> None:
-        """Handle an event of the transfer thread."""
+        """Handle an event of the transfer thread other than an arrival."""
         match event:
             case WriteFinished(key=int(write_id)):
                 self._finish_write(write_id, event)
@@ -171,8 +170,6 @@ class OutboundHandoffs:
                 log.warning("sink's agent %s: %s", event.agent, event.reason)
                 self._host.transfer_peers.note_dropped(event.agent)
                 self._carry_out(self._source.pool_lost(event.agent))
-            case NotificationArrived():
-                self._counters.add(Count.STALE_MESSAGES)
             case _:
                 self._host.follow_common(event)
 

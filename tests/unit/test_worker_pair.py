@@ -363,12 +363,12 @@ class WorkerPair(RuleBasedStateMachine):
         owners = {
             "d": [
                 *self.d.scheduler.sequences,
-                *self.d.worker._fenced.sequences,
+                *self.d.role._fenced.sequences,
                 *self.d.scheduler._leaving,
             ],
             "p": [
-                *[job.sequence for job in self.p.worker._jobs.values()],
-                *[s for s in self.p.scheduler._leaving if s.key not in self.p.worker._jobs],
+                *[task.sequence for task in self.p.role.tasks],
+                *[s for s in self.p.scheduler._leaving if not self.p.role.tasks.find_of(s)],
             ],
         }
         for bench in (self.d, self.p):
@@ -398,7 +398,7 @@ class WorkerPair(RuleBasedStateMachine):
         self.d.close()
 
     def is_idle(self) -> bool:
-        busy = self.p.worker._jobs or self.d.worker._tasks or self.d.worker._fenced
+        busy = len(self.p.role.tasks) + len(self.d.role.tasks) + len(self.d.role._fenced)
         busy = busy or self.d.engine.is_ahead or self.p.engine.is_ahead
         handoffs = self.p.source.num_open + self.d.sink.num_open
         return not busy and not handoffs and not any(self.channels.values())
@@ -408,10 +408,10 @@ class WorkerPair(RuleBasedStateMachine):
         for bench in (self.p, self.d):
             assert bench.scheduler.blocks.num_pinned == 0
             assert bench.scheduler.sequences == []
-        assert not self.p.worker._outbound._writes
-        assert not self.p.worker._outbound._tokens
-        assert not self.p.worker._outbound._fences
-        assert not self.p.worker._outbound._speakers
+        assert not self.p.role.outbound._writes
+        assert not self.p.role.outbound._tokens
+        assert not self.p.role.outbound._fences
+        assert not self.p.role.outbound._speakers
         assert not self.p.source.num_outstanding
         for key, asked in self.asked.items():
             if asked.is_given_up:

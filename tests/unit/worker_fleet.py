@@ -368,11 +368,11 @@ class WorkerFleet:
         for name, bench in self.workers.items():
             manager = bench.scheduler.blocks
             manager.check()
-            worker: Any = bench.worker  # type: ignore[attr-defined]
+            role: Any = bench.role  # type: ignore[attr-defined]
             if name[0] == "p":
-                owners = [job.sequence for job in worker._jobs.values()]
+                owners = [task.sequence for task in role.tasks]
             else:
-                owners = [*bench.scheduler.sequences, *worker._fenced.sequences]
+                owners = [*bench.scheduler.sequences, *role._fenced.sequences]
                 owners += bench.scheduler._leaving
             held = {block for sequence in owners for block in sequence.block_table}
             assert held == {block for block, pins in enumerate(manager._pins) if pins}, name

@@ -16,14 +16,14 @@ import torch
 
 from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
-from decode_worker.worker import DecodeWorker
+from decode_worker.role import DecodeRole
 from engine.engine import Engine, EngineLimits
 from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
 from kv_transfer.transfer_loop import NotificationArrived, WriteFinished
-from prefill_worker.worker import PrefillWorker
+from prefill_worker.role import PrefillRole
 from process.clock import Clock as ProcessClock
 from process.sockets.control import Peer
 from process.wakeup import Wakeup
@@ -42,6 +42,7 @@ from worker.admissions import Admissions
 from worker.counters import Count
 from worker.host import WorkerHost, WorkerParts
 from worker.intake import Intake
+from worker.loop import WorkerLoop
 from worker.reporter import Reporter
 from worker.step_runner import StepOutcome, StepRunner
 
@@ -208,7 +209,8 @@ class PrefillBench(Bench):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.source = HandoffSource(MARGIN_S, max_write_blocks=2)
-        self.worker = PrefillWorker(self.host, self.source)
+        self.role = PrefillRole(self.host, self.source)
+        self.worker = WorkerLoop(self.host, self.role)
         self.model.is_reading = lambda block: any(
             block in write.source_blocks and write.fence.is_done()
             for write in self.transfers.writes
@@ -228,9 +230,10 @@ class DecodeBench(Bench):
         self.reach = PrefillReach(
             peers.obstacles, peers.meet_again, 10.0, is_required=False, tell=lambda lost, text: None
         )
-        self.worker = DecodeWorker(
+        self.role = DecodeRole(
             self.host, self.sink, self.source, peers, self.reach, self.resumption
         )
+        self.worker = WorkerLoop(self.host, self.role)
         self.as_peer = Peer(self.name.encode(), self.name, Role.DECODE)
 
     @property

@@ -23,7 +23,7 @@ from protocol.messages import Role
 from scheduling.scheduler import SchedulerConfig
 from worker.settings import PEER, WorkerSettings, choose_worker_id
 from worker.startup.start_phases import StartPhases
-from worker.step_limits import card_bytes, step_limits
+from worker.startup.step_limits import card_bytes, step_limits
 from worker.weights.choice import Wanted, try_load_from_peer
 from worker.weights.peer_tensors import Asker
 from worker.weights.server import TransferMeans

@@ -186,7 +186,7 @@ class Handover:
     def is_idle(self) -> bool:
         benches = (self.d, self.e)
         return not (
-            any(bench.worker.num_jobs or bench.server.inbox for bench in benches)
+            any(bench.role.num_jobs or bench.server.inbox for bench in benches)
             or any(bench.source.num_open + bench.sink.num_open for bench in benches)
             or any((self.to_d, self.to_e, self.d.transfers.writes))
         )
@@ -198,4 +198,4 @@ class Handover:
             assert bench.model.strays == []
             bench.scheduler.blocks.check()
             bench.close()
-        assert self.d.worker._departures._outbound._speakers == {}
+        assert self.d.role.outbound._speakers == {}

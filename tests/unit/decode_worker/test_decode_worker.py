@@ -183,7 +183,7 @@ def test_a_grammar_that_is_being_compiled_keeps_one_out_of_the_batch_and_waits_f
 ) -> None:
     grammar = HeldGrammar(is_ready=False)
     say(d, REMOTE)
-    task = d.worker._tasks.find(HandoffKey("r", 1))
+    task = d.role.tasks.find(HandoffKey("r", 1))
     assert task is not None
     task.sequence.grammar = grammar
     deliver_blocks(d)
@@ -330,7 +330,7 @@ def test_a_fault_of_the_request_while_it_decodes_is_told_after_its_tokens(
 def test_a_sequence_that_waits_for_its_mask_is_counted_and_others_go_on(d: DecodeBench) -> None:
     grammar = HeldGrammar(is_slow=True)
     say(d, LOCAL)
-    task = d.worker._tasks.find(HandoffKey("r", 1))
+    task = d.role.tasks.find(HandoffKey("r", 1))
     assert task is not None
     task.sequence.grammar = grammar
     other = msgspec.structs.replace(LOCAL, request_id="other")
@@ -633,7 +633,7 @@ def test_an_output_that_its_first_token_completes_needs_no_room_here(
 ) -> None:
     """Nothing was granted for it: the source is told to stop, and the router gets the token."""
     d = unbegun
-    task = d.worker._tasks.find(HandoffKey("r", 1))
+    task = d.role.tasks.find(HandoffKey("r", 1))
     assert task is not None
     task.sequence.sampling = greedy(1)
     d.peers.inbox.append(("p-i", first_token(finish=FinishReason.LENGTH)))

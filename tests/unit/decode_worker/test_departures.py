@@ -136,7 +136,7 @@ def test_the_worker_stays_until_the_blocks_have_moved(pair: Handover) -> None:
     pair.run_to(5)
     pair.d.stop.since = pair.clock.now
     pair.leave()
-    assert not pair.d.host.lifecycle.is_finished(pair.d.worker.num_jobs)
+    assert not pair.d.host.lifecycle.is_finished(pair.d.role.num_jobs)
     pair.go_on()
     for _ in range(3):
         pair.deliver("d")
@@ -144,12 +144,12 @@ def test_the_worker_stays_until_the_blocks_have_moved(pair: Handover) -> None:
         pair.deliver("e")
         pair.turn("e")
     assert pair.d.transfers.writes
-    assert not pair.d.host.lifecycle.is_finished(pair.d.worker.num_jobs)
+    assert not pair.d.host.lifecycle.is_finished(pair.d.role.num_jobs)
     for _ in range(2):
         pair.write_lands()
         pair.write_finishes()
         pair.turn("d")
-    assert pair.d.host.lifecycle.is_finished(pair.d.worker.num_jobs)
+    assert pair.d.host.lifecycle.is_finished(pair.d.role.num_jobs)
 
 
 def test_when_the_grace_is_over_the_router_hears_that_it_failed(pair: Handover) -> None:
@@ -182,7 +182,7 @@ def test_after_a_lapse_it_comes_back_when_no_blocks_of_before_move(pair: Handove
     pair.turn("d")
     pair.turn("d")
     assert len(pair.d.server.incarnations) == 1
-    assert pair.d.worker.num_jobs == 0
+    assert pair.d.role.num_jobs == 0
 
 
 def test_the_first_token_comes_before_the_end_of_an_empty_handoff(pair: Handover) -> None:
@@ -229,7 +229,7 @@ def start_moving(pair: Handover) -> None:
 def test_a_resumed_stream_leaves_a_worker_that_drains(stream: Handover) -> None:
     stream.resume("d")
     stream.d.stop.since = stream.clock.now
-    assert not stream.d.host.lifecycle.is_finished(stream.d.worker.num_jobs)
+    assert not stream.d.host.lifecycle.is_finished(stream.d.role.num_jobs)
     answer = stream.leave(HandOver(request_id="r", attempt=65537, next_attempt=65538))
     assert (answer.attempt, answer.keeps_kv) == (65537, True)
     assert answer.num_output == len(stream.tokens)
@@ -238,7 +238,7 @@ def test_a_resumed_stream_leaves_a_worker_that_drains(stream: Handover) -> None:
     assert [token for _, token in sorted(stream.tokens.items())] == continuation(PROMPT, 12)
     assert stream.e.counter(Count.PREFILL_TOKENS) == 0
     assert isinstance(stream.ends_of_d()[0], PrefillDone)
-    assert stream.d.host.lifecycle.is_finished(stream.d.worker.num_jobs)
+    assert stream.d.host.lifecycle.is_finished(stream.d.role.num_jobs)
 
 
 def test_it_is_resumed_while_its_blocks_move(stream: Handover) -> None:

@@ -179,13 +179,13 @@ def test_after_a_lapse_nothing_of_before_is_kept(d: DecodeBench) -> None:
 def test_a_worker_that_drains_waits_for_nobody(d: DecodeBench) -> None:
     turn(d, (ROUTER, ASKED), turns=4)
     d.stop.since = d.clock.now
-    assert not d.host.lifecycle.is_finished(d.worker.num_jobs)
+    assert not d.host.lifecycle.is_finished(d.role.num_jobs)
     sent = turn(d, (OTHER, RESUME))
     assert [type(m) for peer, m in sent if peer == OTHER] == [Resumed, StepTokens]
     d.server.gone = [OTHER]
     turn(d)
     assert d.scheduler.sequences == []
-    assert d.host.lifecycle.is_finished(d.worker.num_jobs)
+    assert d.host.lifecycle.is_finished(d.role.num_jobs)
 
 
 def test_the_former_router_is_fenced(d: DecodeBench) -> None:

@@ -162,7 +162,7 @@ def test_of_what_has_ended_nothing_is_remembered_but_its_name(
         renew = KvRenew(request_id=f"r{number}", attempt=1, ttl_ms=3000)
         sent = say_of_d(p, d, early, Abort(request_id=f"r{number}", attempt=1), renew, early, late)
         assert types(sent) == [KvClosed] * 4
-    assert p.worker._outbound._speakers == {}
+    assert p.role.outbound._speakers == {}
 
 
 def test_a_decode_worker_that_was_lost_can_come_back(p: PrefillBench, d: DecodeBench) -> None:
@@ -227,10 +227,10 @@ def test_prompts_for_one_of_two_decode_workers_leave_room_for_the_other(
         for number, (name, target) in enumerate([("a", "d"), ("b", "d"), ("c", "other")])
     }
     say(p, *prompts.values(), turns=9)
-    begun = [key.request_id for key, job in p.worker._jobs.items() if job.sequence.block_table]
+    begun = [task.key.request_id for task in p.role.tasks if task.sequence.block_table]
     assert begun == ["a", "c"]
     say_of_d(p, d, ask(d, request_id="a"), grant(d, request_id="a"), turns=2)
-    begun = [key.request_id for key, job in p.worker._jobs.items() if job.sequence.block_table]
+    begun = [task.key.request_id for task in p.role.tasks if task.sequence.block_table]
     assert begun == ["a", "b", "c"]
     for name in prompts:
         say(p, Abort(request_id=name, attempt=1))

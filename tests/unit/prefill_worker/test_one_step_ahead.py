@@ -155,8 +155,8 @@ def test_the_blocks_of_an_aborted_prompt_are_free_when_no_step_writes_to_them(
 ) -> None:
     say(p, PREFILL, turns=turns)
     p.server.inbox = []
-    p.worker._abort(next(iter(p.worker._jobs)))
-    assert p.worker._jobs == {}
+    p.role.drop(next(iter(p.role.tasks)))
+    assert len(p.role.tasks) == 0
     assert p.scheduler.blocks.num_pinned == 5, "a step under way writes to some of them"
     assert say(p) == []
     assert p.scheduler.blocks.num_pinned == 0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import trustme
 
+from decode_worker.pod_events import Pod, PodEvents, pod_events
 from protocol.errors import ServiceError
 from tests.unit.cli.pods.api_server import NAMESPACE, SecretsServer, secrets_server
-from worker.pod_events import Pod, PodEvents, pod_events
 
 NAME, UID = "demo-baton-decode-5c8-x7k2p", "5b1f"
 

@@ -10,7 +10,7 @@ import torch
 from decode_worker.settings import DecodeSettings
 from prefill_worker.settings import PrefillSettings
 from worker.settings import WorkerSettings
-from worker.step_limits import StepLimits, card_bytes, goes_ahead, step_limits
+from worker.startup.step_limits import StepLimits, card_bytes, goes_ahead, step_limits
 
 GIB = 1 << 30
 REQUIRED = {"model": "m", "redis_url": "redis://x", "cluster_secret": "a secret of sixteen"}

@@ -4,53 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kv_transfer.handoff.key import HandoffKey
-from process.sockets.control import Peer
 from protocol.messages import FirstToken, HandoffToken
 from protocol.sampling import TokenLogprobs
 from protocol.traces import GAP_US, ChunkSpan, GapSpan, PrefillTrace, WriteSpan
 from scheduling.batch import Produced
-from scheduling.sequence import Sequence
+from worker.tasks import Task
 
 
 @dataclass(eq=False)
-class Job:
-    """An attempt from its Prefill message until its blocks are released.
+class PrefillTask(Task):
+    """An attempt from its Prefill message until its blocks are released. It ends with its first
+    token.
 
     `num_ready` of its blocks and `num_stored` of its chunks were offered, of which a card may still
     compute the last; `chunks` are those that have run. `token` is known once the last one has run.
     `answered` means that the decode worker was told that the handoff ended; `error` says why if it
     failed. `unwanted` means that the router aborted the attempt, `is_hopeless` that it would fail
-    on any worker, `is_resumable` that it may outlive its router.
+    on any worker.
     """
 
-    router: Peer
-    sequence: Sequence
-    received_us: int
     token: HandoffToken | None = None
     answered: bool = False
     unwanted: bool = False
     is_hopeless: bool = False
     code: str = ""
-    is_resumable: bool = False
     error: str = ""
     scheduled_us: int = 0
     num_ready: int = 0
     num_stored: int = 0
-    chunks: list[ChunkSpan] = field(default_factory=list)
     waits: list[GapSpan] = field(default_factory=list)
     last_step: int = 0
     writes: list[WriteSpan] = field(default_factory=list)
-
-    @property
-    def key(self) -> HandoffKey:
-        """The handoff's key."""
-        return HandoffKey(*self.sequence.key)
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that were computed."""
-        return sum(each.num_tokens for each in self.chunks)
 
     def note_chunk(self, span: ChunkSpan, step: int) -> None:
         """A chunk was computed, in the worker's step of this number."""
@@ -58,7 +42,7 @@ class Job:
             others = step - self.last_step - 1
             reason = f"{others} steps of other prompts" if others else "the worker ran no step"
             self.waits.append(GapSpan(self.chunks[-1].end_us, span.start_us, reason))
-        self.chunks.append(span)
+        super().note_chunk(span, step)
         self.last_step = step
 
     def first_token(self, token: HandoffToken, trace: PrefillTrace) -> FirstToken:

@@ -1,0 +1,277 @@
+"""The prefill role: computes prompts in chunks, and streams the blocks that each chunk completed.
+
+A sink asks for a prompt, and learns that it has begun when this worker holds blocks for all of it;
+then the sink grants. Computing never waits for that: blocks that are ready before their grant are
+sent when it arrives. The blocks of a chunk are sent while the next chunk computes, because the
+transfer service has its own thread. One step ahead, a chunk that gives no token is offered at its
+launch: the transfer thread waits until its blocks are computed, while the loop launches the next
+chunk. Owns the tasks, and their sequences' blocks until the handoff releases them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.fences import Fence
+from engine.step_result import StepResult, Stored
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.source import HandoffSource
+from kv_transfer.transfer_loop import NotificationArrived
+from prefill_worker.task import PrefillTask
+from process.sockets.control import Peer
+from protocol.flight import FlightKind
+from protocol.messages import (
+    Abort,
+    ControlMessage,
+    NewAttempt,
+    Prefill,
+    PrefillDone,
+    Role,
+)
+from protocol.traces import PrefillTrace, WriteSpan
+from scheduling.batch import Batch
+from scheduling.sequence import Sequence, SequenceState
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.loop import HandoffLoad
+from worker.outbound import OutboundHandoffs
+from worker.tasks import Tasks
+
+
+class PrefillRole:
+    """The prompts of one worker; see `WorkerRole`. Belongs to the loop's thread."""
+
+    def __init__(self, host: WorkerHost, source: HandoffSource) -> None:
+        self.tasks: Tasks[PrefillTask] = Tasks()
+        self.outbound = OutboundHandoffs(host, source, self)
+        self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
+        self._engine = host.engine
+        self._scheduler = host.engine.scheduler
+        self._source = source
+
+    @property
+    def num_jobs(self) -> int:
+        """Prompts whose blocks are still needed here."""
+        return len(self.tasks)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether handoffs that this worker sends are open."""
+        return self._source.num_open > 0
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a prompt that has begun waits for a live sink's grant."""
+        return self._source.waits_for_grant
+
+    def end(self) -> None:
+        """The process ends: tell the routers of what is left."""
+        for task in self.tasks:
+            if not task.unwanted:
+                reason, trace_id = "the worker stopped", task.sequence.trace_id
+                failed = self._host.failure(task.key, reason, retryable=True, trace_id=trace_id)
+                self._host.send(task.router, failed)
+
+    # -- receive ----------------------------------------------------------------------------
+
+    def admits(self, message: NewAttempt) -> bool:
+        """Prompts to compute."""
+        return isinstance(message, Prefill)
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether this attempt is here or was here before."""
+        return self.tasks.is_known(key)
+
+    def open(self, router: Peer, message: NewAttempt, sequence: Sequence) -> None:
+        """Compute a prompt, and expect a sink to ask for it."""
+        task = PrefillTask(router, sequence, self._clock.wall_us(), message.is_resumable)
+        self.tasks.add(task)
+        num_blocks = sequence.blocks_for(sequence.num_tokens)
+        self.outbound.open(task.key, num_blocks, sequence.deadline)
+
+    def refuse(self, key: HandoffKey, reason: str) -> None:
+        """The prompt is not computed here: tell the sink, too."""
+        self.outbound.abort(key, reason)
+
+    def handle(self, peer: Peer, message: ControlMessage) -> bool:
+        """The router no longer wants an attempt."""
+        if not isinstance(message, Abort) or peer.role is not Role.ROUTER:
+            return False
+        task = self.tasks.find(key_of(message))
+        if task is None:
+            self._counters.add(Count.STALE_MESSAGES)
+        else:
+            self.drop(task)
+        return True
+
+    def drop(self, task: PrefillTask) -> None:
+        """Nobody wants the attempt any more: stop computing and writing."""
+        task.unwanted = True
+        self._host.flight.note(FlightKind.ABORTED, task.key)
+        self._stop_computing(task)
+        self.outbound.abort(task.key, "aborted")
+
+    def drop_all(self) -> None:
+        """Others may take us for dead: end all prompts, also what was only asked for."""
+        for task in self.tasks:
+            self.drop(task)
+        self.outbound.abort_all("the source stood still")
+
+    def lose(self, peer: Peer) -> None:
+        """A router is gone: end its prompts. A resumable one that a sink waits for goes on: the
+        sink decides how long it is wanted."""
+        for task in self.tasks:
+            is_waited_for = task.is_resumable and self.outbound.is_asked_for(task.key)
+            if task.router == peer and not is_waited_for:
+                self.drop(task)
+
+    def look(self) -> None:
+        """A source has no links of its own."""
+
+    def land(self, event: NotificationArrived) -> None:
+        """A source has granted nothing: no blocks are expected."""
+        self._counters.add(Count.STALE_MESSAGES)
+
+    def sweep(self) -> None:
+        """Share the pool among the sinks that are connected."""
+        self._scheduler.shares.num_targets = self.outbound.num_sinks
+
+    # -- schedule ---------------------------------------------------------------------------
+
+    def begin(self, batch: Batch) -> None:
+        """Before a batch runs: tell sinks which prompts have begun, and send the blocks that were
+        already cached."""
+        for chunk in batch.chunks:
+            task = self.tasks.find_of(chunk.sequence)
+            if task is not None and not task.scheduled_us:
+                task.scheduled_us = self._clock.wall_us()
+                self._counters.add(Count.CACHED_TOKENS, chunk.start)
+                self._host.flight.note(FlightKind.SCHEDULED, task.key, tokens=chunk.start)
+                self.outbound.begin(task.key)
+                num_cached = chunk.start // self._engine.layout.block_size
+                self._offer(task, num_cached, chunk=-1, fence=self._engine.computed)
+
+    # -- deliver ----------------------------------------------------------------------------
+
+    def deliver(self, result: StepResult) -> None:
+        """Send the blocks that the step completed and the tokens of completed prompts."""
+        for stored in result.stored:
+            self._offer_chunk(stored)
+        for produced, logprobs in zip(result.produced, result.logprobs, strict=True):
+            task = self.tasks.find_of(produced.sequence)
+            if task is not None:
+                task.token = task.handoff_token(produced, logprobs)
+                self._host.flight.note(FlightKind.FIRST_TOKEN, task.key)
+                self._host.send(task.router, task.first_token(task.token, self._trace(task)))
+                self.outbound.finish(task.key, task.token)
+
+    def fail(self, task: PrefillTask, reason: str, retryable: bool, code: str = "") -> None:
+        """A step failed, or the time is over: end the attempt."""
+        task.error = reason
+        task.is_hopeless, task.code = not retryable, code
+        self._stop_computing(task)
+        self.outbound.abort(task.key, reason)
+
+    def flush(self) -> None:
+        """Tokens are sent as they come."""
+
+    def load(self) -> HandoffLoad:
+        """The handoffs right now."""
+        return HandoffLoad(self._source.num_open, self._source.ignored)
+
+    def _offer_chunk(self, stored: Stored) -> None:
+        """Offer the blocks that a chunk has filled; the last one of a prompt need not be full."""
+        chunk = stored.chunk
+        task = self.tasks.find_of(chunk.sequence)
+        if task is not None:
+            num_tokens = chunk.start + chunk.num_tokens
+            whole = num_tokens // self._engine.layout.block_size
+            num_ready = chunk.sequence.blocks_for(num_tokens) if chunk.completes else whole
+            self._offer(task, num_ready, task.num_stored, stored.fence)
+            task.num_stored += 1
+
+    def _offer(self, task: PrefillTask, num_ready: int, chunk: int, fence: Fence) -> None:
+        """Offer the blocks that are ready once `fence` is passed."""
+        first, task.num_ready = task.num_ready, num_ready
+        if num_ready > first:
+            blocks = task.sequence.block_table[first:num_ready]
+            self.outbound.offer(task.key, first, blocks, chunk, fence)
+
+    # -- callbacks of handoffs: see `HandoffOwner` ---------------------------------------------
+
+    def on_written(self, key: HandoffKey, span: WriteSpan) -> None:
+        """Blocks have arrived."""
+        task = self.tasks.find(key)
+        if task is not None:
+            task.writes.append(span)
+            since = self._clock.now() - (span.done_us - span.post_us) / 1e6
+            self._host.flight.note(FlightKind.WRITE, key, number=span.num_blocks, since=since)
+
+    def on_granted(self, key: HandoffKey) -> None:
+        """The sink takes the blocks: they no longer count as waiting for it."""
+        task = self.tasks.find(key)
+        if task is not None:
+            self._scheduler.shares.release(task.sequence)
+
+    def on_unwanted(self, key: HandoffKey) -> None:
+        """The sink gave up: stop computing; no more writes follow the outstanding ones."""
+        task = self.tasks.find(key)
+        if task is not None:
+            self._stop_computing(task)
+
+    def on_closed(self, key: HandoffKey, error: str) -> str:
+        """The sink is told that the handoff ended, and the request's fault, if any."""
+        task = self.tasks.find(key)
+        if task is None:
+            return ""
+        task.answered = True
+        task.error = task.error or error
+        return task.code
+
+    def on_released(self, key: HandoffKey) -> None:
+        """The handoff is over: end the task and tell its router the outcome."""
+        task = self.tasks.find(key)
+        if task is None:
+            return
+        self.tasks.remove(task)
+        self._stop_computing(task)
+        self._scheduler.release_blocks(task.sequence)
+        if task.unwanted:
+            return
+        if task.token is None or not task.answered or task.error:
+            reason = task.error or self._source.error_of(key) or "the sink gave up"
+            in_time = self._clock.now() < task.sequence.deadline
+            retryable = in_time and not task.is_hopeless
+            code, trace_id = task.code, task.sequence.trace_id
+            failure = self._host.failure(key, reason, retryable, code=code, trace_id=trace_id)
+            computed = task.computed_tokens
+            failure = msgspec.structs.replace(failure, computed_tokens=computed)
+            self._host.send(task.router, failure)
+        else:
+            self._host.flight.note(FlightKind.FINISHED, key)
+            request_id, attempt = key
+            done = PrefillDone(request_id=request_id, attempt=attempt, trace=self._trace(task))
+            self._host.send(task.router, done)
+
+    def holders(self) -> list[str]:
+        """What holds blocks, for people."""
+        return [
+            f"{len(task.sequence.block_table)} blocks: {task.key}, {task.sequence.state}, "
+            f"for {task.sequence.target or 'an unnamed decode worker'}, "
+            f"{self._source.state_of(task.key)}"
+            for task in self.tasks
+            if task.sequence.block_table
+        ]
+
+    def _stop_computing(self, task: PrefillTask) -> None:
+        if task.sequence.state is not SequenceState.FINISHED:
+            self._scheduler.finish(task.sequence, release=False)
+
+    def _trace(self, task: PrefillTask) -> PrefillTrace:
+        return task.trace(
+            self._host.worker_id,
+            self._host.transfers.transport_name,
+            self._engine.layout.block_bytes,
+        )

@@ -1,0 +1,254 @@
+"""The loop of a worker: receive, schedule, compute, deliver. Both roles run it.
+
+A task begins with a router's message and ends with its last token here: for a prefill worker, that
+is the prompt's first one. What the loop does follows from what the worker is sent; its role says
+which messages it admits, and what becomes of a task's blocks and tokens. Everything happens in the
+thread that calls `run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from engine.step_result import StepResult
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.transfer_loop import NotificationArrived
+from process.sockets.control import Peer
+from protocol.errors import RequestError
+from protocol.flight import FlightKind
+from protocol.messages import (
+    Abort,
+    ControlMessage,
+    KvAsk,
+    KvGrant,
+    KvRenew,
+    NewAttempt,
+    PeerDescriptor,
+    Role,
+)
+from protocol.traces import ChunkSpan
+from scheduling.batch import Batch
+from scheduling.sequence import Sequence
+from worker.counters import Count
+from worker.host import WorkerHost
+from worker.outbound import OutboundHandoffs
+from worker.tasks import AnyTask, Tasks
+
+
+@dataclass(frozen=True)
+class HandoffLoad:
+    """The open handoffs, the messages so far about unknown ones, and the blocks behind fences, as
+    in `WorkerStats`."""
+
+    num_open: int
+    num_ignored: int
+    blocks_stuck: int = 0
+    blocks_fenced: int = 0
+
+
+class WorkerRole(Protocol[AnyTask]):
+    """What a role adds to the loop."""
+
+    tasks: Tasks[AnyTask]
+    outbound: OutboundHandoffs
+
+    @property
+    def num_jobs(self) -> int:
+        """Number of jobs to finish before the worker may end."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether handoffs that this worker sends are open."""
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether requests wait for a worker that lives and is busy."""
+
+    # -- receive
+
+    def admits(self, message: NewAttempt) -> bool:
+        """Whether the role takes such attempts."""
+
+    def is_known(self, key: HandoffKey) -> bool:
+        """Whether this attempt is here or was here before."""
+
+    def open(self, router: Peer, message: NewAttempt, sequence: Sequence) -> None:
+        """Add the task of an attempt whose sequence the scheduler has taken."""
+
+    def refuse(self, key: HandoffKey, reason: str) -> None:
+        """The attempt does not start here; its router is told."""
+
+    def drop(self, task: AnyTask) -> None:
+        """Nobody wants the task any more."""
+
+    def drop_all(self) -> None:
+        """Others may take us for dead: nothing of what is here is wanted."""
+
+    def handle(self, peer: Peer, message: ControlMessage) -> bool:
+        """Handle another message of the role's own; False if it has none such."""
+
+    def lose(self, peer: Peer) -> None:
+        """A router, or another peer, is gone."""
+
+    def look(self) -> None:
+        """Look after peers and tasks, before the events of transfers."""
+
+    def land(self, event: NotificationArrived) -> None:
+        """Blocks have landed in our pool."""
+
+    def sweep(self) -> None:
+        """Act on timeouts, after the events of transfers."""
+
+    # -- schedule and deliver
+
+    def begin(self, batch: Batch) -> None:
+        """Before a batch runs."""
+
+    def deliver(self, result: StepResult) -> None:
+        """A step has run: pass on its blocks and tokens."""
+
+    def fail(self, task: AnyTask, reason: str, retryable: bool, code: str = "") -> None:
+        """The attempt fails here; `code` as in AttemptFailed."""
+
+    def flush(self) -> None:
+        """Send what is queued for routers."""
+
+    def load(self) -> HandoffLoad:
+        """The handoffs right now."""
+
+    def holders(self) -> list[str]:
+        """What holds blocks, one line each, for people."""
+
+    def end(self) -> None:
+        """The process ends: tell the routers of what is left."""
+
+
+class WorkerLoop(Generic[AnyTask]):
+    """One worker."""
+
+    def __init__(self, host: WorkerHost, role: WorkerRole[AnyTask]) -> None:
+        self._host = host
+        self._clock = host.clock
+        self._role = role
+
+    def run(self) -> None:
+        """Serve until the process is told to stop and no jobs are left."""
+        while not self._host.lifecycle.is_finished(self._role.num_jobs):
+            self.turn()
+        self._role.end()
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        self._receive()
+        batch = self._host.engine.plan()
+        self._begin(batch)
+        outcome = self._host.steps.run(batch)
+        for result in outcome.results:
+            self._deliver(result)
+        for sequence in outcome.failed:
+            self._fail(sequence, outcome.reason, retryable=not outcome.is_their_fault)
+        self._role.flush()
+        self._publish()
+
+    # -- receive ----------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        host, role = self._host, self._role
+        host.wait()
+        if host.lifecycle.has_lapsed:
+            role.drop_all()
+            if not role.is_sending:
+                host.reincarnate()
+        for peer, message in host.server.receive():
+            self._handle(peer, message)
+        for peer in host.server.lost(self._clock.now()):
+            role.lose(peer)
+            role.outbound.lose(peer)
+        role.look()
+        for event in host.transfers.drain():
+            if isinstance(event, NotificationArrived):
+                role.land(event)
+            else:
+                role.outbound.follow(event)
+        role.sweep()
+        role.outbound.sweep()
+
+    def _handle(self, peer: Peer, message: ControlMessage) -> None:
+        match message:
+            case NewAttempt() if peer.role is Role.ROUTER and self._role.admits(message):
+                self._start(peer, message)
+            case PeerDescriptor() | KvAsk() | KvGrant() | KvRenew() | Abort() if (
+                peer.role is Role.DECODE
+            ):
+                self._role.outbound.handle(peer, message)
+            case _:
+                if not self._role.handle(peer, message):
+                    self._host.answer_common(peer, message)
+
+    def _start(self, router: Peer, message: NewAttempt) -> None:
+        """Start a new attempt; older attempts at the same request end. An attempt that was here
+        before is not started again."""
+        host, role, key = self._host, self._role, key_of(message)
+        others = role.tasks.of_request(key.request_id)
+        if role.is_known(key) or any(other.attempt > key.attempt for other in others):
+            host.counters.add(Count.STALE_MESSAGES)
+            return
+        for other in others:
+            role.drop(other)
+        host.flight.note(FlightKind.RECEIVED, key, tokens=len(message.token_ids))
+        if host.lifecycle.is_draining or host.lifecycle.has_lapsed:
+            self._refuse(router, message, "the worker stops", retryable=True)
+            role.refuse(key, "the worker stops")
+            return
+        try:
+            sequence = host.intake.sequence(message, self._clock.now())
+            host.engine.scheduler.add(sequence)
+        except (RequestError, ValueError) as error:
+            self._refuse(router, message, str(error), retryable=False)
+            return
+        role.open(router, message, sequence)
+
+    def _refuse(self, router: Peer, message: NewAttempt, reason: str, retryable: bool) -> None:
+        trace_id = message.trace_id
+        failure = self._host.failure(message, reason, retryable, trace_id=trace_id)
+        self._host.send(router, failure)
+
+    # -- schedule ---------------------------------------------------------------------------
+
+    def _begin(self, batch: Batch) -> None:
+        """Before a batch runs: end expired tasks, and let the role act for those that begin."""
+        for sequence in batch.expired:
+            self._fail(sequence, "its deadline passed", retryable=False)
+        self._role.begin(batch)
+
+    # -- deliver ----------------------------------------------------------------------------
+
+    def _deliver(self, result: StepResult) -> None:
+        started, ended = self._clock.wall_us(result.started), self._clock.wall_us(result.ended)
+        host = self._host
+        for chunk in result.batch.chunks:
+            task = self._role.tasks.find_of(chunk.sequence)
+            if task is None:
+                continue
+            number = chunk.num_tokens
+            task.note_chunk(ChunkSpan(started, ended, number), host.counters[Count.STEPS])
+            span = (result.started, result.ended)
+            host.flight.note_span(*span, FlightKind.CHUNK, task.asked, tokens=number)
+            host.counters.add(Count.PREFILL_TOKENS, number)
+        self._role.deliver(result)
+        for sequence, failure in result.failed:
+            self._fail(sequence, failure.reason, retryable=True, code=failure.code)
+
+    def _fail(self, sequence: Sequence, reason: str, retryable: bool, code: str = "") -> None:
+        """End an attempt whose step failed, or whose time is over; the worker goes on."""
+        task = self._role.tasks.find_of(sequence)
+        if task is not None:
+            self._role.fail(task, reason, retryable, code)
+
+    def _publish(self) -> None:
+        role = self._role
+        load = role.load()
+        self._host.publish(load.num_open, load.num_ignored, load.blocks_stuck, load.blocks_fenced)
+        now = self._clock.now()
+        self._host.stall_alarm.look(now, role.holders, lambda: role.waits_for_others)
