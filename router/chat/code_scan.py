@@ -1,8 +1,8 @@
 """Finds where calls may begin in an answer's content, and the code around them.
 
-A call's marker inside of backticks, or behind unfinished prose or code in its line, is part of an
-example. Fences are found here, too: their lines may hold nothing but calls. The result does not
-depend on where the text is split.
+A call between backticks or in quotation marks is an example, and so is one without a marker
+behind code or half a sentence. Fences are found here, too, since they may hold nothing but calls.
+The result does not depend on where the text is split.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class CodeScan:
 
     def _line_before(self, text: str, place: int) -> str:
         begin = text.rfind("\n", 0, place) + 1
-        return text[begin:place] if begin else self.line + text[:place]
+        line = text[begin:place] if begin else self.line + text[:place]
+        return line[-_MAX_LINE_CHARS:]
 
 
 def partial_end(text: str, marker: str) -> int:
