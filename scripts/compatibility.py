@@ -39,7 +39,7 @@ class Client:
     """A client: its packages, the first of which has the version, and what its program shows. The
     packages are npm's if the program is one for Node, else PyPI's. Without packages the program
     runs in this environment, with a tool of the system: `version` is the command that prints its
-    version. `needs` are other commands that must be there."""
+    version. `needs` are other commands, and folders, that must be there."""
 
     name: str
     shows: str
@@ -53,9 +53,9 @@ class Client:
         return (PROGRAMS / f"{self.name}.mjs").exists()
 
     def missing(self) -> list[str]:
-        """The commands that this machine lacks."""
+        """The commands and folders that this machine lacks."""
         needs = (*self.needs, *self.version[:1], *(("node", "npm") if self.is_for_node else ()))
-        return [each for each in needs if shutil.which(each) is None]
+        return [each for each in needs if shutil.which(each) is None and not Path(each).is_dir()]
 
 
 CLIENTS = (
@@ -82,6 +82,12 @@ CLIENTS = (
         "go",
         "`net/http`: chat, stream, tools, structured output, aborts",
         version=("go", "version"),
+    ),
+    Client(
+        "rust",
+        "`ureq` of Debian: chat, stream, tools, structured output, abort",
+        version=("dpkg-query", "--show", "librust-ureq-dev"),
+        needs=("cargo", "/usr/share/cargo/registry/"),
     ),
     Client(
         "proxies",
@@ -133,14 +139,15 @@ def main(argv: Sequence[str]) -> int:
     with _fleet(arguments.url) as url:
         for client in chosen:
             if missing := client.missing():
-                print(f"{client.name}: skipped, no {' and no '.join(missing)} on this machine")
+                print(f"{client.name}: skipped, this machine has no {' and no '.join(missing)}")
                 continue
             started = time.monotonic()
             version, trouble = _try(client, arguments.folder / client.name, url)
             has_failed |= bool(trouble)
             result = "works" if not trouble else "fails"
             rows.append(f"| {client.name} | {version} | {client.shows} | {result} |")
-            print(f"{client.name} {version}: {result}, {time.monotonic() - started:.0f} s")
+            took_s = time.monotonic() - started
+            print(f"{client.name} {version}: {result}, {took_s:.0f} s", flush=True)
             if trouble:
                 print(trouble)
     print("\n| client | version | shown | result |\n|---|---|---|---|", *rows, sep="\n")
