@@ -27,6 +27,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "store-password": lambda: secrets.token_hex(24),
     "api-keys": make_key,
     "admin-keys": make_key,
+    "viewer-keys": make_key,
 }
 """The keys of the Secret, and how each is made."""
 

@@ -71,7 +71,7 @@ class AccessRules:
     supervisor: KeyRing = field(default_factory=KeyRing)
     salt: bytes = field(default=b"", repr=False)
     health: Door = Door.OPEN
-    metrics: Door = Door.ADMIN
+    metrics: Door = Door.VIEWER
 
     def door_of(self, path: str) -> Door:
         """The door of a path. API keys also close operators' paths; operators' keys close no
@@ -173,7 +173,7 @@ def access_rules(settings: GatewaySettings, files: KeyFiles) -> AccessRules:
     return AccessRules(
         api=files.ring(settings.api_keys, settings.api_key_file, has_terms=True),
         admin=files.ring(settings.admin_keys, settings.admin_key_file),
-        viewer=files.ring((), settings.viewer_key_file),
+        viewer=files.ring(settings.viewer_keys, settings.viewer_key_file),
         supervisor=files.ring(filter(None, [settings.supervisor_key]), None),
         salt=settings.cluster_secret.encode(),
         health=Door(settings.health_access),

@@ -10,7 +10,7 @@ from protocol.errors import ConfigError
 from router.admission.api_keys import KEY_PATTERN
 from router.parser_names import AUTO, CONTROL_TOKENS, ESCAPE, REASONING_PARSERS, TOOL_PARSERS
 
-DOORS = ("open", "api", "admin")
+DOORS = ("open", "api", "viewer", "admin")
 UNKNOWN_FIELDS = ("ignore", "refuse")
 
 
@@ -85,6 +85,13 @@ class GatewaySettings(SharedSettings):
         flag=False,
     )
     admin_key_file: str | None = setting(None, help="file with hashes of operators' keys")
+    viewer_keys: tuple[str, ...] = setting(
+        (),
+        help="keys that open what operators read, /metrics included, and no control",
+        pattern=KEY_PATTERN,
+        secret=True,
+        flag=False,
+    )
     viewer_key_file: str | None = setting(
         None, help="file with hashes of keys that open what operators read, and no control"
     )
@@ -99,7 +106,10 @@ class GatewaySettings(SharedSettings):
         "open", help="whose keys /health and the other probes need, if there are any", choices=DOORS
     )
     metrics_access: str = setting(
-        "admin", help="whose keys /metrics needs, if there are any", choices=DOORS
+        "viewer",
+        help="whose keys /metrics needs, if there are any; what a viewer's key opens, an admin key "
+        "opens, too",
+        choices=DOORS,
     )
 
     allowed_hosts: tuple[str, ...] = setting(

@@ -252,7 +252,7 @@ def test_the_route_leads_to_the_pool_and_outlasts_requests() -> None:
     assert pool["spec"]["selector"]["matchLabels"].items() <= router["metadata"]["labels"].items()
 
 
-def test_monitors_find_their_services_and_send_the_operators_key() -> None:
+def test_monitors_find_their_services_and_send_a_viewer_s_key() -> None:
     found = release("monitoring")
     monitors = of_kind(found, "ServiceMonitor")
     services = of_kind(found, "Service").values()
@@ -263,7 +263,21 @@ def test_monitors_find_their_services_and_send_the_operators_key() -> None:
         (endpoint,) = monitor["spec"]["endpoints"]
         assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     credentials = monitors["router"]["spec"]["endpoints"][0]["authorization"]["credentials"]
-    assert credentials == {"name": "demo-baton-secrets", "key": "admin-keys"}
+    assert credentials == {"name": "demo-baton-secrets", "key": "viewer-keys"}
+    (router,) = of_kind(found, "Deployment")["router"]["spec"]["template"]["spec"]["containers"]
+    known = {each["name"]: each.get("valueFrom", {}) for each in router["env"]}
+    assert known["BATON_VIEWER_KEYS"]["secretKeyRef"]["key"] == credentials["key"]
+
+
+@pytest.mark.parametrize("door", ["open", "api", "viewer", "admin"])
+def test_prometheus_sends_the_key_that_metrics_need(door: str) -> None:
+    values = {
+        "serviceMonitor": {"enabled": True},
+        "router": {"settings": {"metrics_access": door}},
+    }
+    monitor = of_kind(objects(values), "ServiceMonitor")["router"]
+    sent = monitor["spec"]["endpoints"][0].get("authorization", {}).get("credentials", {})
+    assert sent.get("key") == (None if door == "open" else f"{door}-keys")
 
 
 def test_prometheus_needs_no_more_of_a_certificate_s_secret_than_routers_do() -> None:

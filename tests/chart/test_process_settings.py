@@ -23,6 +23,7 @@ SECRETS = {
     "BATON_API_KEYS": "baton-a-key-of-clients-1,baton-a-key-of-clients-2",
     "BATON_API_KEY": "baton-a-key-of-clients-1",
     "BATON_ADMIN_KEYS": "baton-a-key-of-operators",
+    "BATON_VIEWER_KEYS": "baton-a-key-of-those-who-look",
     "HF_TOKEN": "hf_token",
 }
 FIELDS = {

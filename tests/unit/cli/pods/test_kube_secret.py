@@ -39,6 +39,7 @@ def test_all_parts_are_made_and_accepted_by_the_processes(server, run) -> None:
     assert set(made) == set(PARTS)
     assert re.fullmatch(KEY_PATTERN, made["api-keys"])
     assert re.fullmatch(KEY_PATTERN, made["admin-keys"])
+    assert re.fullmatch(KEY_PATTERN, made["viewer-keys"])
     assert re.fullmatch(PASSWORD_PATTERN, made["store-password"])
     assert specs_of(WorkerSettings)["cluster_secret"].parse_text(made["cluster-secret"])
     assert len(set(made.values())) == len(made)
@@ -61,7 +62,7 @@ def test_only_what_is_missing_is_added(server, run, capsys) -> None:
     assert (found["cluster-secret"], found["other"]) == ("kept", "kept too")
     assert set(found) == {*PARTS, "other"}
     assert all(found.values())
-    assert "made store-password, api-keys, admin-keys" in capsys.readouterr().out
+    assert "made store-password, api-keys, admin-keys, viewer-keys" in capsys.readouterr().out
 
 
 def test_of_two_that_create_the_first_holds(server, run) -> None:

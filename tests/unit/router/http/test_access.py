@@ -72,8 +72,8 @@ DOCS = {"/docs", *PAGE}
         ({"supervisor": ring(SUPERVISOR)}, None, EVERYTHING - CONTROLS),
         ({"supervisor": ring(SUPERVISOR)}, SUPERVISOR, EVERYTHING),
         ({"viewer": ring(VIEWER)}, None, OPEN | V1),
-        ({"viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ),
-        ({"admin": ring(ADMIN), "viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ),
+        ({"viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ | {"/metrics"}),
+        ({"admin": ring(ADMIN), "viewer": ring(VIEWER)}, VIEWER, OPEN | V1 | READ | {"/metrics"}),
         ({"admin": ring(ADMIN), "viewer": ring(VIEWER)}, ADMIN, EVERYTHING),
         ({"api": ring(API), "viewer": ring(VIEWER)}, API, OPEN | V1),
         ({"api": ring(API)}, None, OPEN),
@@ -88,6 +88,7 @@ DOCS = {"/docs", *PAGE}
         ({"api": ring(API), "health": Door.API}, API, OPEN | V1),
         ({"api": ring(API), "metrics": Door.OPEN}, None, OPEN | {"/metrics"}),
         ({"admin": ring(ADMIN), "health": Door.ADMIN}, None, DOCS | V1),
+        ({"viewer": ring(VIEWER), "metrics": Door.ADMIN}, VIEWER, OPEN | V1 | READ),
     ],
 )
 async def test_doors(rings, key: str | None, expected: set[str]) -> None:
