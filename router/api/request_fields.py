@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from protocol.errors import InvalidRequest
 from router.api.context import MAX_INLINE_BYTES, ApiContext
+from router.api.half_pairs import without_half_pairs
 from router.api.strict_model import (
     MAX_VALUES,
     StrictModel,
@@ -153,10 +154,17 @@ def fields_of(
             return fields_of(schema, body.removeprefix(BOM_UTF8), refuse_unknown)
         if b"\0" in body[:4] or body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise InvalidRequest("the body is not in UTF-8, but in UTF-16 or UTF-32") from error
+        if _is_no_json(error) and (whole := without_half_pairs(body)) != body:
+            return fields_of(schema, whole, refuse_unknown)
         raise invalid_request(error) from error
     ignored = take_ignored(fields, refuse_unknown) if findings.any else ()
     fields.check_together()
     return fields, ignored
+
+
+def _is_no_json(error: PydanticValidationError) -> bool:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return found[0]["type"] == "json_invalid"
 
 
 async def _decoded(

@@ -314,6 +314,25 @@ def test_a_byte_order_mark_does_not_matter(api, path, size):
     assert marked.headers["x-baton-ignored"] == "zz"
 
 
+@pytest.mark.parametrize("size", [0, 70_000], ids=["short", "long"])
+def test_half_of_a_surrogate_pair_is_read_as_a_replacement_character(api, size):
+    """As JavaScript escapes it where it cut an emoji; whole pairs and other text stay."""
+    text = r"\ud83d\ude00 \\ud83d \uD83D|\ude00 \ud83d\ud83d\ude00\ud83d"
+    body = f'{{"prompt": "{text}", "add_special_tokens": false, "zz": "{"x" * size}"}}'
+    headers = {"content-type": "application/json"}
+    answer = api.http.post("/tokenize", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    tokens = {"tokens": answer.json()["tokens"]}
+    read = api.http.post("/detokenize", json=tokens).json()["prompt"]
+    assert read == "\U0001f600 \\ud83d \ufffd|\ufffd \ufffd\U0001f600\ufffd"
+
+
+def test_a_half_behind_very_many_backslashes_is_an_error(api):
+    body = '{"prompt": "' + "\\" * 100 + '\\ud83d"}'
+    answer = api.http.post("/tokenize", content=body, headers={"content-type": "application/json"})
+    check_error(answer, 400, None)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_a_body_in_another_encoding_is_told_so(api, encoding):
     content = json.dumps(VALID[CHAT]).encode(encoding)
