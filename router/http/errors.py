@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -28,6 +29,12 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
 MAX_PARAM_CHARS = 200
+_PATHS = {
+    "messages": "/v1/chat/completions",
+    "input": "/v1/responses",
+    "prompt": "/v1/completions",
+}
+"""Where a field holds what is asked."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -102,7 +109,18 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     """The first error of a failed validation, with a message that names the field."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = _field_path(first)
-    return InvalidRequest(_message(first, param), param)
+    message = _message(first, param)
+    if first["type"] == "missing" and param in _PATHS:
+        message += _hint(error.errors(include_url=False)[0]["input"])
+    return InvalidRequest(message, param)
+
+
+def _hint(body: Any) -> str:
+    """The path that a body without the field that holds what is asked seems to be meant for."""
+    for name, path in _PATHS.items():
+        if isinstance(body, dict) and name in body:
+            return f"; {name!r} is a field of {path}"
+    return ""
 
 
 def _message(details: ErrorDetails, param: str | None) -> str:

@@ -314,6 +314,25 @@ def test_a_byte_order_mark_does_not_matter(api, path, size):
     assert marked.headers["x-baton-ignored"] == "zz"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"input": "Hi"}, "'messages' is required; 'input' is a field of /v1/responses"),
+        (CHAT, {"prompt": "Hi"}, "'messages' is required; 'prompt' is a field of /v1/completions"),
+        (
+            "/v1/responses",
+            {"messages": []},
+            "'input' is required; 'messages' is a field of /v1/chat/completions",
+        ),
+        (CHAT, {}, "'messages' is required"),
+    ],
+)
+def test_a_body_for_another_path_is_told_which(api, path, body, message):
+    answer = api.http.post(path, json={"model": VALID[CHAT]["model"], **body})
+    error = check_error(answer, 400, message.split("'")[1])
+    assert error["message"] == message
+
+
 @pytest.mark.parametrize("size", [0, 70_000], ids=["short", "long"])
 def test_half_of_a_surrogate_pair_is_read_as_a_replacement_character(api, size):
     """As JavaScript escapes it where it cut an emoji; whole pairs and other text stay."""
