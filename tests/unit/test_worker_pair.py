@@ -363,7 +363,7 @@ class WorkerPair(RuleBasedStateMachine):
         owners = {
             "d": [
                 *self.d.scheduler.sequences,
-                *self.d.role._fenced.sequences,
+                *self.d.role._arrivals.fenced.sequences,
                 *self.d.scheduler._leaving,
             ],
             "p": [
@@ -398,7 +398,7 @@ class WorkerPair(RuleBasedStateMachine):
         self.d.close()
 
     def is_idle(self) -> bool:
-        busy = len(self.p.role.tasks) + len(self.d.role.tasks) + len(self.d.role._fenced)
+        busy = len(self.p.role.tasks) + len(self.d.role.tasks) + len(self.d.role._arrivals.fenced)
         busy = busy or self.d.engine.is_ahead or self.p.engine.is_ahead
         handoffs = self.p.source.num_open + self.d.sink.num_open
         return not busy and not handoffs and not any(self.channels.values())

@@ -372,7 +372,7 @@ class WorkerFleet:
             if name[0] == "p":
                 owners = [task.sequence for task in role.tasks]
             else:
-                owners = [*bench.scheduler.sequences, *role._fenced.sequences]
+                owners = [*bench.scheduler.sequences, *role._arrivals.fenced.sequences]
                 owners += bench.scheduler._leaving
             held = {block for sequence in owners for block in sequence.block_table}
             assert held == {block for block, pins in enumerate(manager._pins) if pins}, name

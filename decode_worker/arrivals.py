@@ -1,0 +1,264 @@
+"""Requests whose prompt another worker computes: asked for, granted, awaited, joined.
+
+The worker asks the source of such a request, and reserves no block before the source has all of
+them. Then it grants the source the blocks that are not cached here; the sequence joins the batch
+when these blocks and its first token have arrived. The counterpart of `decode_worker.departures`.
+Owns those blocks of ended tasks that a peer may still write to.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from decode_worker.prefill_reach import PrefillReach
+from decode_worker.task import DecodeTask
+from kv_transfer.handoff.key import HandoffKey, key_of
+from kv_transfer.handoff.sink import HandoffSink
+from kv_transfer.transfer_loop import NotificationArrived
+from protocol.flight import FlightKind
+from protocol.messages import ControlMessage, HandoffToken, KvBegun, KvClosed
+from protocol.sampling import TokenLogprobs
+from scheduling.batch import Produced
+from scheduling.sequence import SequenceState
+from worker.counters import Count
+from worker.fenced_blocks import FencedBlocks
+from worker.host import WorkerHost
+from worker.inbound import InboundHandoffs
+from worker.peers import SourcePeers
+from worker.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_SILENT = "the source has fallen silent"
+_NO_ROOM = "its blocks do not fit beside those that a silent worker may still write to"
+
+
+class TaskOwner(Protocol):
+    """The owner of the tasks, which ends them."""
+
+    tasks: Tasks[DecodeTask]
+
+    def emit(self, task: DecodeTask, produced: Produced, logprobs: TokenLogprobs | None) -> None:
+        """The task has a token."""
+
+    def fail(
+        self,
+        task: DecodeTask,
+        reason: str,
+        retryable: bool = True,
+        code: str = "",
+        lacks_room: bool = False,
+    ) -> None:
+        """The attempt fails."""
+
+
+class Arrivals:
+    """The handoffs that a decode worker receives, and their sources."""
+
+    def __init__(
+        self,
+        host: WorkerHost,
+        sink: HandoffSink,
+        peers: SourcePeers,
+        reach: PrefillReach,
+        owner: TaskOwner,
+    ) -> None:
+        self.fenced = FencedBlocks()
+        self._host = host
+        self._clock = host.clock
+        self._counters = host.counters
+        self._scheduler = host.engine.scheduler
+        self._sink = sink
+        self._inbound = InboundHandoffs(host, sink, peers, self)
+        self._peers = peers
+        self._reach = reach
+        self._owner = owner
+        self._uncompiled: list[DecodeTask] = []  # could join, but their grammars still compile
+        self._silent: list[str] = []  # incarnations of sources
+        self._stuck: set[int] = set()  # blocks that a silent worker may still write to
+
+    @property
+    def num_stuck(self) -> int:
+        """Blocks that a silent worker may still write to."""
+        return len(self._stuck)
+
+    # -- calls by the owner -----------------------------------------------------------------
+
+    def expect(self, task: DecodeTask) -> None:
+        """If another worker computes the new task's prompt, ask it."""
+        if task.prefill is not None:
+            self._inbound.ask(task.key, task.prefill)
+
+    def grant(self, task: DecodeTask) -> None:
+        """Offer the source the missing blocks; there may be none. A silent worker gets no
+        blocks, because they would stay fenced for as long as it is silent."""
+        assert task.prefill is not None
+        if task.prefill.incarnation in self._silent:
+            self._owner.fail(task, _SILENT, retryable=True)
+            return
+        first_block = task.sequence.num_cached // self._host.engine.layout.block_size
+        blocks = task.sequence.block_table[first_block:]
+        task.granted_blocks = len(blocks)
+        self._inbound.offer(task.key, first_block, blocks)
+
+    def release(self, task: DecodeTask) -> None:
+        """A task has ended: leave the scheduler; blocks that a peer may still write to stay until
+        `on_unfenced`."""
+        sequence = task.sequence
+        self._scheduler.publish_arrived(sequence, self._sink.arrived(task.key))
+        if task.blocks_arrived_us and sequence.state is SequenceState.RECEIVING:
+            self._scheduler.publish_arrived(sequence, range(len(sequence.block_table)))
+        granted = bool(task.granted_blocks) and self._sink.is_open(task.key)
+        if sequence.state is not SequenceState.FINISHED:
+            self._scheduler.finish(sequence, release=not granted)
+        elif not granted:
+            self._scheduler.release_blocks(sequence)
+        if granted:
+            self.fenced.keep(task.key, sequence)
+        if granted or self._sink.is_asking(task.key):
+            self._inbound.abort(task.key)
+
+    # -- events -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look after the sources, and read what they say."""
+        self._peers.meet(self._clock.now())
+        for incarnation, message in self._peers.receive():
+            self._handle_source(incarnation, message)
+        for incarnation in self._peers.gone(self._clock.now()):
+            self._inbound.lose(incarnation)
+            self._give_up_on_peer(incarnation, "the source is gone")
+        self._reach.look(self._clock.now())
+        for incarnation in self._peers.reset():
+            self._give_up_on_peer(incarnation, "the source lost its connection to us")
+        self._silent = self._peers.silent(self._clock.now())
+        for incarnation in self._silent:
+            self._give_up_on_peer(incarnation, _SILENT, of_blocks=True)
+        self._give_back()
+
+    def land(self, event: NotificationArrived) -> None:
+        """Blocks have landed in our pool."""
+        self._inbound.follow(event)
+
+    def sweep(self) -> None:
+        """Act on timeouts, and on grammars that have compiled."""
+        uncompiled, self._uncompiled = self._uncompiled, []
+        for task in uncompiled:
+            self._try_join(task)
+        self._inbound.sweep()
+
+    def count(self) -> None:
+        """Bring the worker's counters up to date."""
+        self._inbound.count()
+        self._counters.add_up_to(Count.FRAMES_REFUSED, "peers", self._peers.refused)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _handle_source(self, incarnation: str, message: ControlMessage) -> None:
+        match message:
+            case HandoffToken():
+                self._take_first_token(incarnation, message)
+            case KvBegun():
+                self._inbound.begin(message)
+            case KvClosed():
+                task = self._owner.tasks.find(key_of(message))
+                if message.code and task is not None and task.waits_for_token_of(incarnation):
+                    self._owner.fail(task, message.error, code=message.code)
+                self._inbound.close(message)
+                task = self._owner.tasks.find(key_of(message))
+                if task is not None and task.waits_for_token_of(incarnation):
+                    reason = message.error or "the source closed without a first token"
+                    self._owner.fail(task, reason, retryable=True)
+            case _:
+                self._counters.add(Count.UNEXPECTED_MESSAGES)
+                log.warning("source %s sent %s", incarnation, type(message).__name__)
+
+    def _give_up_on_peer(self, incarnation: str, reason: str, of_blocks: bool = False) -> None:
+        """Stop waiting for this source's first tokens and, with `of_blocks`, for its
+        blocks, although it may still write them."""
+        for task in self._owner.tasks:
+            if task.waits_for(incarnation) and (of_blocks or task.token is None):
+                self._owner.fail(task, reason, retryable=True)
+
+    def _give_back(self) -> None:
+        """Give back waiting requests that fit only if blocks return to which a silent worker may
+        still write: nobody knows when that is."""
+        self._stuck = self.fenced.blocks_of(self._sink.fenced_by(self._silent))
+        if not self._stuck:
+            return
+        for task in self._owner.tasks:
+            is_waiting = task.sequence.state is SequenceState.WAITING
+            if is_waiting and not self._scheduler.fits_beside(task.sequence, self._stuck):
+                self._owner.fail(task, _NO_ROOM, retryable=True, lacks_room=True)
+
+    def _take_first_token(self, incarnation: str, message: HandoffToken) -> None:
+        task = self._owner.tasks.find(key_of(message))
+        if task is None or not task.waits_for_token_of(incarnation):
+            self._counters.add(Count.STALE_MESSAGES)
+            return
+        vocab_size = self._host.engine.limits.vocab_size
+        if message.index != task.sequence.num_output or not 0 <= message.token_id < vocab_size:
+            self._owner.fail(task, "the source sent an impossible token", retryable=True)
+            return
+        task.token = message
+        task.first_token_us = self._clock.wall_us()
+        self._host.flight.note(FlightKind.FIRST_TOKEN, task.asked)
+        sequence = task.sequence
+        is_waiting = sequence.state is SequenceState.WAITING
+        if message.finish is not None and is_waiting and sequence.is_ready:
+            self._finish_without_blocks(task, message)
+        else:
+            self._try_join(task)
+
+    def _finish_without_blocks(self, task: DecodeTask, token: HandoffToken) -> None:
+        """The first token completes the output, and nothing was granted for it: its blocks are not
+        needed here, where they might have to wait for room."""
+        self._inbound.abort(task.key)
+        produced = self._scheduler.completed(task.sequence, token.token_id, self._clock.now())
+        if produced.finish is None:
+            reason = "the source ended an output that goes on"
+            self._owner.fail(task, reason, retryable=True)
+        else:
+            self._owner.emit(task, produced, token.logprobs)
+
+    def _try_join(self, task: DecodeTask) -> None:
+        """Join the batch if blocks and first token have arrived and the grammar is compiled."""
+        is_over = task.sequence.state is not SequenceState.RECEIVING
+        if task.token is None or not task.blocks_arrived_us or is_over:
+            return
+        if not task.sequence.is_ready:
+            self._uncompiled.append(task)
+            return
+        produced = self._scheduler.arrived(task.sequence, task.token.token_id, self._clock.now())
+        self._counters.add(Count.HANDOFFS)
+        self._owner.emit(task, produced, task.token.logprobs)
+
+    # -- callbacks of handoffs: see `GrantOwner` ----------------------------------------------
+
+    def on_begun(self, key: HandoffKey) -> None:
+        """The source holds the whole prompt: the sequence may be admitted."""
+        task = self._owner.tasks.find(key)
+        if task is not None:
+            task.sequence.source_has_begun = True
+
+    def on_complete(self, key: HandoffKey) -> None:
+        """Every block has arrived."""
+        task = self._owner.tasks.find(key)
+        if task is not None:
+            task.blocks_arrived_us = self._clock.wall_us()
+            self._host.flight.note(FlightKind.ARRIVED, task.asked, task.granted_blocks)
+            self._try_join(task)
+
+    def on_failed(self, key: HandoffKey, reason: str, arrived: tuple[int, ...]) -> None:
+        """The attempt failed; the blocks that arrived stay cached."""
+        task = self._owner.tasks.find(key)
+        if task is not None:
+            self._scheduler.publish_arrived(task.sequence, arrived)
+            self._owner.fail(task, reason, retryable=True)
+
+    def on_unfenced(self, key: HandoffKey) -> None:
+        """Release the blocks of an ended task."""
+        sequence = self.fenced.take(key)
+        if sequence is not None:
+            self._scheduler.release_blocks(sequence)
