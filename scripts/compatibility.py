@@ -103,6 +103,7 @@ CLIENTS = (
         "three APIs: evaluations with tools, structured output, abort",
         ("inspect-ai", "openai", "anthropic"),
     ),
+    Client("aider", "a question, and an edit of a file", ("aider-chat",)),
     Client("guidellm", "profiles of chats, completions and responses", ("guidellm",)),
     Client("openai_node", "both APIs: stream, tool runner, zod, aborts", ("openai", "zod")),
     Client("anthropic_js", "stream, tool runner, zod, aborts", ("@anthropic-ai/sdk", "zod")),
