@@ -75,7 +75,7 @@ class DecodeTask(Task):
         return f"preempted: its blocks went to an older sequence; {again} tokens computed again"
 
     def waits_for(self, incarnation: str) -> bool:
-        """Whether this prefill worker still has to send the first token or blocks."""
+        """Whether this source still has to send the first token or blocks."""
         has_all = self.token is not None and bool(self.blocks_arrived_us)
         return (
             not has_all
@@ -92,7 +92,7 @@ class DecodeTask(Task):
         return is_asking or state is SequenceState.RECEIVING
 
     def waits_for_token_of(self, incarnation: str) -> bool:
-        """Whether this prefill worker still has to send the first token."""
+        """Whether this source still has to send the first token."""
         return self.token is None and self.waits_for(incarnation)
 
     def tokens(

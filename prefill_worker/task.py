@@ -18,7 +18,7 @@ class PrefillTask(Task):
 
     `num_ready` of its blocks and `num_stored` of its chunks were offered, of which a card may still
     compute the last; `chunks` are those that have run. `token` is known once the last one has run.
-    `answered` means that the decode worker was told that the handoff ended; `error` says why if it
+    `answered` means that the sink was told that the handoff ended; `error` says why if it
     failed. `unwanted` means that the router aborted the attempt, `is_hopeless` that it would fail
     on any worker.
     """
@@ -59,7 +59,7 @@ class PrefillTask(Task):
         )
 
     def handoff_token(self, produced: Produced, logprobs: TokenLogprobs | None) -> HandoffToken:
-        """The message that carries the first token to the decode worker."""
+        """The message that carries the first token to the sink."""
         return HandoffToken(
             request_id=self.sequence.request_id,
             attempt=self.sequence.attempt,
