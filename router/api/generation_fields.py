@@ -95,8 +95,8 @@ class SamplingFields(RequestBody):
 
     constrains: ClassVar[bool] = True
 
-    max_tokens: _Limit | None = None
-    max_completion_tokens: _Limit | None = None
+    max_tokens: _LimitOrNone | None = None
+    max_completion_tokens: _LimitOrNone | None = None
     max_output_tokens: _Limit | None = None
     max_new_tokens: _OtherLimit | None = None
     n_predict: _LimitOrNone | None = None

@@ -20,8 +20,8 @@ NOT_STRINGS = (1, True, [], {}, 0.5)
 SHARED: dict[str, tuple[object, ...]] = {
     "model": NOT_STRINGS,
     "prompt_logprobs": (*NOT_INTEGERS, -1, 21),
-    "max_tokens": (*NOT_INTEGERS, -1, 0),
-    "max_completion_tokens": (*NOT_INTEGERS, -1, 0),
+    "max_tokens": (*NOT_INTEGERS, -3, 0),
+    "max_completion_tokens": (*NOT_INTEGERS, -3, 0),
     "max_output_tokens": (*NOT_INTEGERS, -1, 0),
     "max_new_tokens": (*NOT_INTEGERS, -1, 0),
     "n_predict": (*NOT_INTEGERS, -3, 0),
