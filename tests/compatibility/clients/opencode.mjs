@@ -14,11 +14,11 @@ const env = {
   ...process.env, HOME: home, PWD: home, OPENCODE_DISABLE_MODELS_FETCH: "1" };
 const settings = { cwd: home, env, stdio: ["ignore", "pipe", "inherit"] };
 
-function configure(output) {
+function configure(output, options) {
   const provider = {
     npm: "@ai-sdk/openai-compatible",
     options: { baseURL: V1, apiKey: "none" },
-    models: { [MODEL]: { limit: { context: 4096, output } } },
+    models: { [MODEL]: { limit: { context: 4096, output }, options } },
   };
   writeFileSync(join(home, "opencode.json"), JSON.stringify({
     provider: { baton: provider }, model, small_model: model, autoupdate: false,
@@ -27,7 +27,7 @@ function configure(output) {
   }));
 }
 
-configure(64);
+configure(64, {});
 for (const more of [[], ["--continue"]]) {
   const command = ["run", "--format", "json", ...more, "What is a lambda?"];
   const printed = execFileSync("opencode", command, settings).toString();
@@ -37,7 +37,7 @@ for (const more of [[], ["--continue"]]) {
   assert.ok(["stop", "length"].includes(part.reason), part.reason);
   assert.ok(part.tokens.output > 0);
 }
-configure(2048);
+configure(2048, { min_tokens: 2000 });
 await aborted(async () => {
   const asked = spawn("opencode", ["run", "--format", "json", LONG], settings);
   for await (const printed of asked.stdout) {
