@@ -37,11 +37,13 @@ from bench.engine.peer_process import PeerProcess, installed_peers, interpreters
 from bench.engine.workloads import EngineNeeds
 from bench.tools.paths import DEMO_MODEL
 from checkpoint.model_source import resolve_model
-from engine.attention.base import AttentionBackend, Segment
-from engine.attention.cpu_backend import KernelAttention, orders_for
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.base import Segment
+from engine.backend import Backend
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import has_blocks, load_block_weights, load_weights
+from engine.cpu.backend import CpuBackend
+from engine.cpu.native_linear import packed_bits
+from engine.gpu.backend import CardBackend
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
@@ -123,23 +125,21 @@ class Reader:
             else load_weights(folder, config, device, torch.bfloat16, None)
         )
         layout = config.kv_layout("accuracy", BLOCK_SIZE, KV_DTYPES[kind.kv_dtype])
-        windows, self._device = config.sliding_windows, device
-        kernels = _kernels() if device.type == "cpu" else None
-        if kernels is not None:
-            layout = msgspec.structs.replace(layout, order=orders_for(layout, kernels)[0])
+        backend: Backend = (
+            CpuBackend(config, "bfloat16", _kernels(), weight_bits=bits)
+            if device.type == "cpu"
+            else CardBackend(config, device, torch.bfloat16, weight_bits=bits)
+        )
+        layout = msgspec.structs.replace(layout, order=backend.orders(layout)[0])
+        self._device = device
         pool = KvPool(layout, WINDOW // BLOCK_SIZE, device, None)
-        self._attention: AttentionBackend
-        if kernels is not None:
-            self._model = DecoderModel(config, weights, kernels, bits)
-            self._attention = KernelAttention(pool, windows, config.num_heads, kernels)
-        else:
-            self._model = DecoderModel(config, weights, weight_bits=bits)
-            self._attention = TorchAttention(pool, windows)
+        self._model = DecoderModel(config, weights, backend)
+        self._attention = backend.attention(pool)
 
     @property
     def bits_per_weight(self) -> float | None:
         """Bits of a weight as products read it, scales included, on average, where known."""
-        return self._model.bits_per_weight
+        return packed_bits(self._model.linear_layers())
 
     def logits(self, window: torch.Tensor) -> torch.Tensor:
         """[tokens, vocab], fp32, on the CPU."""

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from bench.tools.paths import DEMO_MODEL
 from engine.engine import Engine
-from engine.loader import EngineConfig, LoadedEngine, load_engine
+from engine.engine_config import EngineConfig
+from engine.loader import LoadedEngine, load_engine
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState

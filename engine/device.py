@@ -12,6 +12,18 @@ from protocol.errors import ConfigError
 from protocol.layout import DTYPE_BYTES, FP8
 
 
+def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` is CUDA if there is a card, else CPU. Raises ConfigError."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name} was asked for, but torch sees no CUDA card; use cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Torch's dtype for `float32`, `bfloat16` or `float16`; ConfigError for any other name."""
     if name not in DTYPE_BYTES:

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.base import AttentionBackend, Segment, wanted_rows
-from engine.cpu.fused_step import FusedStep, Likeliest
+from engine.backend import CapturedDecodes, Likeliest, WholeStep
 from engine.device import fence_of, wait_for
 from engine.fences import PASSED, Fence
-from engine.gpu.graphs import DecodeGraphs
-from engine.models.decoder import RunnableModel
+from engine.models.runnable import RunnableModel
 from engine.packed_copy import on_device
 from engine.runner import (
     LATE,
@@ -71,7 +70,7 @@ Launched = torch.Tensor | Likeliest
 
 class ModelRunner:
     """The `Runner` of a model with its attention backend, sampler and grammars. `step`, if the
-    kernels support it, runs batches that need only the likeliest tokens."""
+    machine has it, runs batches that need only the likeliest tokens."""
 
     def __init__(
         self,
@@ -79,8 +78,8 @@ class ModelRunner:
         attention: AttentionBackend,
         sampler: Sampler,
         grammars: Grammars,
-        graphs: DecodeGraphs | None = None,
-        step: FusedStep | None = None,
+        graphs: CapturedDecodes | None = None,
+        step: WholeStep | None = None,
     ) -> None:
         self._model = model
         self._attention = attention

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from checkpoint.texts_fingerprint import texts_fingerprint
 from checkpoint.trial import start_trial
-from engine.device import bind_thread
+from engine.device import bind_thread, pick_device
 from engine.gpu.share import limit_to_share
-from engine.loader import LoadedEngine, pick_device
+from engine.loader import LoadedEngine
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory, Transport

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from bench.engine.peer_process import PeerProcess
 from bench.engine.workloads import BATCH_SIZES, DECODE_STEPS, PREFILL_LENGTHS, Work, longest
 from engine.engine import Engine
-from engine.loader import EngineConfig, LoadedEngine, load_engine
+from engine.engine_config import EngineConfig
+from engine.loader import LoadedEngine, load_engine
 from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig

@@ -14,13 +14,12 @@ import torch
 
 from bench.engine.limits import step_needs
 from engine.attention.base import AttentionBackend, Segment
+from engine.backend import Backend
 from engine.checkpoint.config import ModelConfig
 from engine.checkpoint.weights import LayerWeights, Weights
 from engine.device import wait_for
 from engine.gpu.graphs import DecodeGraphs
 from engine.kv_pool import KvPool
-from engine.layers.linear import MakeLinear
-from engine.layers.ops import LayerOps
 from engine.models.decoder import DecoderModel
 
 BLOCK_SIZE = 16
@@ -133,13 +132,10 @@ def check_overhead(card: Card, passes: Passes, batch: int = 32, context: int = 1
 
 def random_model(
     config: ModelConfig,
-    device: torch.device,
-    ops: LayerOps | None = None,
-    weight_bits: int = 16,
-    linear: MakeLinear | None = None,
+    backend: Backend,
 ) -> DecoderModel:
-    """A model of this shape with random bf16 weights, made on the device; 8 bits mean fp8. `ops`
-    and `linear` as in DecoderModel."""
+    """A model of this shape with random bf16 weights, made on the backend's device."""
+    device = backend.device
     hidden, head = config.hidden_size, config.head_dim
     q, kv = config.num_heads * head, config.num_kv_heads * head
 
@@ -168,7 +164,7 @@ def random_model(
     layers = [layer() for _ in range(config.num_layers)]
     embed, head_weight = normal(config.vocab_size, hidden), normal(config.vocab_size, hidden)
     weights = Weights(embed, layers, ones(hidden), head_weight)
-    return DecoderModel(config, weights, weight_bits=weight_bits, ops=ops, linear=linear)
+    return DecoderModel(config, weights, backend)
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 10) -> float:

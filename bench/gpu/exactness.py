@@ -19,7 +19,8 @@ import torch
 
 from bench.gpu.checks import BLOCK_SIZE, Card, Row
 from engine.checkpoint.config import load_model_config
-from engine.loader import EngineConfig, load_engine
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine
 from protocol.sampling import SamplingParams
 from scheduling.scheduler import SchedulerConfig
 from scheduling.sequence import Sequence as EngineSequence

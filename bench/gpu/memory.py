@@ -15,8 +15,9 @@ import torch
 
 from bench.gpu.checks import BLOCK_SIZE, Card, Row, attention_of
 from engine.device import wait_for
+from engine.engine_config import EngineConfig
 from engine.gpu.memory import Taken
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from scheduling.scheduler import SchedulerConfig
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from bench.gpu.checks import BLOCK_SIZE, Card, Row, attention_of
-from engine.attention.base import AttentionBackend, Segment
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.base import Segment
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
 from engine.device import kv_torch_dtype
+from engine.engine_config import EngineConfig
 from engine.gpu.backend import CardBackend
+from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.kv_pool import KvPool
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from engine.models.decoder import DecoderModel
 from protocol.errors import BatonError
 from protocol.sampling import SamplingParams
@@ -110,16 +111,12 @@ def _our_logits(
     """[tokens, vocab], fp32, of a bf16 model: with FlashInfer on a card, else with torch."""
     config, device, dtype = load_model_config(folder), card.device, torch.bfloat16
     weights = load_weights(folder, config, device, dtype, None)
-    backend = None
-    if device.type == "cuda":
-        backend = CardBackend(config, device, dtype, kv_torch_dtype(kv_dtype))
-    ops = backend.ops() if backend else None
-    model = DecoderModel(config, weights, weight_bits=weight_bits, ops=ops)
+    choice = FlashInferBackend if device.type == "cuda" else CardBackend
+    backend = choice(config, device, dtype, kv_torch_dtype(kv_dtype), weight_bits=weight_bits)
+    model = DecoderModel(config, weights, backend)
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, kv_dtype), num_blocks, device)
-    attention: AttentionBackend = (
-        backend.attention(pool) if backend else TorchAttention(pool, config.sliding_windows)
-    )
+    attention = backend.attention(pool)
     attention.plan([Segment(len(ids), len(ids), range(num_blocks))])
     return model.forward(ids, torch.arange(len(ids), device=device), attention)
 

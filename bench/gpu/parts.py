@@ -31,7 +31,7 @@ from bench.tools.paths import DEMO_MODEL
 from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import ModelConfig, load_model_config, parse_model_config
 from engine.device import available_bytes, kv_torch_dtype
-from engine.gpu.backend import CardBackend
+from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.gpu.invariant_backend import InvariantBackend
 from engine.kv_pool import KvPool
@@ -112,7 +112,7 @@ def mixed(device: torch.device) -> Iterator[Row]:
     from bench.gpu.mixed import MIXED_STEPS, check_kernels, check_mixed
 
     config = _llama(num_layers=4)
-    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
+    backend = FlashInferBackend(config, device, torch.bfloat16, torch.bfloat16)
     pool = KvPool(config.kv_layout("bench", BLOCK_SIZE, _BF16), _MIXED_BLOCKS, device)
     _fill(pool)
     attention, layers = backend.attention(pool), backend.layers(pool)
@@ -284,8 +284,15 @@ def _passes(
     kv_dtype: str = _BF16,
 ) -> Passes:
     """The shape with FlashInfer and graphs. Raises FlashInferUnavailable."""
-    backend = CardBackend(config, device, torch.bfloat16, kv_torch_dtype(kv_dtype), max(sizes))
-    model = random_model(config, device, backend.ops(), bits)
+    backend = FlashInferBackend(
+        config,
+        device,
+        torch.bfloat16,
+        kv_torch_dtype(kv_dtype),
+        max(sizes),
+        weight_bits=bits,
+    )
+    model = random_model(config, backend)
     return _passes_by(backend, model, num_blocks, sizes, kv_dtype)
 
 
@@ -294,12 +301,12 @@ def _invariant_passes(
 ) -> Passes:
     """The shape in batch-invariant mode, with graphs. Raises ConfigError."""
     backend = InvariantBackend(config, device, torch.bfloat16)
-    model = random_model(config, device, backend.ops(), linear=backend.linear)
+    model = random_model(config, backend)
     return _passes_by(backend, model, num_blocks, sizes, _BF16)
 
 
 def _passes_by(
-    backend: CardBackend | InvariantBackend,
+    backend: FlashInferBackend | InvariantBackend,
     model: DecoderModel,
     num_blocks: int,
     sizes: list[int],

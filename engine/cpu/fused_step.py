@@ -10,7 +10,6 @@ model's logits, bit for bit. `native/step.h` computes.
 from __future__ import annotations
 
 import ctypes
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.cpu_backend import KernelAttention
+from engine.backend import Likeliest
 from engine.checkpoint.blocks import PANEL_OUTPUTS
 from engine.cpu.block_panels import BlockEmbedding, FileRows
 from engine.cpu.fused_layers import Forward, FusedLayers
@@ -38,19 +38,6 @@ class _Step(ctypes.Structure):
 
 
 _LARGEST_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Likeliest:
-    """The largest logit in each of R rows, NaN if the row has one, and its first token."""
-
-    logits: Sequence[float]
-    ids: Sequence[int]
-
-    def finite_ids(self) -> list[int | None]:
-        """The tokens; None for rows whose largest logit is not finite."""
-        pairs = zip(self.logits, self.ids, strict=True)
-        return [token_id if math.isfinite(logit) else None for logit, token_id in pairs]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ packed weight; `native/linear.h` multiplies.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 
 import torch
 from torch.nn.functional import pad
@@ -17,6 +18,7 @@ from engine.checkpoint.blocks import PANEL_OUTPUTS, BlockMatrix, fit_panels
 from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
 from engine.cpu.quantization import GROUP_INPUTS, QuantizedWeight, quantize
+from engine.layers.linear import LinearLayer
 
 _LANES = 16
 _WORD_BYTES = {16: 256, 12: 192}
@@ -167,6 +169,17 @@ class NativeLinear:
             add = add.contiguous()
             call.add = add.data_ptr()
         self._multiply(ctypes.byref(call))
+
+
+def packed_bits(layers: Iterable[LinearLayer]) -> float | None:
+    """Bits of a weight as our kernels read it, scales included, on average; None if other products
+    read some."""
+    num_bytes = count = 0
+    for layer in layers:
+        if not isinstance(layer, NativeLinear):
+            return None
+        num_bytes, count = num_bytes + layer.num_bytes, count + layer.count
+    return 8 * num_bytes / count
 
 
 def _pack(weight: torch.Tensor, panels: torch.Tensor, kernels: ctypes.CDLL) -> None:

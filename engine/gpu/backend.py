@@ -1,219 +1,124 @@
-"""The backend of a model on a CUDA card: FlashInfer's attention and our Triton kernels.
+"""The backend of a model on a CUDA card: torch's operations, which work for every model.
 
-Owns the workspace that all attention objects share; they take turns on one stream. The backend is
-created before the weights are loaded, and builds its kernels then: what is missing on the machine
-shows first, and a kernel that cannot be built leads to the one that can.
+`engine.gpu.triton_backend` and those built on it replace them by faster kernels. What every card
+has in common is here: weights of 16 or 8 bits, and a KV pool that is sized by a profile run.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import ModuleType
-
 import torch
 
-from engine.attention.base import Segment
-from engine.attention.flashinfer_backend import (
-    FlashInferAttention,
-    FlashInferChoice,
-    FlashInferUnavailable,
-    check_supported,
-    choose_kernels,
-    load_flashinfer,
-    workspace_bytes,
-)
-from engine.attention.flashinfer_graph import DecodeBuffers, FixedDecode
-from engine.attention.pool_layers import PoolLayers
+from engine.attention.base import AttentionBackend
+from engine.attention.torch_backend import TorchAttention
+from engine.backend import WHOLE, CapturedDecodes, FusedPass, Sizes
+from engine.checkpoint.blocks import BlockMatrix, Matrix
 from engine.checkpoint.config import ModelConfig
-from engine.device import dtype_name, wait_for
-from engine.gpu.toolchain import first_error, prepare_builds
-from engine.gpu.tuning import MixedStep, choose_mixed, faster_chunks
+from engine.device import dtype_name
+from engine.gpu.fp8_linear import Fp8Linear, can_scale
+from engine.gpu.memory import NO_GRAPHS, Graphs, LargestStep, blocks_for_card, profile, report_taken
 from engine.kv_pool import KvPool
-from engine.layers.linear import MakeLinear
-from engine.layers.ops import LayerOps
-from engine.sampling.top_p import FindCut
+from engine.layers.embedding import TorchEmbedding
+from engine.layers.linear import LinearLayer, torch_linear
+from engine.layers.ops import LayerOps, TorchOps
+from engine.models.parts import ModelParts
+from engine.models.runnable import RunnableModel
+from engine.sampling.sampler import Sampler
+from protocol.layout import TOKENS, KvLayout
 
-logger = logging.getLogger(__name__)
-
-_HOPPER = 9  # compute capability's major number
-_TRIAL_BLOCK = 16
-
-
-@dataclass(frozen=True)
-class CardLibrary:
-    """FlashInfer on one card, and what its kernels depend on there."""
-
-    flashinfer: ModuleType
-    is_hopper: bool
-    num_multiprocessors: int
-    why_no_build: str = ""  # what a kernel that has not been built before would lack
-
-    @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype, head_dim: int) -> CardLibrary:
-        """Load FlashInfer for a model on `device`, a card. Raises FlashInferUnavailable."""
-        check_supported(device, dtype, head_dim)
-        why_no_build = prepare_builds(os.environ, _cuda_major())
-        library = load_flashinfer()
-        return cls(
-            library,
-            torch.cuda.get_device_capability(device)[0] == _HOPPER,
-            torch.cuda.get_device_properties(device).multi_processor_count,
-            why_no_build,
-        )
+_DEFAULT_FRACTION = 0.85
+_FP8_BITS = 8
 
 
 class CardBackend:
-    """The kernels for one model and up to `max_sequences` decodes at once, built or loaded.
+    """A `Backend` by torch's operations. With 8 `weight_bits`, products are in fp8 where the
+    weight's sizes allow it, the logits' excepted."""
 
-    fa2 replaces fa3 where fa3 cannot be built. Raises FlashInferUnavailable if FlashInfer cannot
-    serve the model, or if a kernel cannot be built. `library` is FlashInfer, by default as it is
-    installed.
-    """
-
+    shard = WHOLE
+    keeps_blocks = False
     numerics = ""
     """Nothing that workers would have to agree on: results depend on the batch anyway."""
-    linear: MakeLinear | None = None
-    """The model chooses its linear layers itself."""
 
     def __init__(
         self,
         config: ModelConfig,
         device: torch.device,
         dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-        max_sequences: int = 256,
-        *,
-        library: CardLibrary | None = None,
+        kv_dtype: torch.dtype | None = None,
+        weight_bits: int = 16,
     ) -> None:
-        library = library or CardLibrary.on(device, dtype, config.head_dim)
-        self._library = library.flashinfer
+        self.device = device
+        self.dtype, self.kv_dtype = dtype_name(dtype), dtype_name(kv_dtype or dtype)
+        self.rounds_weights = weight_bits == _FP8_BITS
         self._config = config
         self._dtype = dtype
-        heads = (config.num_heads, config.num_kv_heads)
-        choice = choose_kernels(*heads, kv_dtype, library.is_hopper)
-        num_bytes = workspace_bytes(
-            heads, config.head_dim, max_sequences, library.num_multiprocessors
-        )
-        self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        logger.info("kernels of attention that were not built on this machine before take minutes")
-        self.choice = self._built(choice, device, kv_dtype, library.why_no_build)
-        logger.info(
-            "attention by FlashInfer %s: prefill by %s, decode on %s",
-            self._library.__version__,
-            self.choice.prefill,
-            "tensor cores" if self.choice.decode_on_tensor_cores else "plain cores",
-        )
 
-    @property
-    def graph_wrappers(self) -> int:
-        """Wrappers of FlashInfer in each graph."""
-        return len(set(self._config.sliding_windows))
+    def orders(self, layout: KvLayout) -> tuple[str, ...]:
+        """See Backend."""
+        return (TOKENS,)
+
+    def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        assert isinstance(weight, torch.Tensor)
+        if self.rounds_weights and can_scale(weight):
+            return Fp8Linear(weight, bias)
+        return torch_linear(weight, bias)
+
+    def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        return self.linear(weight, bias)
+
+    def logits_linear(self, weight: Matrix) -> LinearLayer:
+        """See Backend."""
+        assert isinstance(weight, torch.Tensor)
+        return torch_linear(weight)
+
+    def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding:
+        """See Backend."""
+        assert isinstance(weight, torch.Tensor)
+        return TorchEmbedding(weight)
 
     def ops(self) -> LayerOps:
-        """The operations between a layer's products."""
-        from engine.gpu.ops import TritonOps  # needs Triton
+        """See Backend."""
+        return TorchOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
-        return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
+    def fuse(self, parts: ModelParts) -> FusedPass | None:
+        """See Backend."""
+        return None
 
-    def find_cut(self) -> FindCut:
-        """The search for the cut of top-p, in one kernel."""
-        from engine.gpu.ops import lowest_kept  # needs Triton
+    def attention(self, pool: KvPool) -> AttentionBackend:
+        """See Backend."""
+        return TorchAttention(pool, self._config.sliding_windows)
 
-        return lowest_kept
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
+        """See Backend; nothing is tuned."""
+        return self.attention(pool)
 
-    def log_totals(self) -> None:
-        """The sampler's own way of totalling log-probabilities."""
+    def runnable(self, model: RunnableModel) -> RunnableModel:
+        """See Backend."""
+        return model
 
-    def attention(
-        self, pool: KvPool, choice: FlashInferChoice | None = None
-    ) -> FlashInferAttention:
-        """Attention for any batch over `pool`, with the model's kernels or those of `choice`."""
-        chosen = choice or self.choice
-        return FlashInferAttention(self.layers(pool), self._workspace, chosen, self._library)
+    def sampler(self) -> Sampler:
+        """See Backend."""
+        return Sampler(self._config.vocab_size)
 
-    def tuned_attention(self, pool: KvPool, typical: MixedStep) -> FlashInferAttention:
-        """Like `attention`, with the kernels that measure faster for the `typical` step; only reads
-        the pool. fa2 is tried against fa3 only if decodes use fa2's kernel anyway, so that the
-        trial does not have to build a kernel."""
-        attention, layers = self.attention(pool), self.layers(pool)
-        if self.choice.prefill == "fa3" and self.choice.decode_on_tensor_cores:
-            other = self.attention(pool, replace(self.choice, prefill="fa2"))
-            attention = faster_chunks([attention, other], layers, typical)
-        choose_mixed(attention, layers, typical)
-        return attention
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
+        """See Backend; torch's attention is not captured."""
+        return None
 
-    def fixed_decodes(
-        self, pool: KvPool, max_sequences: int, max_blocks: int
-    ) -> Callable[[int], FixedDecode]:
-        """A factory of attention for a fixed number of decodes, for capture in graphs. All share
-        buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
-        layers = self.layers(pool)
-        buffers = DecodeBuffers(max_sequences, max_blocks, pool.device)
+    def planned_graphs(self, sizes: Sizes) -> Graphs:
+        """Numbers of the graphs that `graphs` will capture, for sizing memory."""
+        return NO_GRAPHS
 
-        def make(size: int) -> FixedDecode:
-            return FixedDecode(layers, size, buffers, self._workspace, self.choice, self._library)
+    def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
+        """See Backend; runs the largest step."""
+        if sizes.num_blocks:
+            return sizes.num_blocks
+        num_tokens = min(sizes.max_chunk, sizes.context) + sizes.max_sequences
+        largest, graphs = LargestStep(num_tokens, sizes.max_sequences), self.planned_graphs(sizes)
+        memory = profile(model, layout, self.attention, largest, self.sampler(), graphs)
+        fitting = blocks_for_card(layout, memory, sizes.memory_fraction or _DEFAULT_FRACTION)
+        return min(fitting, sizes.most_blocks(layout))
 
-        return make
-
-    def layers(self, pool: KvPool) -> PoolLayers:
-        """The model's layers in `pool`, as views for the kernels."""
-        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)
-
-    def _built(
-        self,
-        choice: FlashInferChoice,
-        device: torch.device,
-        kv_dtype: torch.dtype,
-        why_no_build: str,
-    ) -> FlashInferChoice:
-        """Run a decode and a chunk for each kind of layer, which builds and loads their kernels and
-        shows that the card takes them. Returns `choice`, or with fa2. Raises
-        FlashInferUnavailable."""
-        layout = self._config.kv_layout("", _TRIAL_BLOCK, dtype_name(kv_dtype))
-        pool = KvPool(layout, 1, device)
-        layers = self.layers(pool)
-        decode, chunk = Segment(1, 1, [0]), Segment(2, 2, [0])
-        error = _build_error(self.attention(pool, choice), layers, decode)
-        if not error:
-            error = _build_error(self.attention(pool, choice), layers, chunk)
-            if error and choice.prefill == "fa3":
-                logger.warning(
-                    "chunks by fa2, slower than fa3, whose kernels cannot be built or run: %s",
-                    _with_cause(error, why_no_build),
-                )
-                choice = replace(choice, prefill="fa2")
-                error = _build_error(self.attention(pool, choice), layers, chunk)
-        if error:
-            why = _with_cause(error, why_no_build)
-            raise FlashInferUnavailable(f"FlashInfer's kernels cannot be built or run: {why}")
-        return choice
-
-
-def _build_error(attention: FlashInferAttention, layers: PoolLayers, segment: Segment) -> str:
-    """Plan and run a batch of one segment in a layer of each window; returns the error of a kernel
-    that cannot be built or does not run on this card, or ""."""
-    shape = (segment.query_len, layers.num_heads, layers.head_dim)
-    try:
-        attention.plan([segment])
-        for window in set(layers.windows):
-            q = torch.zeros(shape, dtype=layers.dtype, device=layers.device)
-            attention.attend(layers.windows.index(window), q)
-        wait_for(layers.device)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
-        return first_error(str(error) or repr(error))
-    return ""
-
-
-def _with_cause(error: str, why_no_build: str) -> str:
-    return f"{why_no_build} ({error})" if why_no_build else error
-
-
-def _cuda_major() -> int | None:
-    """The major version of the CUDA that torch was built for; None for a build for CPUs."""
-    return int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
+    def report(self, pool: KvPool) -> None:
+        """See Backend."""
+        report_taken(self.device, pool)

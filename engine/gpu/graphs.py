@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, Segment
-from engine.models.decoder import DecoderModel
+from engine.models.runnable import RunnableModel
 from engine.packed_copy import on_device
 from engine.sampling.chosen_tokens import LateTokens
 
@@ -50,7 +50,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: RunnableModel,
         make_attention: Callable[[int], AttentionBackend],
         sizes: Sequence[int],
         capture: Capture,
@@ -101,7 +101,7 @@ class DecodeGraphs:
         return self._logits[: len(tokens)]
 
     def _pass(
-        self, model: DecoderModel, size: int, attention: AttentionBackend
+        self, model: RunnableModel, size: int, attention: AttentionBackend
     ) -> Callable[[], None]:
         tokens, positions = self._tokens[:size], self._positions[:size]
         logits = self._logits[:size]

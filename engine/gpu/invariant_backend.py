@@ -20,17 +20,15 @@ from engine.attention.invariant_backend import (
     InvariantAttention,
     InvariantBuffers,
 )
-from engine.attention.pool_layers import PoolLayers
 from engine.attention.tiles import Partials
+from engine.backend import Sizes
 from engine.checkpoint.blocks import Matrix
 from engine.checkpoint.config import ModelConfig
 from engine.gpu.invariant_linear import InvariantLinear, Multiply
-from engine.gpu.tuning import MixedStep
+from engine.gpu.triton_backend import TritonBackend
 from engine.kv_pool import KvPool
 from engine.layers.linear import LinearLayer
-from engine.layers.ops import LayerOps
 from engine.sampling.chosen_tokens import LogTotals
-from engine.sampling.top_p import FindCut
 from protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -74,20 +72,19 @@ class InvariantKernels:
         return cls(attend_tiles, multiply, log_totals, numerics)
 
 
-class InvariantBackend:
+class InvariantBackend(TritonBackend):
     """The kernels for one model. Raises ConfigError if they do not support it."""
-
-    graph_wrappers = 0
-    """Wrappers of FlashInfer in each graph."""
 
     def __init__(
         self,
         config: ModelConfig,
         device: torch.device,
         dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
         *,
         kernels: InvariantKernels | None = None,
     ) -> None:
+        super().__init__(config, device, dtype, kv_dtype or dtype)
         if dtype not in (torch.bfloat16, torch.float16):
             raise ConfigError(
                 f"batch_invariant on a card needs dtype bfloat16 or float16, not {dtype}"
@@ -98,28 +95,18 @@ class InvariantBackend:
                 f"batch_invariant takes heads of {sizes} on a card, not of {config.head_dim}"
             )
         self._kernels = kernels or InvariantKernels.on(device)
-        self._config = config
-        self._dtype = dtype
         self._partials = Partials.empty(config.num_heads, config.head_dim, device)
         self.numerics = self._kernels.numerics
         logger.info("batch-invariant: attention and products by our own kernels, %s", self.numerics)
-
-    def ops(self) -> LayerOps:
-        """The operations between a layer's products, which are row by row."""
-        from engine.gpu.ops import TritonOps  # needs Triton
-
-        return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
 
     def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
         """A layer for `weight` [outputs, inputs]."""
         assert isinstance(weight, torch.Tensor)
         return InvariantLinear(weight, bias, self._kernels.multiply)
 
-    def find_cut(self) -> FindCut:
-        """The search for the cut of top-p, in one kernel."""
-        from engine.gpu.ops import lowest_kept  # needs Triton
-
-        return lowest_kept
+    def logits_linear(self, weight: Matrix) -> LinearLayer:
+        """See Backend."""
+        return self.linear(weight, None)
 
     def log_totals(self) -> LogTotals:
         """What reported log-probabilities are relative to."""
@@ -129,7 +116,7 @@ class InvariantBackend:
         """Attention for any batch over `pool`."""
         return InvariantAttention(self.layers(pool), self._partials, self._kernels.attend_tiles)
 
-    def tuned_attention(self, pool: KvPool, typical: MixedStep) -> InvariantAttention:
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> InvariantAttention:
         """The same: nothing is tuned."""
         return self.attention(pool)
 
@@ -146,7 +133,3 @@ class InvariantBackend:
             return FixedInvariantDecodes(layers, size, buffers, self._partials, attend_tiles)
 
         return make
-
-    def layers(self, pool: KvPool) -> PoolLayers:
-        """The model's layers in `pool`, as views for the kernels."""
-        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)

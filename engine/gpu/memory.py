@@ -16,7 +16,7 @@ import torch
 from engine.attention.base import AttentionBackend, Segment
 from engine.gpu.graphs import GRAPH_BYTES
 from engine.kv_pool import KvPool, blocks_for_memory
-from engine.models.decoder import DecoderModel
+from engine.models.runnable import RunnableModel
 from engine.sampling.row_numbers import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.layout import KvLayout
@@ -92,7 +92,7 @@ def blocks_for_card(layout: KvLayout, memory: CardMemory, fraction: float) -> in
 
 @torch.inference_mode()
 def profile(
-    model: DecoderModel,
+    model: RunnableModel,
     layout: KvLayout,
     make_attention: Callable[[KvPool], AttentionBackend],
     largest: LargestStep,
@@ -113,13 +113,14 @@ def profile(
     tokens = torch.zeros(largest.num_tokens, dtype=torch.int64, device=device)
     sampled = min(largest.num_sequences, largest.num_tokens)
     rows = torch.arange(sampled, device=device)
-    logits = model.forward(tokens, torch.arange(largest.num_tokens, device=device), attention, rows)
+    hidden = model.hidden(tokens, torch.arange(largest.num_tokens, device=device), attention)
+    logits = model.logits(hidden.index_select(0, rows))
     params = SamplingParams(max_tokens=1, seed=0, temperature=1.0, top_p=0.9)
     sampler.sample(logits, [SampleRow(params, 0)] * sampled)
     torch.cuda.synchronize(device)
     step = torch.cuda.max_memory_allocated(device) - before
     logits_bytes = largest.num_sequences * model.config.vocab_size * (4 + model.dtype.itemsize)
-    del pool, attention, logits
+    del pool, attention, hidden, logits
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return CardMemory(

@@ -1,4 +1,5 @@
-"""Parts of a layer that every model shares: linear layers, rotary embedding, norms and gates.
+"""Kinds of layers and their parts: attention, feed-forward, linear layers, rotary embedding, norms.
 
-Imports `engine.cpu` and `engine.gpu`, which have fast versions of these parts.
+A backend (`engine.backend`) has the fast versions of the parts. Imports the attention and the
+checkpoints of `engine`, and no backend.
 """

@@ -1,26 +1,20 @@
-"""A linear layer whose weight is stored in the layout that its device reads fastest.
+"""Linear layers, and those that torch multiplies; backends have faster ones (`engine.backend`).
 
-On a CPU the weight is reordered once: for our own kernel where there is one (see
-native_linear.py), else into oneDNN's blocked layout if oneDNN multiplies bf16 on this CPU. Without
-either, the weight is widened to fp32 piece by piece for many rows. On a card it may become fp8 (see
-gpu/fp8_linear.py). Otherwise torch multiplies by the original weight. Owns this choice; knows
-nothing of the model around it. Keeps one copy of the weight in every case.
+On a CPU the weight is reordered once into oneDNN's blocked layout, if oneDNN multiplies bf16 there;
+if not, it is widened to fp32 piece by piece for many rows. Otherwise torch multiplies by the
+original weight. Keeps one copy of the weight in every case. Knows nothing of the model around it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from engine.checkpoint.blocks import Matrix, MatrixStack
-from engine.cpu.huge_pages import HugePages
-from engine.cpu.native_linear import NativeLinear, can_pack
-from engine.gpu.fp8_linear import Fp8Linear, can_scale
+from engine.checkpoint.blocks import Matrix
 
 
 class LinearLayer(Protocol):
@@ -33,37 +27,22 @@ class LinearLayer(Protocol):
         """The same in fp32, without `add`; written to `out` [N, outputs], fp32, where given."""
 
 
-MakeLinear = Callable[[Matrix, torch.Tensor | None], LinearLayer]
-"""Makes the layer for a weight [outputs, inputs] and a bias [outputs] or None."""
+class LinearFactory(Protocol):
+    """Makes the linear layers of a model's layers; every backend is one."""
+
+    def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """The layer for `weight` [outputs, inputs] and `bias` [outputs] or None. May pack the
+        weight: drop your reference to `weight` to free it."""
+
+    def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """The same for a layer whose inputs may be split over ranks; its outputs are whole."""
 
 
-def linear_layer(
-    weight: Matrix,
-    bias: torch.Tensor | None = None,
-    kernels: ctypes.CDLL | None = None,
-    bits: int = 16,
-    memory: HugePages | None = None,
-) -> LinearLayer:
-    """The fastest layer for `weight` [outputs, inputs] and `bias` [outputs] or None.
+def torch_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+    """torch's fastest layer for `weight` [outputs, inputs] and `bias` [outputs] or None.
 
-    Blocks need kernels. Parts that one layer cannot hold together become a layer each.
-
-    With 12 `bits` the kernels store the same values in fewer bits (see engine.cpu.native_linear);
-    with 8 and 4 they round the weight to integers (see engine.cpu.quantization). Without kernels, 8
-    bits means fp8, if the fp8 product supports the weight's sizes.
-
-    Some layers pack the weight: drop your reference to `weight` to free the original. The kernels
-    put their copy into `memory`.
+    May pack the weight: drop your reference to `weight` to free the original.
     """
-    if isinstance(weight, MatrixStack):
-        biases = [None] * len(weight.parts) if bias is None else bias.split(weight.counts)
-        pairs = zip(weight.parts, biases, strict=True)
-        return StackedLinear([linear_layer(*pair, kernels, bits, memory) for pair in pairs])
-    if kernels is not None and can_pack(kernels, weight):
-        return NativeLinear(weight, bias, kernels, bits, memory)
-    assert isinstance(weight, torch.Tensor)
-    if kernels is None and bits == 8 and can_scale(weight):
-        return Fp8Linear(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not has_bf16_products():
         return WidenedLinear(weight, bias)
     return TorchLinear(weight, bias)

@@ -1,13 +1,12 @@
 """The operations between a layer's matrix products: norms, rotary embedding, the gate.
 
-`TorchOps` uses torch operations, on any device and dtype. `NativeOps` uses our own kernels for bf16
-on a CPU, one pass each. `engine.gpu.ops` has the operations for a card. All compute in fp32 and
-round to the model's dtype. Knows nothing of layers.
+`TorchOps` uses torch operations, on any device and dtype. `engine.cpu.native_ops` and
+`engine.gpu.ops` have faster ones. All compute in fp32 and round to the model's dtype. Knows nothing
+of layers.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -94,96 +93,3 @@ class TorchOps:
         """See LayerOps."""
         gate, up = gate_up.chunk(2, dim=-1)
         return self._activation(gate) * up
-
-
-class NativeOps:
-    """`LayerOps` with the kernels in `library`, for bf16 on the CPU."""
-
-    rotation_dtype = torch.float32
-
-    def __init__(self, hidden_act: str, eps: float, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._eps = eps
-        self._other_gate = (
-            None if hidden_act == "silu" else TorchOps(hidden_act, eps, torch.bfloat16).gate
-        )
-
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """See LayerOps."""
-        _check(x, weight)
-        out = torch.empty_like(x)
-        rows, size = x.shape
-        call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, size)
-        call.num_threads, call.eps = torch.get_num_threads(), self._eps
-        self._library.baton_rms_norm(ctypes.byref(call))
-        return out
-
-    def rotate(
-        self, heads: torch.Tensor, weight: torch.Tensor | None, rotation: Rotation
-    ) -> torch.Tensor:
-        """See LayerOps; in place."""
-        cos, sin = rotation
-        num_tokens, num_heads, head_dim = heads.shape
-        assert heads.dtype == torch.bfloat16
-        assert heads.stride()[1:] == (head_dim, 1)
-        assert cos.dtype == sin.dtype == torch.float32
-        assert cos.is_contiguous()
-        assert sin.is_contiguous()
-        call = _Rotation(heads.data_ptr(), None, cos.data_ptr(), sin.data_ptr(), num_tokens)
-        if weight is not None:
-            _check(weight)
-            call.weight = weight.data_ptr()
-        call.stride, call.num_heads, call.head_dim = heads.stride(0), num_heads, head_dim
-        call.num_threads, call.eps = torch.get_num_threads(), self._eps
-        self._library.baton_rotate(ctypes.byref(call))
-        return heads
-
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See LayerOps."""
-        if self._other_gate is not None:
-            return self._other_gate(gate_up)
-        _check(gate_up)
-        rows, size = len(gate_up), gate_up.shape[1] // 2
-        out = gate_up.new_empty((rows, size))
-        call = _Gate(gate_up.data_ptr(), out.data_ptr(), rows, size, torch.get_num_threads())
-        self._library.baton_gate(ctypes.byref(call))
-        return out
-
-
-def _check(*tensors: torch.Tensor) -> None:
-    """Check dtype and contiguity, because the kernels read raw memory."""
-    for tensor in tensors:
-        assert tensor.dtype == torch.bfloat16
-        assert tensor.is_contiguous()
-
-
-class _Norm(ctypes.Structure):
-    """Mirrors NormCall in native/elementwise.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
-        ("rows", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("size", "num_threads")),
-        ("eps", ctypes.c_float),
-    )
-
-
-class _Rotation(ctypes.Structure):
-    """Mirrors RotationCall in native/elementwise.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("heads", "weight", "cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("tokens", "stride")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "head_dim", "num_threads")),
-        ("eps", ctypes.c_float),
-    )
-
-
-class _Gate(ctypes.Structure):
-    """Mirrors GateCall in native/elementwise.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate_up", "out")),
-        ("rows", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("size", "num_threads")),
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.device import to_device
-from engine.models.decoder import RunnableModel
+from engine.models.runnable import RunnableModel
 from engine.sampling.chosen_tokens import LogTotals
 from scheduling.batch import Chunk
 from scheduling.prompt_record import PromptRecord, PromptRows

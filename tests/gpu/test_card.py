@@ -22,12 +22,13 @@ from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig, parse_model_config
 from engine.device import bind_thread
 from engine.engine import Engine
-from engine.gpu.backend import CardBackend
+from engine.engine_config import EngineConfig
+from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.fp8_format import MIN_CAPABILITY
 from engine.gpu.fp8_linear import Fp8Linear, scaled_rows
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.kv_pool import KvPool
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from engine.sampling.row_numbers import SampleRow
 from engine.sampling.sampler import Sampler
 from protocol.sampling import SamplingParams
@@ -72,8 +73,8 @@ def config_of(architecture: str, num_heads: int, window: int | None) -> ModelCon
 def test_chunks_mixed_steps_and_graphs_give_torchs_logits(architecture, num_heads, window):
     config, device = config_of(architecture, num_heads, window), torch.device("cuda:0")
     torch.manual_seed(0)
-    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
-    model = random_model(config, device, backend.ops())
+    backend = FlashInferBackend(config, device, torch.bfloat16, torch.bfloat16)
+    model = random_model(config, backend)
     layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
     pools = [KvPool(layout, 64, device) for _ in range(2)]
     make = backend.fixed_decodes(pools[0], 4, 64)
@@ -261,8 +262,8 @@ def test_a_checkpoint_is_served_in_fp8(engine_on_card):
 def test_kv_in_fp8_gives_nearly_torchs_logits():
     config, device = config_of("LlamaForCausalLM", 4, None), torch.device("cuda:0")
     torch.manual_seed(0)
-    backend = CardBackend(config, device, torch.bfloat16, torch.float8_e4m3fn)
-    model = random_model(config, device, backend.ops())
+    backend = FlashInferBackend(config, device, torch.bfloat16, torch.float8_e4m3fn)
+    model = random_model(config, backend)
     narrow, wide = (
         KvPool(config.kv_layout("test", BLOCK_SIZE, dtype), 64, device)
         for dtype in ("float8_e4m3fn", "bfloat16")
@@ -310,8 +311,8 @@ def test_a_checkpoint_is_served_with_graphs_and_a_profiled_pool(folder, caplog):
 def test_a_mixed_step_by_one_call_gives_torchs_logits(window):
     config, device = config_of("MistralForCausalLM", 4, window), torch.device("cuda:0")
     torch.manual_seed(0)
-    backend = CardBackend(config, device, torch.bfloat16, torch.bfloat16)
-    model = random_model(config, device, backend.ops())
+    backend = FlashInferBackend(config, device, torch.bfloat16, torch.bfloat16)
+    model = random_model(config, backend)
     layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
     pools = [KvPool(layout, 64, device) for _ in range(2)]
     ours, theirs = backend.attention(pools[0]), TorchAttention(pools[1], config.sliding_windows)

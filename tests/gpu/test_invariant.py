@@ -32,7 +32,7 @@ def test_logits_are_torchs_and_their_bits_the_same_in_every_step(architecture, n
     config = config_of(architecture, num_heads, window)
     torch.manual_seed(0)
     backend = InvariantBackend(config, CARD, torch.bfloat16)
-    model = random_model(config, CARD, backend.ops(), linear=backend.linear)
+    model = random_model(config, backend)
     layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
     pool, other = (KvPool(layout, BITS.num_blocks, CARD) for _ in range(2))
     make = backend.fixed_decodes(pool, 6, BITS.num_blocks)

@@ -14,11 +14,12 @@ from bench.gpu.checks import random_model
 from engine.attention.base import AttentionBackend, Segment
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import ModelConfig
-from engine.gpu.backend import CardBackend
+from engine.engine_config import EngineConfig
+from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.graphs import CudaCapture, DecodeGraphs
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from engine.models.decoder import DecoderModel
 from scheduling.scheduler import SchedulerConfig
 from tests.gpu.on_card import CARD, ON_CARD
@@ -42,8 +43,8 @@ class Pair:
     def __init__(self, config: ModelConfig) -> None:
         torch.manual_seed(0)
         self.config = config
-        self.backend = CardBackend(config, CARD, torch.bfloat16, torch.bfloat16, 64)
-        self.model: DecoderModel = random_model(config, CARD, self.backend.ops())
+        self.backend = FlashInferBackend(config, CARD, torch.bfloat16, torch.bfloat16, 64)
+        self.model: DecoderModel = random_model(config, self.backend)
         layout = config.kv_layout("test", BLOCK_SIZE, "bfloat16")
         self.pool, other = (KvPool(layout, NUM_BLOCKS, CARD) for _ in range(2))
         self.attention = self.backend.attention(self.pool)
@@ -113,7 +114,7 @@ def test_decodes_of_very_different_lengths_give_torchs_logits(shape):
 def test_a_joined_step_beyond_four_times_the_tuned_context_gives_torchs_logits(shape):
     """The choice of one call or two is made for a typical step; both must hold for any."""
     pair = Pair(config_of(*shape))
-    tuned = pair.backend.tuned_attention(pair.pool, MixedStep(2, 64, 64))
+    tuned = pair.backend.tuned_for(pair.pool, MixedStep(2, 64, 64))
     lengths = [300, 1000]
     found = tables(*(length + 16 for length in lengths), 600)
     for attention in (tuned, pair.backend.attention(pair.pool)):

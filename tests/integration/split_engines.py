@@ -21,8 +21,10 @@ import torch.distributed as dist
 
 from engine.checkpoint.config import Shard
 from engine.engine import Engine
-from engine.loader import EngineConfig, load_engine, load_follower
-from engine.tensor_parallel import Follower, Ranks
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine, load_follower
+from engine.parallel.follower import Follower
+from engine.parallel.ranks import Ranks
 from kv_transfer.handoff.shard_peer import admit_shard, describe_shard
 from kv_transfer.head_slices import shared_heads
 from kv_transfer.service import TransferService

@@ -21,11 +21,13 @@ from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.blocks import BlockMatrix
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_block_weights, load_weights
+from engine.cpu.backend import CpuBackend
 from engine.cpu.block_panels import BlockPanels
 from engine.cpu.huge_pages import HugePages
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
 from engine.kv_pool import KvPool
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from engine.models.decoder import DecoderModel
 from engine.native.library import load_library
 from scheduling.scheduler import SchedulerConfig
@@ -147,7 +149,9 @@ def test_transformers_answers_what_the_file_holds():
 @pytest.mark.nightly
 def test_logits_are_transformers(folder):
     model, config = transformers_model(smollm2()), load_model_config(folder)
-    ours = DecoderModel(config, load_weights(folder, config, dtype=torch.float32))
+    ours = DecoderModel(
+        config, load_weights(folder, config, dtype=torch.float32), CpuBackend(config, "float32")
+    )
     pool = KvPool(config.kv_layout("smollm2", BLOCK, "float32"), 8)
     attention = TorchAttention(pool, config.sliding_windows)
     for reference in load_references():

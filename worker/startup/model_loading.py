@@ -14,7 +14,9 @@ import torch
 
 from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
 from engine.checkpoint.stored_tensors import OpenTensors
-from engine.loader import EngineConfig, LoadedEngine, load_engine, pick_device
+from engine.device import pick_device
+from engine.engine_config import EngineConfig
+from engine.loader import LoadedEngine, load_engine
 from engine.sampling.grammar_matcher import GrammarLimits
 from kv_transfer.service import TransferService
 from kv_transfer.transports.registry import create_transport

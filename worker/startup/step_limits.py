@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.loader import pick_device
+from engine.device import pick_device
 from worker.settings import WorkerSettings
 
 _CPU = (64, 512)

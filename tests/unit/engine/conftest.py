@@ -16,11 +16,10 @@ import pytest
 import torch
 import transformers
 
-from engine.attention.base import AttentionBackend, Segment, wanted_rows
-from engine.attention.cpu_backend import KernelAttention
-from engine.attention.torch_backend import TorchAttention
+from engine.attention.base import Segment, wanted_rows
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
+from engine.cpu.backend import CpuBackend
 from engine.kv_pool import KvPool
 from engine.models.decoder import DecoderModel
 from engine.native.library import KernelsUnavailable, load_library
@@ -120,16 +119,12 @@ class PagedModel:
         kv_dtype: str | None = None,
     ) -> None:
         self.config = load_model_config(folder)
-        self.model = DecoderModel(self.config, load_weights(folder, self.config), kernels)
+        backend = CpuBackend(self.config, self.config.dtype, kernels)
+        self.model = DecoderModel(self.config, load_weights(folder, self.config), backend)
         layout = self.config.kv_layout("tiny", BLOCK_SIZE, kv_dtype or self.config.dtype)
         self.pool = KvPool(layout, num_blocks)
         self.pool.tensor.fill_(torch.nan)
-        windows = self.config.sliding_windows
-        self.attention: AttentionBackend = (
-            TorchAttention(self.pool, windows)
-            if kernels is None
-            else KernelAttention(self.pool, windows, self.config.num_heads, kernels)
-        )
+        self.attention = backend.attention(self.pool)
 
     def step(
         self,

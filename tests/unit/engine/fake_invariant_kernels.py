@@ -12,6 +12,7 @@ import torch
 
 from engine.attention.invariant_backend import TileCall
 from engine.attention.tiles import ALL_PARTS, NO_ITEM, PART_TOKENS
+from engine.gpu.graphs import Capture
 from engine.gpu.invariant_backend import InvariantBackend, InvariantKernels
 from engine.kv_pool import KvPool
 from engine.layers.ops import TorchOps
@@ -153,6 +154,13 @@ class StandIn(InvariantBackend):
     def find_cut(self) -> top_p.FindCut:
         """torch's."""
         return top_p.lowest_kept
+
+    def capture(self) -> Capture:
+        """No graph: the same pass again."""
+        return lambda run: run
+
+    def report(self, pool: KvPool) -> None:
+        """Nothing is counted on a CPU."""
 
     def layers(self, pool: KvPool) -> TorchPoolLayers:
         """Stores by torch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,18 @@ import torch
 from checkpoint.model_source import resolve_model
 from engine import loader
 from engine.attention.flashinfer_backend import FlashInferUnavailable
-from engine.checkpoint.config import load_model_config
-from engine.loader import EngineConfig, load_engine, pick_device
-from engine.models.decoder import DecoderModel
+from engine.checkpoint.config import Shard, load_model_config
+from engine.cpu.backend import CpuBackend, cpu_backend
+from engine.device import pick_device
+from engine.engine_config import EngineConfig
+from engine.gpu import choice
+from engine.gpu.backend import CardBackend
+from engine.gpu.choice import card_backend
+from engine.loader import load_engine
+from engine.parallel.backend import RankBackend
+from engine.parallel.ranks import Ranks
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.layout import PAIRS, SPLIT, TOKENS
+from protocol.layout import PAIRS, SPLIT, TOKENS, KvLayout
 from scheduling.scheduler import SchedulerConfig
 from tests.gguf_files import write_gguf
 from tests.paths import DEMO_MODEL
@@ -147,17 +155,28 @@ def test_blocks_lie_as_the_kernels_read_them(
     assert loaded.engine.layout.order == order
 
 
+class SplitOrders(CpuBackend):
+    def orders(self, layout: KvLayout) -> Sequence[str]:
+        return SPLIT, PAIRS, TOKENS
+
+
 @pytest.mark.parametrize(
     ("wanted", "is_sharded", "order"),
     [
         ("auto", False, SPLIT),
         ("auto", True, PAIRS),
         ("pairs", False, PAIRS),
+        ("split", True, TOKENS),
         ("tokens", False, TOKENS),
     ],
 )
 def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, order: str) -> None:
-    assert loader._order(wanted, (SPLIT, PAIRS, TOKENS), is_sharded) == order
+    model = load_model_config(DEMO_MODEL)
+    group: Any = None  # asked for nothing
+    whole = SplitOrders(model, "bfloat16")
+    backend = RankBackend(whole, Ranks(Shard(0, 2), group, group)) if is_sharded else whole
+    layout = model.kv_layout("m", 16, "bfloat16")
+    assert loader.order_of(wanted, backend.orders(layout)) == order
 
 
 @pytest.mark.parametrize(
@@ -171,7 +190,6 @@ def test_ranks_share_blocks_that_have_shards(wanted: str, is_sharded: bool, orde
 )
 def test_bf16_weights_take_twelve_bits_where_our_kernels_multiply(
     kernels: ctypes.CDLL,
-    monkeypatch: pytest.MonkeyPatch,
     weights: str,
     dtype: str,
     attention: str,
@@ -179,30 +197,23 @@ def test_bf16_weights_take_twelve_bits_where_our_kernels_multiply(
 ) -> None:
     if not kernels.baton_has_linear():
         pytest.skip("this CPU has no bf16 products")
-    asked: list[int] = []
-
-    class Model(DecoderModel):
-        def __init__(self, *args: Any) -> None:
-            asked.append(args[3])
-            super().__init__(*args)
-
-    monkeypatch.setattr(loader, "DecoderModel", Model)
-    fields = {"weights": weights, "dtype": dtype, "attention": attention}
-    load_engine(config(num_blocks=2, **fields), lambda: 0.0)
-    assert asked == [bits]
+    settings = config(weights=weights, dtype=dtype, attention=attention)
+    model = load_model_config(DEMO_MODEL)
+    assert cpu_backend(settings, model, torch.device("cpu"), dtype).weight_bits == bits
 
 
 @pytest.mark.parametrize("reason", ["its kernels cannot be built: no nvcc", "it cannot be loaded"])
 def test_a_card_without_flashinfers_kernels_computes_attention_by_torch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
-    def unavailable(*args: Any) -> None:
+    def unavailable(*args: Any, **kwargs: Any) -> None:
         raise FlashInferUnavailable(reason)
 
-    monkeypatch.setattr(loader, "CardBackend", unavailable)
-    arguments = (torch.device("cuda"), load_model_config(DEMO_MODEL), "bfloat16", "bfloat16")
-    assert loader._card_backend(config(device="cuda"), *arguments) is None
+    monkeypatch.setattr(choice, "FlashInferBackend", unavailable)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    arguments = (load_model_config(DEMO_MODEL), torch.device("cuda"), "bfloat16")
+    assert type(card_backend(config(device="cuda"), *arguments)) is CardBackend
     assert f"attention by torch, much slower than FlashInfer: {reason}" in caplog.text
     for field in ({"attention": "kernel"}, {"kv_dtype": "fp8"}):
         with pytest.raises(ConfigError, match=f"but {reason}"):
-            loader._card_backend(config(device="cuda", **field), *arguments)
+            card_backend(config(device="cuda", **field), *arguments)

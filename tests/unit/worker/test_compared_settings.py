@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from decode_worker.settings import DecodeSettings
-from engine.loader import EngineConfig, load_engine
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine
 from prefill_worker.settings import PrefillSettings
 from process.sockets.control import HelloPolicy
 from protocol.errors import ConfigError

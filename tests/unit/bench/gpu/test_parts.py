@@ -25,8 +25,10 @@ from engine.attention.flashinfer_backend import FlashInferChoice
 from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import ModelConfig, parse_model_config
 from engine.gpu.backend import CardBackend
+from engine.gpu.flashinfer_backend import FlashInferBackend
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
+from engine.layers.ops import LayerOps
 from tests.unit.engine.attention import fake_flashinfer
 from tests.unit.engine.attention.torch_pool_layers import TorchPoolLayers
 from tests.unit.engine.fake_invariant_kernels import KERNELS, StandIn
@@ -43,7 +45,7 @@ SMALL = {
 }
 
 
-class FakeBackend(CardBackend):
+class FakeBackend(FlashInferBackend):
     """FlashInfer's stand-in where the library would be, and torch's operations between."""
 
     def __init__(
@@ -53,15 +55,16 @@ class FakeBackend(CardBackend):
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         max_sequences: int = 256,
+        weight_bits: int = 16,
     ) -> None:
+        CardBackend.__init__(self, config, device, dtype, kv_dtype, weight_bits)
         self._library = fake_flashinfer
-        self._config = config
-        self._dtype = dtype
         self.choice = FlashInferChoice("fa3", decode_on_tensor_cores=True)
         self._workspace = torch.zeros(16, dtype=torch.uint8)
 
-    def ops(self) -> None:
-        """The model takes torch's."""
+    def ops(self) -> LayerOps:
+        """torch's."""
+        return CardBackend.ops(self)
 
     def layers(self, pool: KvPool) -> PoolLayers:
         windows = self._config.sliding_windows
@@ -81,7 +84,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The parts' sizes, in a folder where traces may be left."""
     monkeypatch.chdir(tmp_path)
     changed = {
-        "CardBackend": FakeBackend,
+        "FlashInferBackend": FakeBackend,
         "CudaCapture": Capture,
         "InvariantBackend": partial(StandIn, kernels=KERNELS),
         "LLAMA_8B": gpu_parts.LLAMA_8B | SMALL,
@@ -176,10 +179,10 @@ def test_a_model_gets_the_attention_that_was_found_faster():
     config = parse_model_config(JsonKeys(gpu_parts.LLAMA_8B | SMALL, "test"))
     backend = FakeBackend(config, CPU, torch.bfloat16, torch.bfloat16)
     pool = KvPool(config.kv_layout("test", 16, "bfloat16"), 8)
-    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    attention = backend.tuned_for(pool, MixedStep(2, 20, 18))
     assert attention.choice.prefill in ("fa3", "fa2")
     backend.choice = FlashInferChoice("fa3", decode_on_tensor_cores=False)
-    attention = backend.tuned_attention(pool, MixedStep(2, 20, 18))
+    attention = backend.tuned_for(pool, MixedStep(2, 20, 18))
     assert attention.choice.prefill == "fa3"  # fa2 would have to be built for the trial
 
 

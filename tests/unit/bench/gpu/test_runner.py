@@ -50,6 +50,7 @@ from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferAttention, FlashInferChoice
 from engine.attention.torch_backend import TorchAttention
 from engine.checkpoint.config import parse_model_config
+from engine.gpu.backend import CardBackend
 from engine.gpu.tuning import MixedStep
 from engine.kv_pool import KvPool
 from tests.paths import DEMO_MODEL, ROOT
@@ -71,7 +72,7 @@ SMALL = gpu_parts.LLAMA_8B | {
 @pytest.fixture
 def passes() -> Passes:
     config = parse_model_config(JsonKeys(SMALL, "test"))
-    model = random_model(config, CPU)
+    model = random_model(config, CardBackend(config, CPU, torch.bfloat16))
     pool = KvPool(config.kv_layout("test", BLOCK_SIZE, "bfloat16"), 32)
     attention = TorchAttention(pool, config.sliding_windows)
 

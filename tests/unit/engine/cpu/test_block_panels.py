@@ -19,8 +19,8 @@ from engine.checkpoint.blocks import (
 )
 from engine.cpu.block_panels import BlockEmbedding, BlockPanels
 from engine.cpu.huge_pages import HugePages
+from engine.cpu.linear import cpu_linear
 from engine.cpu.native_linear import NativeLinear
-from engine.layers.linear import linear_layer
 from tests.effort import pairwise, times
 
 KINDS = tuple(QUANTIZED_TYPES)
@@ -108,7 +108,7 @@ def test_parts_that_share_a_panel_become_layers_of_their_own(product_kernels):
     parts = [BlockRows(random_rows("Q4_0", 40), "Q4_0"), torch.ones(24, INPUTS).bfloat16()]
     matrix = together(parts)
     assert isinstance(matrix, MatrixStack)
-    layer = linear_layer(matrix, torch.ones(64).bfloat16(), product_kernels)
+    layer = cpu_linear(matrix, torch.ones(64).bfloat16(), product_kernels)
     x = torch.ones(3, INPUTS).bfloat16()
     values = torch.cat([expected(parts[0].rows, "Q4_0"), parts[1].float()])
     exact = x.double() @ values.double().T + 1

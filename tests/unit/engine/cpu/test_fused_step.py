@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from engine.attention.base import Segment, wanted_rows
-from engine.cpu.fused_step import FusedStep, Likeliest
-from engine.loader import EngineConfig, load_engine
+from engine.backend import Likeliest
+from engine.cpu.fused_step import FusedStep
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine
 from engine.runner import NOT_FINITE
 from engine.sampling.row_argmax import largest
 from protocol.sampling import SamplingParams
@@ -28,7 +30,7 @@ def threads():
 
 
 def step_of(paged) -> FusedStep:
-    step = paged.model.fused_step(paged.attention)
+    step = paged.model.whole_step(paged.attention)
     assert step is not None
     return step
 
@@ -115,7 +117,7 @@ def test_other_models_and_backends_have_none(make_tiny, paged_model, kernels):
         (gelu.folder, None),
     ):
         paged = paged_model(folder, kernels=given_kernels)
-        assert paged.model.fused_step(paged.attention) is None
+        assert paged.model.whole_step(paged.attention) is None
 
 
 class NotedStep:

@@ -7,8 +7,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.cpu.linear import cpu_linear
 from engine.cpu.native_linear import NativeLinear
-from engine.layers.linear import TorchLinear, WidenedLinear, has_bf16_products, linear_layer
+from engine.layers.linear import TorchLinear, WidenedLinear, has_bf16_products
 from tests.effort import pairwise, times
 
 
@@ -181,6 +182,6 @@ def test_twelve_bits_take_three_quarters_or_are_left(both):
 
 def test_what_the_kernel_cannot_take_is_torchs(kernels):
     torchs = TorchLinear if has_bf16_products() else WidenedLinear
-    assert isinstance(linear_layer(tensor(0, 8, 7), kernels=kernels), torchs)
-    assert isinstance(linear_layer(tensor(0, 8, 8).float(), kernels=kernels), TorchLinear)
-    assert isinstance(linear_layer(tensor(0, 8, 8)), torchs)
+    assert isinstance(cpu_linear(tensor(0, 8, 7), kernels=kernels), torchs)
+    assert isinstance(cpu_linear(tensor(0, 8, 8).float(), kernels=kernels), TorchLinear)
+    assert isinstance(cpu_linear(tensor(0, 8, 8)), torchs)

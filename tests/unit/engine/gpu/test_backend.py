@@ -12,7 +12,7 @@ import torch
 from checkpoint.json_keys import JsonKeys
 from engine.attention.flashinfer_backend import FlashInferUnavailable
 from engine.checkpoint.config import parse_model_config
-from engine.gpu.backend import CardBackend, CardLibrary
+from engine.gpu.flashinfer_backend import FlashInferBackend, FlashInferLibrary
 from tests.unit.engine.attention import fake_flashinfer
 
 KEYS = {
@@ -86,11 +86,11 @@ class Builds:
 
 def backend(
     builds: Builds, is_hopper: bool = True, why_no_build: str = "", window: int | None = 20
-) -> CardBackend:
+) -> FlashInferBackend:
     config = parse_model_config(JsonKeys(KEYS | {"sliding_window": window}, "test"))
-    library = CardLibrary(builds.library(), is_hopper, 132, why_no_build)
+    library = FlashInferLibrary(builds.library(), is_hopper, 132, why_no_build)
     dtype = torch.bfloat16
-    return CardBackend(config, torch.device("cpu"), dtype, dtype, 4, library=library)
+    return FlashInferBackend(config, torch.device("cpu"), dtype, dtype, 4, library=library)
 
 
 @pytest.mark.parametrize(("is_hopper", "prefill"), [(True, "fa3"), (False, "fa2")])

@@ -7,15 +7,16 @@ import ctypes
 import pytest
 import torch
 
-from engine import loader
 from engine.attention.flashinfer_backend import plan_arguments
 from engine.attention.pool_layers import PoolLayers
 from engine.checkpoint.config import load_model_config
+from engine.engine_config import EngineConfig
+from engine.gpu import choice
+from engine.gpu.backend import CardBackend
 from engine.gpu.fp8_format import FP8, FP8_LIMIT
 from engine.gpu.fp8_linear import Fp8Linear, scaled_rows, why_not_fp8
 from engine.kv_pool import KvPool
-from engine.layers.linear import linear_layer
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from protocol.errors import ConfigError
 from scheduling.scheduler import SchedulerConfig
 from tests.paths import DEMO_MODEL
@@ -68,10 +69,16 @@ def test_what_is_added_is_added_and_nothing_is_a_product_of_nothing() -> None:
     assert layer.in_float32(x).dtype == torch.float32
 
 
-def test_without_kernels_eight_bits_are_fp8_where_sizes_allow() -> None:
-    assert isinstance(linear_layer(random(32, 64), bits=8), Fp8Linear)
-    assert not isinstance(linear_layer(random(32, 63), bits=8), Fp8Linear)
-    assert not isinstance(linear_layer(random(32, 64)), Fp8Linear)
+def test_eight_bits_on_a_card_are_fp8_where_sizes_allow() -> None:
+    config = load_model_config(DEMO_MODEL)
+    exact, rounding = (
+        CardBackend(config, torch.device("cpu"), torch.bfloat16, weight_bits=bits)
+        for bits in (16, 8)
+    )
+    assert isinstance(rounding.linear(random(32, 64), None), Fp8Linear)
+    assert not isinstance(rounding.linear(random(32, 63), None), Fp8Linear)
+    assert not isinstance(rounding.logits_linear(random(32, 64)), Fp8Linear)
+    assert not isinstance(exact.linear(random(32, 64), None), Fp8Linear)
 
 
 def test_on_a_cpu_fp8_is_refused_with_what_there_is_instead() -> None:
@@ -136,9 +143,9 @@ def test_kv_in_fp8_is_for_cards_that_convert_to_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     config = EngineConfig(DEMO_MODEL, SchedulerConfig(block_size=16), kv_dtype="fp8")
-    arguments = (config, "bfloat16", torch.device("cuda"), False)
+    arguments = (config, torch.device("cuda"), "bfloat16")
     if is_served:
-        assert loader._kv_dtype(*arguments) == "float8_e4m3fn"
+        assert choice._kv_dtype(*arguments) == "float8_e4m3fn"
     else:
         with pytest.raises(ConfigError, match=r"kv_dtype fp8 needs a card of .* 8.9 or more"):
-            loader._kv_dtype(*arguments)
+            choice._kv_dtype(*arguments)

@@ -13,8 +13,10 @@ import torch
 from engine import loader
 from engine.checkpoint.config import ModelConfig, load_model_config
 from engine.engine import Engine
+from engine.engine_config import EngineConfig
+from engine.gpu.choice import card_backend
 from engine.gpu.invariant_backend import InvariantKernels
-from engine.loader import EngineConfig, load_engine
+from engine.loader import load_engine
 from protocol.errors import ConfigError
 from protocol.sampling import PromptLogprobs, TokenLogprobs
 from scheduling.scheduler import SchedulerConfig
@@ -39,11 +41,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[InvariantKernels]:
     """Engines take the first of these kernels."""
     taken = [KERNELS]
 
-    def backend(config: EngineConfig, device: torch.device, model: ModelConfig, *args: str) -> Any:
-        return StandIn(model, device, torch.bfloat16, kernels=taken[0])
+    def backend(config: EngineConfig, model: ModelConfig, ranks: None) -> StandIn:
+        return StandIn(model, CPU, torch.bfloat16, kernels=taken[0])
 
-    monkeypatch.setattr(loader, "_card_backend", backend)
-    monkeypatch.setattr(loader, "CudaCapture", lambda: lambda run: run)
+    monkeypatch.setattr(loader, "choose_backend", backend)
     return taken
 
 
@@ -130,7 +131,7 @@ def test_workers_must_agree_on_the_mode_to_hand_over(kernels) -> None:
 def test_settings_that_depend_on_the_batch_are_refused_on_a_card(field, message) -> None:
     asked = config(device="cuda", batch_invariant=True, **field)
     with pytest.raises(ConfigError, match=message) as raised:
-        loader._card_backend(asked, CARD, load_model_config(DEMO_MODEL), "bfloat16", "bfloat16")
+        card_backend(asked, load_model_config(DEMO_MODEL), CARD, "bfloat16")
     assert "use auto" in str(raised.value)
 
 

@@ -102,8 +102,8 @@ def test_widened_pieces_are_rounded_once(monkeypatch, rows, biased, inputs, outp
 @needs_bf16_products
 def test_a_cpu_without_bf16_products_widens():
     program = (
-        "import torch; from engine.layers.linear import linear_layer; "
-        "print(*(type(linear_layer(torch.zeros((8, 8), dtype=dtype))).__name__ "
+        "import torch; from engine.layers.linear import torch_linear; "
+        "print(*(type(torch_linear(torch.zeros((8, 8), dtype=dtype))).__name__ "
         "for dtype in (torch.bfloat16, torch.float32)))"
     )
     command, older = [sys.executable, "-c", program], {"ONEDNN_MAX_CPU_ISA": "AVX2"}

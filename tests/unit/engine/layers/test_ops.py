@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.layers.ops import NativeOps
+from engine.cpu.native_ops import NativeOps
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets
 
 EPS = 1e-5

@@ -14,7 +14,8 @@ import torch
 from engine import loader
 from engine.attention.cpu_backend import KernelAttention
 from engine.attention.torch_backend import TorchAttention
-from engine.loader import EngineConfig, load_engine
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine
 from engine.native import library
 from engine.native.library import KernelsUnavailable
 from process.cores import can_keep_to_cores, keep_to_cores, usable_cores

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine.attention.base import Segment
 from engine.attention.cpu_backend import KernelAttention
 from engine.cpu.native_linear import NativeLinear
+from engine.cpu.native_ops import NativeOps
 from engine.kv_pool import KvPool
-from engine.layers.ops import NativeOps
 from tests.effort import times
 from tests.unit.engine.attention.attention_shapes import Shape
 from tests.unit.engine.native.instruction_sets import kernels_for, usable_instruction_sets

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from engine.attention.base import Segment
 from engine.checkpoint.config import load_model_config
 from engine.loader import load_engine
-from engine.tensor_parallel import Step
+from engine.parallel.ranks import Step
 from protocol.errors import ConfigError
 from tests.rank_group import RankGroup
-from tests.unit.engine.sharded_engine import (
+from tests.unit.engine.parallel.sharded_engine import (
     DEADLINE_S,
     MAX_TOKENS,
     Job,

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from engine.checkpoint.config import Shard
 from engine.engine import Engine
-from engine.loader import EngineConfig, load_engine, load_follower
-from engine.tensor_parallel import Ranks
+from engine.engine_config import EngineConfig
+from engine.loader import load_engine, load_follower
+from engine.parallel.ranks import Ranks
 from scheduling.scheduler import SchedulerConfig
 from tests.sequences import greedy, sequence_of
 

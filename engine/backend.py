@@ -1,0 +1,173 @@
+"""What a model asks of the machine that computes it: one protocol for CPUs, cards and ranks.
+
+The loader chooses a backend once, from the settings, before anything large is loaded. All that
+depends on the machine is behind it: how weights are stored and multiplied, the operations between
+products, attention, sampling, graphs, fused steps, and how many KV blocks fit. A backend serves one
+model. `engine.cpu.backend` and `engine.gpu.backend` implement the protocol; `engine.parallel`
+implements it for a rank of several, over the backend of the rank's own device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import AttentionBackend, Segment
+from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.config import Shard
+from engine.kv_pool import KvPool
+from engine.layers.embedding import Embedding
+from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.ops import LayerOps
+from engine.models.parts import ModelParts
+from engine.models.runnable import RunnableModel
+from engine.sampling.chosen_tokens import LateTokens
+from engine.sampling.sampler import Sampler
+from protocol.layout import KvLayout
+
+WHOLE = Shard(0, 1)
+"""The share of a model that is not split over ranks."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large an engine's steps and its pool may be, as far as they are set."""
+
+    max_sequences: int  # in a step
+    max_chunk: int  # tokens of prompts in a step
+    context: int  # tokens of a request
+    num_blocks: int | None = None  # None: as many as fit
+    memory_fraction: float | None = None  # None: the device's default
+    captures: bool = False  # whether decodes are captured as graphs, where a device has them
+
+    def most_blocks(self, layout: KvLayout) -> int:
+        """The blocks of a full batch at full context: no more can be used."""
+        return self.max_sequences * -(-self.context // layout.block_size)
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """The largest logit in each of R rows, NaN if the row has one, and its first token."""
+
+    logits: Sequence[float]
+    ids: Sequence[int]
+
+    def finite_ids(self) -> list[int | None]:
+        """The tokens; None for rows whose largest logit is not finite."""
+        pairs = zip(self.logits, self.ids, strict=True)
+        return [token_id if math.isfinite(logit) else None for logit, token_id in pairs]
+
+
+class WholeStep(Protocol):
+    """A step in one call, from tokens to the likeliest next tokens."""
+
+    def __call__(
+        self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[int] | None
+    ) -> Likeliest:
+        """The likeliest next tokens at `rows`, the planned segments' wanted rows (None: all rows).
+        `token_ids` and `positions` are in the segments' order. Raises IndexError for a token
+        outside the vocabulary."""
+
+
+class CapturedDecodes(Protocol):
+    """Passes of decodes that were captured once and are replayed."""
+
+    @property
+    def max_sequences(self) -> int:
+        """The largest batch that was captured."""
+
+    def logits(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        late: LateTokens | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, vocab], fp32, of B decodes; valid until the next call. `late` tokens replace
+        some of `tokens`."""
+
+
+class FusedPass(Protocol):
+    """All layers of a model in one call, over the attention backends that it supports."""
+
+    def supports(self, attention: AttentionBackend) -> bool:
+        """Whether it runs over this attention backend."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`x` [N, hidden] after all layers; with `rows` [W], only these rows. Changes `x`."""
+
+    def whole_step(self, attention: AttentionBackend) -> WholeStep:
+        """The same from tokens to tokens, over this backend's pool."""
+
+
+class Backend(LinearFactory, Protocol):
+    """One model's machine. Constructors raise ConfigError for settings that it does not support."""
+
+    device: torch.device
+    dtype: str
+    """Of weights and activations; a name of `engine.device.torch_dtype`."""
+    kv_dtype: str
+    """Of the KV pool; a name of `engine.device.kv_torch_dtype`."""
+    shard: Shard
+    """The part of each layer's weights and of the KV heads that is computed here."""
+    rounds_weights: bool
+    """Whether weights lose bits when they are loaded, so that they compute other KV."""
+    keeps_blocks: bool
+    """Whether quantized weights of a GGUF file are multiplied as they are."""
+    numerics: str
+    """What else workers must share to compute the same bits; "" if they need not."""
+
+    def orders(self, layout: KvLayout) -> Sequence[str]:
+        """The orders of keys and values in a block that attention reads, fastest first."""
+
+    # Layers
+
+    def logits_linear(self, weight: Matrix) -> LinearLayer:
+        """The layer of the logits, whose weight is rounded less than others."""
+
+    def embedding(self, weight: torch.Tensor | BlockMatrix) -> Embedding:
+        """The look-up of tokens."""
+
+    def ops(self) -> LayerOps:
+        """The operations between products."""
+
+    def fuse(self, parts: ModelParts) -> FusedPass | None:
+        """The model's layers in one call; None if this is not supported."""
+
+    # Steps
+
+    def attention(self, pool: KvPool) -> AttentionBackend:
+        """Attention for any batch over `pool`."""
+
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
+        """The runner's attention. May time steps of these sizes to choose the fastest kernels; only
+        reads the pool."""
+
+    def runnable(self, model: RunnableModel) -> RunnableModel:
+        """The model as the runner calls it."""
+
+    def sampler(self) -> Sampler:
+        """The choice of tokens."""
+
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
+        """Captures decodes of up to `sizes.max_sequences`, if `sizes` and the device allow it. The
+        pool must not be in use yet."""
+
+    # Memory
+
+    def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
+        """The pool's size: as set, or as many blocks as fit and can be used. Raises ConfigError if
+        none fits."""
+
+    def report(self, pool: KvPool) -> None:
+        """Logs the memory that a ready engine has taken, where that is known."""

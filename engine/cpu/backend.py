@@ -1,0 +1,209 @@
+"""The backend of a model on a CPU: our own C++ kernels, or torch where they are not available."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.cpu_backend import KernelAttention, orders_for, supports
+from engine.attention.torch_backend import TorchAttention
+from engine.backend import WHOLE, Sizes
+from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.checkpoint.config import ModelConfig
+from engine.cpu.block_panels import BlockEmbedding
+from engine.cpu.fused_pass import KernelPass, fused
+from engine.cpu.huge_pages import HugePages
+from engine.cpu.linear import cpu_linear
+from engine.cpu.native_ops import NativeOps
+from engine.device import torch_dtype
+from engine.engine_config import EngineConfig
+from engine.kv_pool import KvPool, blocks_for_fraction
+from engine.layers.embedding import TorchEmbedding
+from engine.layers.linear import LinearLayer
+from engine.layers.ops import LayerOps, TorchOps
+from engine.models.parts import ModelParts
+from engine.models.runnable import RunnableModel
+from engine.native.library import KernelsUnavailable, load_library
+from engine.sampling.sampler import Sampler
+from protocol.errors import ConfigError
+from protocol.layout import FP8, TOKENS, KvLayout
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_FRACTION = 0.3
+_CPU = torch.device("cpu")
+_BF16 = "bfloat16"
+_EXACT_BITS = (16, 12)
+_LEAST_LOGITS_BITS = 8
+
+
+class CpuBackend:
+    """A `Backend` by `kernels` (see engine.native) as far as they support the model, else by torch.
+
+    With `weight_bits` 12 the kernels store the same values in fewer bits; 8 and 4 round the weights
+    of all products to integers, but the logits' to at least 8 bits. Without kernels, weights are in
+    `dtype`.
+    """
+
+    shard = WHOLE
+    numerics = ""
+
+    def __init__(  # noqa: PLR0913 - all but three are keywords
+        self,
+        config: ModelConfig,
+        dtype: str,
+        kernels: ctypes.CDLL | None = None,
+        *,
+        weight_bits: int = 16,
+        kv_dtype: str | None = None,
+        keeps_blocks: bool = False,
+        device: torch.device = _CPU,
+    ) -> None:
+        self.device = device
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
+        self.weight_bits = weight_bits
+        self.rounds_weights = weight_bits not in _EXACT_BITS
+        self.keeps_blocks = keeps_blocks
+        self._config = config
+        self._kernels = kernels
+        self._memory = HugePages()
+
+    def orders(self, layout: KvLayout) -> Sequence[str]:
+        """See Backend."""
+        if self._kernels is None or self.dtype != _BF16:
+            return (TOKENS,)
+        return orders_for(layout, self._kernels)
+
+    def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        return cpu_linear(weight, bias, self._kernels, self.weight_bits, self._memory)
+
+    def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        return self.linear(weight, bias)
+
+    def logits_linear(self, weight: Matrix) -> LinearLayer:
+        """See Backend."""
+        bits = max(self.weight_bits, _LEAST_LOGITS_BITS)
+        return cpu_linear(weight, None, self._kernels, bits, self._memory)
+
+    def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding | BlockEmbedding:
+        """See Backend."""
+        if isinstance(weight, torch.Tensor):
+            return TorchEmbedding(weight)
+        assert self._kernels is not None
+        return BlockEmbedding(weight, self._kernels)
+
+    def ops(self) -> LayerOps:
+        """See Backend."""
+        activation, eps = self._config.hidden_act, self._config.rms_norm_eps
+        if self._kernels is not None and self.dtype == _BF16:
+            return NativeOps(activation, eps, self._kernels)
+        return TorchOps(activation, eps, torch_dtype(self.dtype))
+
+    def fuse(self, parts: ModelParts) -> KernelPass | None:
+        """See Backend."""
+        return None if self._kernels is None else fused(parts, self._kernels)
+
+    def attention(self, pool: KvPool) -> AttentionBackend:
+        """See Backend."""
+        windows, layout = self._config.sliding_windows, pool.layout
+        if self._kernels is not None and supports(layout.dtype, layout.head_dim):
+            return KernelAttention(pool, windows, self._config.num_heads, self._kernels)
+        return TorchAttention(pool, windows)
+
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> AttentionBackend:
+        """See Backend; nothing is tuned."""
+        return self.attention(pool)
+
+    def runnable(self, model: RunnableModel) -> RunnableModel:
+        """See Backend."""
+        return model
+
+    def sampler(self) -> Sampler:
+        """See Backend."""
+        return Sampler(self._config.vocab_size, self._kernels)
+
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> None:
+        """See Backend; a CPU has none."""
+
+    def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
+        """See Backend."""
+        if sizes.num_blocks:
+            return sizes.num_blocks
+        fraction = sizes.memory_fraction or _DEFAULT_FRACTION
+        return min(blocks_for_fraction(layout, self.device, fraction), sizes.most_blocks(layout))
+
+    def report(self, pool: KvPool) -> None:
+        """See Backend; a CPU's memory is not counted."""
+
+
+def cpu_backend(
+    settings: EngineConfig, config: ModelConfig, device: torch.device, dtype: str
+) -> CpuBackend:
+    """The backend of the model of `config`, in `dtype`. Raises ConfigError for settings that this
+    machine does not support."""
+    kernels = _kernels(settings, config.head_dim, device, dtype)
+    attends = kernels is not None and supports(dtype, config.head_dim)
+    multiplies = dtype == _BF16 and kernels is not None and bool(kernels.baton_has_linear())
+    if settings.batch_invariant and not (attends and multiplies):
+        raise ConfigError(
+            "batch_invariant on a CPU needs our own kernels for products and attention: dtype "
+            f"bfloat16 (not {dtype}), attention auto or kernel, an even head_dim, and AVX2 or more"
+        )
+    if settings.kv_dtype != "auto" and not attends:
+        raise ConfigError(
+            "kv_dtype fp8 needs our own kernels on a CPU (dtype float32 or bfloat16, an even "
+            f"head_dim) or FlashInfer's on a CUDA card, not device {device}, dtype {dtype} and "
+            f"attention {settings.attention}; use auto"
+        )
+    return CpuBackend(
+        config,
+        dtype,
+        kernels,
+        weight_bits=_weight_bits(settings.weights, device, multiplies),
+        kv_dtype=dtype if settings.kv_dtype == "auto" else FP8,
+        keeps_blocks=multiplies and settings.weights == "auto",
+        device=device,
+    )
+
+
+def _kernels(
+    settings: EngineConfig, head_dim: int, device: torch.device, dtype: str
+) -> ctypes.CDLL | None:
+    """The C++ kernels, if wanted and available; ConfigError if required and not available."""
+    required = settings.attention == "kernel"
+    if settings.attention == "torch" or (device.type != "cpu" and not required):
+        return None
+    try:
+        if device.type != "cpu":
+            raise KernelsUnavailable(f"its kernels run on a CPU, not on {device}")
+        if required and not supports(dtype, head_dim):
+            raise KernelsUnavailable(
+                f"it takes float32 or bfloat16 and an even head_dim, not {dtype} and {head_dim}"
+            )
+        return load_library(prebuilt=settings.kernels_dir)
+    except KernelsUnavailable as error:
+        if required:
+            raise ConfigError(f"attention is 'kernel', but {error}") from error
+        logger.warning("attention by torch, slower than our own kernels: %s", error)
+        return None
+
+
+def _weight_bits(weights: str, device: torch.device, multiplies: bool) -> int:
+    """Bits per weight: 16 means the weights in the model's dtype, 12 the same values packed;
+    `multiplies`: whether our kernels compute products."""
+    if weights == "fp8":
+        raise ConfigError(f"weights fp8 needs a CUDA card, not {device}; on a CPU use int8 or int4")
+    if weights == "auto":
+        return 12 if multiplies else 16
+    if weights != "exact16" and not multiplies:
+        raise ConfigError(
+            f"weights {weights} needs dtype bfloat16 and our own kernels, on a CPU with AVX2; "
+            "use auto, or on a card fp8"
+        )
+    return {"exact16": 16, "exact12": 12, "int8": 8, "int4": 4}[weights]

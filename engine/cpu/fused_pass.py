@@ -1,0 +1,71 @@
+"""The fused form of a bf16 model on a CPU: all layers in one call, or a whole step in one."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.attention.cpu_backend import KernelAttention
+from engine.cpu.block_panels import BlockEmbedding
+from engine.cpu.fused_layers import FusedLayer, FusedLayers
+from engine.cpu.fused_step import Ends, FusedStep
+from engine.cpu.native_linear import NativeLinear
+from engine.layers.embedding import TorchEmbedding
+from engine.models.parts import ModelParts
+
+
+class KernelPass:
+    """A `FusedPass` by the kernels; see `fused`."""
+
+    def __init__(
+        self, parts: ModelParts, ends: Ends, layers: FusedLayers, kernels: ctypes.CDLL
+    ) -> None:
+        self._rope = parts.rope
+        self._ends = ends
+        self._layers = layers
+        self._kernels = kernels
+
+    def supports(self, attention: AttentionBackend) -> bool:
+        """See FusedPass."""
+        return isinstance(attention, KernelAttention)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See FusedPass."""
+        assert isinstance(attention, KernelAttention)
+        return self._layers(x, positions, self._rope.tables(attention.longest), attention, rows)
+
+    def whole_step(self, attention: AttentionBackend) -> FusedStep:
+        """See FusedPass."""
+        assert isinstance(attention, KernelAttention)
+        return FusedStep(self._ends, self._layers, self._rope, attention, self._kernels)
+
+
+def fused(parts: ModelParts, kernels: ctypes.CDLL) -> KernelPass | None:
+    """The fused form of a model, or None if the kernels do not support it."""
+    config = parts.config
+    if config.hidden_act != "silu" or config.rope.query_scaling_beta:
+        return None
+    layers = []
+    for layer in parts.layers:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        products = (attention.qkv, attention.o, feed_forward.gate_up, feed_forward.down)
+        native = [product for product in products if isinstance(product, NativeLinear)]
+        if len(native) < len(products):
+            return None
+        qkv, o, gate_up, down = native
+        norms = (layer.input_norm, layer.post_norm, attention.qk_norm)
+        layers.append(FusedLayer(qkv, o, gate_up, down, *norms))
+    assert isinstance(parts.lm_head, NativeLinear)
+    assert isinstance(parts.embed, TorchEmbedding | BlockEmbedding)
+    embed = parts.embed.weight if isinstance(parts.embed, TorchEmbedding) else parts.embed
+    in_one_call = FusedLayers(layers, config.sliding_windows, config.rms_norm_eps, kernels)
+    ends = Ends(embed, parts.final_norm, parts.lm_head)
+    return KernelPass(parts, ends, in_one_call, kernels)

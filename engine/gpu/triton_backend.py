@@ -1,0 +1,77 @@
+"""What a card's backends with kernels for attention share: Triton's operations, and graphs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from engine.attention.base import AttentionBackend
+from engine.attention.pool_layers import PoolLayers
+from engine.backend import CapturedDecodes, Sizes
+from engine.gpu.backend import CardBackend
+from engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs, graph_sizes
+from engine.gpu.memory import Graphs
+from engine.kv_pool import KvPool
+from engine.layers.ops import LayerOps
+from engine.models.runnable import RunnableModel
+from engine.sampling.chosen_tokens import LogTotals
+from engine.sampling.sampler import Sampler
+from engine.sampling.top_p import FindCut
+
+
+class TritonBackend(CardBackend, ABC):
+    """A card's backend with attention that can be captured in graphs."""
+
+    @property
+    def graph_wrappers(self) -> int:
+        """Wrappers of FlashInfer in each graph."""
+        return 0
+
+    @abstractmethod
+    def fixed_decodes(
+        self, pool: KvPool, max_sequences: int, max_blocks: int
+    ) -> Callable[[int], AttentionBackend]:
+        """A factory of attention for a fixed number of decodes, for capture in graphs. All share
+        buffers for `max_sequences` contexts with `max_blocks` blocks in total."""
+
+    def ops(self) -> LayerOps:
+        """See Backend; row by row."""
+        from engine.gpu.ops import TritonOps  # needs Triton
+
+        return TritonOps(self._config.hidden_act, self._config.rms_norm_eps, self._dtype)
+
+    def find_cut(self) -> FindCut:
+        """The search for the cut of top-p, in one kernel."""
+        from engine.gpu.ops import lowest_kept  # needs Triton
+
+        return lowest_kept
+
+    def log_totals(self) -> LogTotals | None:
+        """What reported log-probabilities are relative to; None: the sampler totals them."""
+        return None
+
+    def sampler(self) -> Sampler:
+        """See Backend."""
+        vocab_size = self._config.vocab_size
+        return Sampler(vocab_size, find_cut=self.find_cut(), log_totals=self.log_totals())
+
+    def layers(self, pool: KvPool) -> PoolLayers:
+        """The model's layers in `pool`, as views for the kernels."""
+        return PoolLayers(pool, self._config.sliding_windows, self._config.num_heads, self._dtype)
+
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> CapturedDecodes | None:
+        """See Backend."""
+        if not sizes.captures:
+            return None
+        size = sizes.max_sequences
+        make_attention = self.fixed_decodes(pool, size, sizes.most_blocks(pool.layout))
+        return DecodeGraphs(model, make_attention, graph_sizes(size), self.capture())
+
+    def planned_graphs(self, sizes: Sizes) -> Graphs:
+        """See CardBackend."""
+        num_graphs = len(graph_sizes(sizes.max_sequences)) if sizes.captures else 0
+        return Graphs(num_graphs, self.graph_wrappers)
+
+    def capture(self) -> Capture:
+        """How a pass becomes a graph."""
+        return CudaCapture()

@@ -1,0 +1,37 @@
+"""The parts of a decoder, as the fused forms of a backend read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.config import ModelConfig
+from engine.layers.embedding import Embedding
+from engine.layers.gated_feed_forward import GatedFeedForward
+from engine.layers.grouped_attention import GroupedAttention
+from engine.layers.linear import LinearLayer
+from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`x += attention(norm(x)); x += feed_forward(norm(x))`; norm weights are [hidden]."""
+
+    input_norm: torch.Tensor
+    attention: GroupedAttention
+    post_norm: torch.Tensor
+    feed_forward: GatedFeedForward
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """All that a pass computes with, from tokens to logits."""
+
+    config: ModelConfig
+    embed: Embedding
+    rope: Rope
+    layers: Sequence[Layer]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: LinearLayer

@@ -1,0 +1,113 @@
+"""The backend of one rank: the device's own, with sums over the ranks where inputs are split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from engine.attention.base import AttentionBackend
+from engine.backend import Backend, Sizes
+from engine.checkpoint.blocks import BlockMatrix, Matrix
+from engine.kv_pool import KvPool
+from engine.layers.embedding import Embedding
+from engine.layers.linear import LinearLayer
+from engine.layers.ops import LayerOps
+from engine.models.parts import ModelParts
+from engine.models.runnable import RunnableModel
+from engine.parallel.leading import LeadingAttention, LeadingModel
+from engine.parallel.ranks import Ranks
+from engine.sampling.sampler import Sampler
+from protocol.layout import SPLIT, KvLayout
+
+
+class RankBackend:
+    """A `Backend` over `own`, that of the rank's device. `tuned_attention` and `runnable` are for
+    the leader: passes by them are announced. Passes by `attention` and the model itself are not."""
+
+    keeps_blocks = False
+
+    def __init__(self, own: Backend, ranks: Ranks) -> None:
+        self._own = own
+        self._ranks = ranks
+        self.device, self.dtype, self.kv_dtype = own.device, own.dtype, own.kv_dtype
+        self.rounds_weights, self.numerics = own.rounds_weights, own.numerics
+        self.shard = ranks.shard
+
+    def orders(self, layout: KvLayout) -> Sequence[str]:
+        """See Backend; blocks in the split order have no shards."""
+        return [order for order in self._own.orders(layout) if order != SPLIT]
+
+    def linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        return self._own.linear(weight, bias)
+
+    def output_linear(self, weight: Matrix, bias: torch.Tensor | None) -> LinearLayer:
+        """See Backend."""
+        return SummedLinear(self._own.output_linear(weight, bias), self._ranks)
+
+    def logits_linear(self, weight: Matrix) -> LinearLayer:
+        """See Backend."""
+        return self._own.logits_linear(weight)
+
+    def embedding(self, weight: torch.Tensor | BlockMatrix) -> Embedding:
+        """See Backend."""
+        return self._own.embedding(weight)
+
+    def ops(self) -> LayerOps:
+        """See Backend."""
+        return self._own.ops()
+
+    def fuse(self, parts: ModelParts) -> None:
+        """See Backend; fused layers would not sum."""
+
+    def attention(self, pool: KvPool) -> AttentionBackend:
+        """See Backend."""
+        return self._own.attention(pool)
+
+    def tuned_attention(self, pool: KvPool, sizes: Sizes) -> LeadingAttention:
+        """See Backend."""
+        return LeadingAttention(self._own.tuned_attention(pool, sizes))
+
+    def runnable(self, model: RunnableModel) -> LeadingModel:
+        """See Backend."""
+        return LeadingModel(model, self._ranks)
+
+    def sampler(self) -> Sampler:
+        """See Backend."""
+        return self._own.sampler()
+
+    def graphs(self, model: RunnableModel, pool: KvPool, sizes: Sizes) -> None:
+        """See Backend; steps are announced one by one."""
+
+    def num_blocks(self, model: RunnableModel, layout: KvLayout, sizes: Sizes) -> int:
+        """See Backend; the same on every rank."""
+        return self._ranks.least(
+            self._own.num_blocks(model, layout, replace(sizes, captures=False))
+        )
+
+    def report(self, pool: KvPool) -> None:
+        """See Backend."""
+        self._own.report(pool)
+
+
+class SummedLinear:
+    """A linear layer whose inputs are split over the ranks: sums the ranks' partial products."""
+
+    def __init__(self, part: LinearLayer, ranks: Ranks) -> None:
+        self._part = part
+        self._ranks = ranks
+
+    def __call__(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [N, the rank's inputs] to [N, outputs], plus `add`, which is equal on all ranks."""
+        return self._summed(self._part(x, add if self._ranks.leads else None))
+
+    def in_float32(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same in fp32, without `add`; written to `out` where given."""
+        return self._summed(self._part.in_float32(x, out))
+
+    def _summed(self, y: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(y, group=self._ranks.data)
+        return y

@@ -1,0 +1,55 @@
+"""Rank 0's model and attention for the runner, which announce each pass to the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionBackend, Segment
+from engine.models.runnable import RunnableModel
+from engine.parallel.ranks import Ranks, Step
+
+
+class LeadingAttention:
+    """Rank 0's attention; remembers the planned segments."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.backend = backend
+        self.segments: Sequence[Segment] = ()
+
+    def plan(self, segments: Sequence[Segment]) -> None:
+        """See AttentionBackend."""
+        self.segments = segments
+        self.backend.plan(segments)
+
+    def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend."""
+        return self.backend.run(layer, q, k, v)
+
+
+class LeadingModel:
+    """Rank 0's shard of a model for the runner; announces each pass before running it."""
+
+    def __init__(self, model: RunnableModel, ranks: Ranks) -> None:
+        self.config = model.config
+        self.device = model.device
+        self.dtype = model.dtype
+        self._model = model
+        self._ranks = ranks
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See RunnableModel; `attention` is a LeadingAttention."""
+        assert isinstance(attention, LeadingAttention)
+        self._ranks.announce(Step(attention.segments, token_ids.tolist()))
+        return self._model.hidden(token_ids, positions, attention.backend, rows)
+
+    def logits(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See RunnableModel; needs no other rank."""
+        return self._model.logits(x, out)
