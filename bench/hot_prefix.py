@@ -34,7 +34,7 @@ from bench.tools.stream_load import completion_body, stream_events
 from engine.checkpoint.config import load_model_config
 from process.setting_spec import specs_of
 from protocol.errors import BatonError
-from router.settings import RouterSettings
+from router_process.settings import RouterSettings
 
 PREFIX_TOKENS, OWN_TOKENS = 400, 24
 NUM_DECODE = 3

@@ -45,8 +45,8 @@ COMMANDS = {
         Command(
             "router",
             "serve the HTTP API and place requests on workers",
-            "router.main:main",
-            "router.settings:RouterSettings",
+            "router_process.main:main",
+            "router_process.settings:RouterSettings",
         ),
         Command(
             "prefill",

@@ -21,10 +21,10 @@ from rich.text import Text
 
 from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
+from console.doctor.doctor import Doctor
+from console.doctor.observation import MIN_REQUESTS, Observation
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
-from router.doctor.doctor import Doctor
-from router.doctor.observation import MIN_REQUESTS, Observation
 
 FOUND, UNKNOWN = 1, 3
 _STYLES = {"urgent": "bold red", "soon": "bold yellow"}

@@ -22,6 +22,7 @@ from cli.child import Child
 from cli.child_settings import ChildSettings, Secrets
 from cli.http_json import RouterAccess, RouterUnreachable, get_json, is_ok
 from cli.up_settings import UpSettings
+from gateway.admission.api_keys import make_key
 from process.orphans import reap_orphans
 from process.sockets.hosts import bracketed, unbracketed
 from process.store.embedded_valkey import EmbeddedValkey
@@ -30,7 +31,6 @@ from process.temporary import temporary_folder
 from protocol.errors import BatonError, ConfigError, ServiceError
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.admission.api_keys import make_key
 
 log = logging.getLogger(__name__)
 

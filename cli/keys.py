@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.admission.api_keys import NAME_PATTERN, hash_key, key_line, make_key
+from http_kit.tenant import KeyTerms
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError
-from router.admission.api_keys import NAME_PATTERN, hash_key, key_line, make_key
-from router.admission.tenant import KeyTerms
 
 _PRIORITIES = {"minimum": -(10**9) + 1, "maximum": 10**9 - 1}
 

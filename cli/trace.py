@@ -20,9 +20,9 @@ from cli.http_json import RouterAccess, get_json
 from cli.status import StatusSettings
 from cli.tables import print_table
 from cli.time_table import time_table
+from console.telemetry.perfetto import perfetto_flight, perfetto_trace
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
-from router.telemetry.perfetto import perfetto_flight, perfetto_trace
 
 PERFETTO = "https://ui.perfetto.dev"
 ROUTER, ALL = "router", "all"

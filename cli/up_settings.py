@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from process.settings import setting, setting_of
-from router.settings import RouterSettings
+from router_process.settings import RouterSettings
 from worker.settings import WorkerSettings
 
 TO_STDOUT = "stdout"

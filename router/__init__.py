@@ -1,6 +1,6 @@
-"""The router: HTTP API, tokenizing, placement of requests on workers, retries.
+"""Where a request runs: attempts and retries, the choice of workers, the fleet.
 
-Imports `process`, `protocol`, `checkpoint` and `scheduling`; no torch, no engine, no worker. Its
-packages, from the top: `api`, `chat`, `output`, `requests`, then `fleet`, `http` and `text`, then
-`routing` and `admission`.
+Imports `http_kit`, `process`, `protocol` and `scheduling`; no torch, no engine, no worker, nothing
+of the gateway or the console. `requests.interface` is what the gateway knows of it. Its packages,
+from the top: `requests`, `fleet`, `routing`.
 """

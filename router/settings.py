@@ -1,32 +1,86 @@
-"""The settings of a router, by flag, `BATON_` variable or file.
-
-These are the operator's choices; each room declares its own. The fleet's properties (context,
-fingerprints, block size) come from the workers' registrations.
-"""
+"""Settings of routing: what may be in flight, attempts and their pauses, the ties to workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from process.settings import setting_of
+from process.settings import setting
 from process.shared_settings import SharedSettings
-from router.http.settings import GatewaySettings
-from router.requests.settings import RoutingSettings
-from router.telemetry.settings import ConsoleSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterSettings(ConsoleSettings, RoutingSettings, GatewaySettings):
-    """Settings of one router process."""
+class RoutingSettings(SharedSettings):
+    """Settings of what chooses workers and follows each request there."""
 
-    model: str = setting_of(
-        SharedSettings,
-        "model",
-        help="checkpoint whose tokenizer and chat template serve: a folder, or a hub id",
+    local_prefill_threshold_tokens: int = setting(
+        64,
+        help="most tokens of a prompt that a decode worker prefills itself; 0: only without "
+        "prefill workers",
+        unit="tokens",
+        minimum=0,
     )
-    served_model_name: tuple[str, ...] = setting_of(
-        SharedSettings,
-        "served_model_name",
-        help="names under which the model is served, the first of which answers carry; without "
-        "any: the name that the workers give",
+    max_inflight: int = setting(
+        1024,
+        help="sequences at once; requests for more are answered 503, before their body is read. "
+        "Where there are several API keys, one has at most half of them, unless its line in the "
+        "key file says otherwise",
+        unit="sequences",
+        minimum=1,
+    )
+
+    request_timeout_s: float = setting(
+        600.0, help="longest that a generation may take", unit="s", minimum=0.1
+    )
+    max_attempts: int = setting(
+        4,
+        help="attempts at a generation without a new token before it fails",
+        unit="attempts",
+        minimum=1,
+    )
+    retry_backoff_ms: float = setting(
+        20.0, help="wait before the second attempt; doubles with each", unit="ms", minimum=0
+    )
+    retry_backoff_max_ms: float = setting(
+        1000.0, help="longest wait between two attempts", unit="ms", minimum=0
+    )
+    recovery_wait_s: float = setting(
+        15.0,
+        help="how long a generation whose workers died waits for a decode worker",
+        unit="s",
+        minimum=0,
+    )
+    resume_wait_s: float = setting(
+        2.0,
+        help="how long decode workers are asked for a stream that its client resumes, before it is "
+        "generated again",
+        unit="s",
+        minimum=0,
+    )
+    first_token_wait_s: float = setting(
+        2.0,
+        help="how long a decode worker's tokens wait for the prefill worker's first one",
+        unit="s",
+        minimum=0.01,
+    )
+    max_unread_deltas: int = setting(
+        8192,
+        help="pieces of a generation that wait for a slow client before it is given up",
+        unit="pieces",
+        minimum=1,
+    )
+
+    expected_cache_s: float = setting(
+        10.0, help="how long a routed prompt counts as soon to be cached", unit="s", minimum=0
+    )
+    ping_interval_s: float = setting(
+        1.0, help="time between two pings of a worker", unit="s", minimum=0.05
+    )
+    silence_s: float = setting(
+        2.0,
+        help="silence after which a worker gets no new requests while others answer",
+        unit="s",
+        minimum=0.1,
+    )
+    trace_history: int = setting(
+        1000, help="finished generations whose traces are kept", unit="generations", minimum=1
     )

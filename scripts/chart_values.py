@@ -16,7 +16,7 @@ import yaml
 
 from decode_worker.settings import DecodeSettings
 from process.setting_spec import SettingSpec, specs_of
-from router.settings import RouterSettings
+from router_process.settings import RouterSettings
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,30 +17,30 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from console.metrics import FleetCollector
+from console.telemetry.otlp import ExportMetrics
+from console.telemetry.report import FleetReport
+from console.telemetry.targets import Targets
+from gateway.admission.gate import Gate
+from gateway.admission.key_files import KeyFiles
+from gateway.api.openai_responses.background import BackgroundRuns
+from gateway.api.openai_responses.memory import ResponseMemory, records_of
+from gateway.http.access import AccessRules, KeyCheck
+from gateway.http.browsers import BrowserCheck, BrowserRules
+from gateway.http.byte_budget import ByteBudget
+from gateway.http.connection import BoundedProtocols
+from gateway.http.connection_limits import ConnectionLimits
+from gateway.metrics import ApiMetrics
 from process.clock import wall_us
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo
-from router.admission.gate import Gate
-from router.admission.key_files import KeyFiles
-from router.api.openai_responses.background import BackgroundRuns
-from router.api.openai_responses.memory import ResponseMemory, records_of
 from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.link import LinkCallbacks
-from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Link
-from router.http.access import AccessRules, KeyCheck
-from router.http.browsers import BrowserCheck, BrowserRules
-from router.http.byte_budget import ByteBudget
-from router.http.connection import BoundedProtocols
-from router.http.connection_limits import ConnectionLimits
-from router.http.metrics import ApiMetrics
+from router.metrics import FleetMetrics
 from router.requests.trace import TraceStore
-from router.telemetry.metrics import FleetCollector
-from router.telemetry.otlp import ExportMetrics
-from router.telemetry.report import FleetReport
-from router.telemetry.targets import Targets
 from worker.counters import Count
 from worker.metrics import WorkerMetrics
 

@@ -33,7 +33,7 @@ PRELOADED = [
     "decode_worker.main",
     "engine.loader",
     "prefill_worker.main",
-    "router.main",
+    "router_process.main",
     "worker.assembly",
     "tests.faults.faulty_worker",
     "tests.forked",
@@ -151,7 +151,7 @@ def _run_module(
     parent = f"--parent-pid={os.getppid()}"
     own = [parent if each.startswith("--parent-pid=") else each for each in arguments]
     sys.argv = [module, *own]
-    for each in ("router.main", "worker.assembly"):
+    for each in ("router_process.main", "worker.assembly"):
         sys.modules[each].start_trial = _trial_of  # type: ignore[attr-defined]
     status = importlib.import_module(module).main(own)
     atexit._run_exitfuncs()

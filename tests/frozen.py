@@ -6,8 +6,8 @@ from __future__ import annotations
 import gc
 
 from cli.commands import settings_classes
+from gateway.text.character_classes import character_classes
 from process.setting_spec import specs_of
-from router.text.character_classes import character_classes
 
 for _each in settings_classes():
     specs_of(_each)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.tools.extras import missing_extra
-from router.text.word_table import MAX_WORDS
+from gateway.text.word_table import MAX_WORDS
 
 try:
     import httpx

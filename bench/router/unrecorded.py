@@ -2,10 +2,10 @@
 
     python -m bench.router.unrecorded FLAGS
 
-Recording is what `router.telemetry` and the metrics learn of requests: traces, forecasts, receipts,
-counters, histograms, history and cache figures. `bench.router.recording` measures what it costs.
-What stays on: the two fields of a trace that the dispatcher sets with each token, for the price of
-a statement.
+Recording is what `console.telemetry` and the metrics learn of requests: traces, forecasts,
+receipts, counters, histograms, history and cache figures. `bench.router.recording` measures what
+it costs. What stays on: the two fields of a trace that the dispatcher sets with each token, for
+the price of a statement.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from console.telemetry.caches.cache_report import CacheReport
+from console.telemetry.caches.reuse import ReuseCurve
+from console.telemetry.report import FleetReport
+from gateway.metrics import EndpointMetrics, LatencyProbe
 from process.metrics import fast_metrics
-from router.http.metrics import EndpointMetrics, LatencyProbe
-from router.main import main
 from router.requests import launch
 from router.requests.trace import RequestTrace, TraceStore
-from router.telemetry.caches.cache_report import CacheReport
-from router.telemetry.caches.reuse import ReuseCurve
-from router.telemetry.report import FleetReport
+from router_process.main import main
 
 
 def _nothing(*_: Any) -> None:

@@ -1,4 +1,4 @@
 """Which JSON schemas hold as constraints, with 50 cases of its own: `python -m bench.schemas`.
 
-Imports `router.text` and `protocol`.
+Imports `gateway.text` and `protocol`.
 """

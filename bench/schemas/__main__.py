@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.paths import DEMO_MODEL
+from gateway.grammars.grammar import plain_trouble
+from gateway.grammars.json_schemas import SchemaReader
 from protocol.errors import InvalidRequest
-from router.text.grammar import plain_trouble
-from router.text.json_schemas import SchemaReader
 
 OWN_CASES = Path(__file__).parent / "cases"
 MAX_WEAKENINGS = 4

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.admission.api_keys import make_key
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError, ServiceError
-from router.admission.api_keys import make_key
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "cluster-secret": lambda: secrets.token_urlsafe(32),

@@ -30,8 +30,8 @@ from router.fleet.election import FleetIdentity, WantedModel, elect
 from router.fleet.flight_questions import FlightQuestions
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkCallbacks
-from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Link, Loss, Worker, describe
+from router.metrics import FleetMetrics
 from router.routing.view import WorkerLoad
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from protocol.registration import WorkerInfo
 from protocol.wire import decode_control, decode_event, encode, joined, parts
 from router.fleet.clock_offset import ClockOffset
 from router.fleet.frame_socket import FrameSocket
-from router.fleet.metrics import FleetMetrics
+from router.metrics import FleetMetrics
 
 log = logging.getLogger(__name__)
 

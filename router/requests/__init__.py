@@ -1,4 +1,4 @@
 """The life of a request: attempts, retries, hand-over, resumption, token order, traces.
 
-Imports `router.fleet`, `router.routing`, and of HTTP only the origin of requests.
+Imports `router.fleet`, `router.routing`, and of `http_kit` the origin of requests.
 """

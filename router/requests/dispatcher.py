@@ -40,8 +40,8 @@ from protocol.messages import (
     StepTokens,
 )
 from router.fleet.fleet import Fleet
-from router.fleet.metrics import FleetMetrics
 from router.fleet.worker import Loss, Worker
+from router.metrics import FleetMetrics
 from router.requests.attempt import Attempt
 from router.requests.deadlines import Deadlines
 from router.requests.generation import End, Failure, Generation
@@ -52,9 +52,9 @@ from router.requests.launch import Launcher, PlacedListener, legs
 from router.requests.loop_queues import Turnstile
 from router.requests.resumption import Searches, placement_of
 from router.requests.retries import Retries
-from router.requests.settings import RoutingSettings
 from router.requests.token_stream import Piece, TokenPiece
 from router.requests.trace import TraceStore
+from router.settings import RoutingSettings
 
 
 class Dispatcher:

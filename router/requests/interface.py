@@ -1,6 +1,6 @@
-"""The interface between the router's HTTP half and the half that talks to workers.
+"""The interface between the gateway and the router, which talks to workers.
 
-The API turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and takes
+The gateway turns one HTTP request into one or more `GenerationRequest`s (prompts x n) and takes
 `TokenDelta`s. An implementation of `Generator` decides where a request runs and hides retries.
 Nothing here knows HTTP, text or workers. Deltas of one request arrive in order, without gaps or
 duplicates, and the last one carries `finish`. They are pushed as soon as a worker's message is

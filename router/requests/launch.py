@@ -23,11 +23,11 @@ from router.requests.attempt import Attempt
 from router.requests.generation import Generation
 from router.requests.interface import GenerationRequest
 from router.requests.prompt_hashes import LONG_PROMPT_TOKENS
-from router.requests.settings import RoutingSettings
 from router.requests.waiting_ahead import check_deadline
 from router.routing.forecast import forecast
 from router.routing.policy import place, place_handover
 from router.routing.view import Mode, Placement, PlacementQuery, WorkerLoad
+from router.settings import RoutingSettings
 
 PlacedListener = Callable[[list[bytes], Placement, int], None]
 """Called with the block hashes of a newly placed prompt, its placement, and the block size."""

@@ -15,7 +15,7 @@ from process.logs import about
 from protocol.errors import GenerationFailed, Overloaded
 from router.fleet.worker import Loss, Worker
 from router.requests.attempt import Attempt
-from router.requests.settings import RoutingSettings
+from router.settings import RoutingSettings
 
 log = logging.getLogger(__name__)
 

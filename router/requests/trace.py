@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from http_kit.origin import CURRENT_ORIGIN
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import DecodeTrace, PrefillTrace
 from router.fleet.clock_offset import ClockOffset, ClockReading
-from router.fleet.metrics import FleetMetrics
-from router.http.origin import CURRENT_ORIGIN
+from router.metrics import FleetMetrics
 from router.routing.forecast import Forecast
 from router.routing.view import Placement
 

@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 
-from router.dashboard.feed import Feed, Source
-from router.dashboard.pages import pages_router
-from router.dashboard.stream import stream_router
-from router.http.connection import BoundedProtocols, ConnectionLimits
-from router.http.server import Doorway, HttpServer, listen, url_of
+from console.dashboard.feed import Feed, Source
+from console.dashboard.pages import pages_router
+from console.dashboard.stream import stream_router
+from gateway.http.connection import BoundedProtocols, ConnectionLimits
+from gateway.http.server import Doorway, HttpServer, listen, url_of
 
 PREFIX = "/some/prefix"
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from cli.fleet import Fleet
-from router.admission.api_keys import hash_key
+from gateway.admission.api_keys import hash_key
 from tests.browser.browser import Watched
 from tests.browser.traffic import running_fleet_for_pages, send
 from tests.http_client import HTTP

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.settings import RouterSettings
+from router_process.settings import RouterSettings
 from tests.chart.chart import NEWEST, RefusedError, objects, parsed, render
 from tests.chart.kube_schemas import problems
 from tests.chart.releases import METRIC, RDMA, gpu

@@ -20,24 +20,24 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from bench.tools.recorded_connection import RecordedConnection
+from gateway.api.anthropic.request import MessagesRequest
+from gateway.api.body_reader import RequestBody, read_fields
+from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.openai.completion_request import CompletionRequest
+from gateway.api.openai_responses.request import ResponsesRequest
+from gateway.api.tokenize import DetokenizeRequest, TokenizeRequest
+from gateway.http.byte_budget import ByteBudget
+from gateway.http.connection import BoundedProtocol, BoundedProtocols
+from gateway.http.connection_limits import ConnectionLimits
+from gateway.http.request_scope import RequestScope
+from gateway.metrics import ApiMetrics
+from http_kit.disconnect import ClientConnection, offer_connection
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.sink import HandoffSink
 from process.store.registry import FleetView
 from protocol import events, messages, registration, wire
 from protocol.errors import ProtocolError, RequestError
-from router.api.anthropic.request import MessagesRequest
-from router.api.openai.chat_request import ChatRequest
-from router.api.openai.completion_request import CompletionRequest
-from router.api.openai_responses.request import ResponsesRequest
-from router.api.request_fields import RequestBody, read_fields
-from router.api.tokenize import DetokenizeRequest, TokenizeRequest
-from router.http.byte_budget import ByteBudget
-from router.http.connection import BoundedProtocol, BoundedProtocols
-from router.http.connection_limits import ConnectionLimits
-from router.http.disconnect import ClientConnection, offer_connection
-from router.http.metrics import ApiMetrics
-from router.http.request_scope import RequestScope
 from tests.fuzz.inputs import BYTES_ONLY, JSON, MESSAGE_PACK, Codec
 from tests.fuzz.seeds import BODIES, HEADS, example, variants
 

@@ -10,10 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protocol.sampling import MAX_GRAMMAR_CHARS, MAX_LOGPROBS
-from router.api.constraints.format_fields import MAX_CHOICE_TEXTS
-from router.api.conversation_plan import MAX_TOOLS_BYTES
-from router.api.generation_fields import (
+from gateway.api.chat_prompt import MAX_TOOLS_BYTES
+from gateway.api.choice_planner import (
+    MAX_REPEATED_VALUES,
+    MAX_REPORTED_VALUES,
+    MAX_STARTED_TOKENS,
+    MIN_TEXT_BYTES,
+)
+from gateway.api.constraints.format_fields import MAX_CHOICE_TEXTS
+from gateway.api.function_tools import MAX_TOOLS
+from gateway.api.generation_fields import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_STRINGS,
     MAX_CHOICES,
@@ -22,22 +28,16 @@ from router.api.generation_fields import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
-from router.api.plan import (
-    MAX_REPEATED_VALUES,
-    MAX_REPORTED_VALUES,
-    MAX_STARTED_TOKENS,
-    MIN_TEXT_BYTES,
-)
-from router.api.strict_model import (
+from gateway.api.strict_model import (
     MAX_LIST_ITEMS,
     MAX_PARTS,
     MAX_TOKEN_IDS,
     MAX_VALUES,
     MAX_VALUES_WITH_IDS,
 )
-from router.api.tool_fields import MAX_TOOLS
-from router.http.connection_limits import ConnectionLimits
-from router.text.grammar import MAX_GBNF_CHARS
+from gateway.grammars.grammar import MAX_GBNF_CHARS
+from gateway.http.connection_limits import ConnectionLimits
+from protocol.sampling import MAX_GRAMMAR_CHARS, MAX_LOGPROBS
 
 _LIMITS = ConnectionLimits()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.api.operations import OPERATIONS
-from router.text.tokenizer import Tokenizer
+from gateway.api.operations import OPERATIONS
+from gateway.text.tokenizer import Tokenizer
 from tests.effort import some
 from tests.hostile import wire
 from tests.hostile.attacks import Outcome, all_attacks, report
@@ -21,7 +21,7 @@ from tests.hostile.conversations import BODY_ATTACKS
 from tests.hostile.sizes import SMALL, base_of
 from tests.hostile.wrong import all_fields, body_schemas, reached_fields
 from tests.paths import ROOT
-from tests.unit.router.api_harness import MODEL, LiveApi, write_checkpoint
+from tests.unit.gateway.api_harness import MODEL, LiveApi, write_checkpoint
 
 SIZES = replace(SMALL, model=MODEL)
 AT_ONCE = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import zstandard
 
-from router.http.paths import NOT_GENERATION
+from gateway.http.paths import NOT_GENERATION
 from tests.hostile.client import HostileClient, request_of
 from tests.hostile.sizes import base_of
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from router.api.openapi import openapi_document
+from gateway.api.openapi import openapi_document
 from tests.hostile.sizes import Body, BodyAttack, Sizes, base_of
 
 Schema = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from checkpoint.model_source import resolve_model
-from router.text.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.gguf_files import smollm2
 from tests.integration.reference import MIN_MARGIN, Reference
 

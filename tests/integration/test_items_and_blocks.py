@@ -17,9 +17,9 @@ from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.api.anthropic.request import MessagesRequest
-from router.api.generation_fields import SamplingFields
-from router.api.openai_responses.request import LOGPROBS, ResponsesRequest
+from gateway.api.anthropic.request import MessagesRequest
+from gateway.api.generation_fields import SamplingFields
+from gateway.api.openai_responses.request import LOGPROBS, ResponsesRequest
 from tests.http_client import HTTP
 from tests.integration.fleets import running_fleet
 from tests.integration.reference import DEMO_MODEL

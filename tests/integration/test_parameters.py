@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from cli.up_settings import UpSettings
-from router.api.openai.chat_request import ChatRequest
-from router.api.openai.completion_request import CompletionRequest
+from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.openai.completion_request import CompletionRequest
 from tests.faults.faulty_fleet import faulty_fleet
 from tests.integration import generation_parameters, prompt_parameters, tool_parameters
 from tests.integration.fleets import PATIENCE

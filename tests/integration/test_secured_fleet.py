@@ -20,7 +20,7 @@ from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.pods.check import main as check
 from cli.status import main as status
 from cli.up_settings import UpSettings
-from router.admission.api_keys import hash_key, make_key
+from gateway.admission.api_keys import hash_key, make_key
 from tests.forked import ForkedChildren
 from tests.integration.reference import DEMO_MODEL
 

@@ -25,8 +25,8 @@ from checkpoint.model_source import resolve_model
 from cli.demo import NO_PACKAGE, OVER_NIXL
 from cli.demo import main as demo
 from cli.main import main as baton
+from gateway.http.server import listen
 from process.cores import can_keep_to_cores, usable_cores
-from router.http.server import listen
 from tests.effort import some
 from tests.forked import ForkedChildren, fork_context
 from tests.gguf_files import smollm2

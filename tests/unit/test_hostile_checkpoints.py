@@ -25,10 +25,10 @@ from engine.checkpoint.files import model_fingerprint, read_tensor_entries, weig
 from engine.checkpoint.rope_config import parse_rope
 from engine.checkpoint.weights import load_weights
 from engine.layers.rope import Rope
+from gateway.api.checkpoint_defaults import load_sampling_defaults
+from gateway.text.checkpoint_texts import load_chat_templates, load_tokenizer_config
+from gateway.text.tokenizer import Tokenizer
 from protocol.errors import ModelLoadError
-from router.api.sampling_defaults import load_sampling_defaults
-from router.text.checkpoint_texts import load_chat_templates, load_tokenizer_config
-from router.text.tokenizer import Tokenizer
 from tests.effort import times
 from tests.paths import DEMO_MODEL
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from tests.paths import ROOT
 
 EXTENDED = "uvicorn"
-"""`router.http.connection` subclasses its protocol and reads its request cycles."""
+"""`gateway.http.connection` subclasses its protocol and reads its request cycles."""
 
 
 def test_what_we_extend_from_within_has_an_upper_bound() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from engine.engine import EngineLimits
 from engine.sampling.grammar import Grammars
+from gateway.admission.shared_prefixes import SharedPrefixes
+from http_kit.tenant import EVERYBODY, KeyTerms, tenant_of
 from protocol.hashing import ChainStart, chain_start, more_hashes
 from protocol.messages import Generate
-from router.admission.shared_prefixes import SharedPrefixes
-from router.admission.tenant import EVERYBODY, KeyTerms, tenant_of
 from router.requests.prompt_hashes import PromptHashes
 from scheduling.block_manager import BlockManager
 from scheduling.sequence import Sequence

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from cli.doctor import main
+from console.doctor.doctor import Doctor
+from console.doctor.observation import MIN_REQUESTS
 from protocol.errors import ConfigError
-from router.doctor.doctor import Doctor
-from router.doctor.observation import MIN_REQUESTS
-from tests.unit.router.doctor.mock_fleet import Plan, observe
+from tests.unit.console.doctor.mock_fleet import Plan, observe
 
 SLOW = Plan(slow={"decode-1": 1.6})
 OBSERVATION = json.loads(msgspec.json.encode(observe(SLOW)))

@@ -7,8 +7,8 @@ import io
 import pytest
 
 from cli.keys import main
-from router.admission.api_keys import KeyRing
-from router.admission.tenant import KeyTerms
+from gateway.admission.api_keys import KeyRing
+from http_kit.tenant import KeyTerms
 
 
 def test_a_new_key_comes_with_its_hash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import fields
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
+from gateway.metrics import ApiMetrics
 from process.metrics.fast_metrics import MAX_ASIDE, PhaseHistograms, TokenCounter, TokenHistogram
-from router.fleet.metrics import FleetMetrics
-from router.http.metrics import ApiMetrics
-from router.settings import RouterSettings
+from router.metrics import FleetMetrics
+from router_process.settings import RouterSettings
 
 BOUNDS = (0.001, 0.5, 2.0)
 

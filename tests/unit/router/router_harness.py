@@ -1,4 +1,4 @@
-"""The back half of a router, assembled as `router.main` does, over fake workers."""
+"""A router without a gateway, assembled as `router_process.main` does, over fake workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Callable
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
+from console.telemetry.caches.cache_report import CacheReport
+from console.telemetry.report import FleetReport
+from console.telemetry.targets import Targets
 from process.sockets.network import Network
 from protocol.events import WorkerStats
 from protocol.messages import PROTOCOL_VERSION, AttemptFailed, FinishReason, Generate, Hello, Role
@@ -19,14 +22,11 @@ from router.fleet.cache_index import CacheIndex
 from router.fleet.fleet import Fleet
 from router.fleet.history import FleetHistory
 from router.fleet.link import LinkTimes, WorkerLink
-from router.fleet.metrics import FleetMetrics
+from router.metrics import FleetMetrics
 from router.requests.dispatcher import Dispatcher
 from router.requests.interface import GenerationRequest, TokenDelta
 from router.requests.trace import TraceStore
-from router.settings import RouterSettings
-from router.telemetry.caches.cache_report import CacheReport
-from router.telemetry.report import FleetReport
-from router.telemetry.targets import Targets
+from router_process.settings import RouterSettings
 from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
 
 

@@ -12,7 +12,7 @@ import pytest
 from protocol.errors import GenerationFailed
 from router.fleet.worker import Loss
 from router.requests.retries import FailureHistory, Retries
-from router.settings import RouterSettings
+from router_process.settings import RouterSettings
 
 
 class Steady(random.Random):

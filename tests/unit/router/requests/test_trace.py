@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
-from router.fleet.metrics import FleetMetrics
+from router.metrics import FleetMetrics
 from router.requests.trace import MAX_UNTOLD, AttemptTrace, TraceStore
 from router.requests.trace_json import trace_json
 from router.routing.view import Candidate, Mode, Placement

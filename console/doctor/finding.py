@@ -1,0 +1,93 @@
+"""Findings, as `GET /doctor` and `baton doctor` show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from console.doctor.observation import Observation
+
+
+class Urgency(StrEnum):
+    """How soon somebody has to act."""
+
+    URGENT = "urgent"
+    """Clients notice: goodput is below its target."""
+    SOON = "soon"
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One bar of a set; the odd one out is flagged."""
+
+    name: str
+    value: float
+    is_flagged: bool = False
+
+
+class Number(msgspec.Struct, frozen=True):
+    """One figure with its name, ready to show."""
+
+    value: str
+    name: str
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured values behind a finding: at most one set of bars, and at most four numbers."""
+
+    kind: str
+    unit: str = ""
+    bars: tuple[Bar, ...] = ()
+    numbers: tuple[Number, ...] = ()
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to change: a setting, or an action if `new` is None. `live` settings can be
+    changed while the process runs; `old` is None if the router does not know the value."""
+
+    setting: str
+    text: str
+    scope: str = ""
+    old: str | None = None
+    new: str | None = None
+    live: bool = False
+    predicted: dict[str, float] | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rule found. `since_us` is when it was first found, 0 until `Doctor` knows. `stages`
+    are the stages of requests whose time the finding explains."""
+
+    rule: str
+    title: str
+    text: tuple[str, ...]
+    evidence: Evidence
+    changes: tuple[Change, ...]
+    urgency: Urgency = Urgency.SOON
+    since_us: int = 0
+    stages: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """This finding as `GET /doctor` shows it."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        return shown
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that looked and found nothing, with the figure that it looked at."""
+
+    rule: str
+    title: str
+    text: str
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A check by name. `check` returns a finding, or the words of a check that passed. `stages` are
+    those (`router.requests.stages`) whose time a finding explains."""
+
+    name: str
+    title: str
+    check: Callable[[Observation], Finding | str]
+    stages: tuple[str, ...] = ()

@@ -1,0 +1,185 @@
+"""Late first tokens: a pool without room, or prompts that take long to compute."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from console.doctor.finding import Change, Evidence, Finding, Number
+from console.doctor.observation import Observation, RequestFacts, WorkerFacts
+from console.doctor.rules.decode import is_memory_full
+from console.doctor.rules.pool_finding import PoolFinding, WorkerBars, one_more_worker
+from console.doctor.rules.targets import unreachable_ttft_ms
+from console.doctor.symptoms import (
+    first_token_share,
+    is_ttft_high,
+    late_requests,
+    percentile,
+    serving,
+    ttft_p95_ms,
+    urgency,
+)
+from console.doctor.words import count, ms, percent, significant, times
+from protocol.messages import Role
+
+QUEUE_SHARE = 0.4
+"""Of late first tokens' time: above, requests wait for a worker; below, the work takes long."""
+HAS_ROOM = 0.7
+"""Pressure below which a pool could give a worker away."""
+
+
+def check_pool_balance(seen: Observation) -> Finding | str:
+    """Whether requests wait for a pool: prompts before prefill, or sequences before decode. Where
+    decode workers are full of blocks, prefill workers keep theirs, so prompts wait there, too."""
+    late = late_requests(seen)
+    waits = percentile((_queue_ms(each) for each in seen.requests), 0.95)
+    by_prefill = [each for each in late if each.prefill is not None]
+    is_queue = first_token_share(late, "queue", "dispatch") >= QUEUE_SHARE
+    if is_memory_full(seen):
+        return "requests wait for blocks of the decode pool, which another finding explains"
+    if is_ttft_high(seen) and is_queue and unreachable_ttft_ms(seen) is None:
+        role = Role.PREFILL if 2 * len(by_prefill) >= len(late) else Role.DECODE
+        return _short(seen, role, waits)
+    decode = serving(seen, Role.DECODE)
+    crowded = [each for each in decode if each.num_waiting >= 1 and _is_batch_full(each)]
+    if decode and 2 * len(crowded) > len(decode):
+        return _short(seen, Role.DECODE, waits)
+    return f"prefill {times(seen.pressure_prefill)}, decode {times(seen.pressure_decode)}"
+
+
+def _is_batch_full(worker: WorkerFacts) -> bool:
+    limit = worker.max_batch_size
+    return limit is not None and worker.num_running >= 0.9 * limit
+
+
+def _queue_ms(request: RequestFacts) -> float:
+    return request.first.get("queue", 0.0)
+
+
+def _short(seen: Observation, role: Role, waits_ms: float | None) -> Finding:
+    pool = serving(seen, role)
+    name, other_role = role.value, Role.DECODE if role is Role.PREFILL else Role.PREFILL
+    own, other = seen.pressure_prefill, seen.pressure_decode
+    if role is Role.DECODE:
+        own, other = other, own
+    lost = sum(1 for each in seen.workers if each.role is role and each.state == "lost")
+    cause = f" {count(lost, 'worker')} of the pool {'is' if lost == 1 else 'are'} lost." * bool(
+        lost
+    )
+    waiting = sum(each.num_waiting for each in pool)
+    what = (
+        f"Prompts wait {ms(waits_ms)} (p95) for a worker; computing them is not what takes long."
+        if role is Role.PREFILL
+        else f"{significant(waiting)} requests wait for a place in a batch; the steps are not slow."
+    )
+    first = f"{what} {count(len(pool), 'ready worker')} cannot keep up with the load." + cause
+    has_spare = len(serving(seen, other_role)) > 1 and other is not None and other < HAS_ROOM
+    text = (
+        f"Move one from the {other_role.value} pool, which has room ({times(other)})."
+        if has_spare
+        else "Add a worker: the other pool has none to give."
+    )
+    changes = [one_more_worker(name, len(pool), text)]
+    if role is Role.PREFILL and other is not None and other < HAS_ROOM:
+        changes.append(
+            Change(
+                setting="local_prefill_threshold_tokens",
+                scope="router",
+                old=seen.settings.get("local_prefill_threshold_tokens"),
+                new="512",
+                text="Until then: decode workers compute short remainders of prompts themselves.",
+            )
+        )
+    return PoolFinding(
+        rule="pool_balance",
+        title=f"{name.capitalize()} is short",
+        text=(first, _missed_text(seen)),
+        bars=WorkerBars(
+            "requests that wait, by worker",
+            "requests",
+            pool,
+            lambda each: round(each.num_waiting, 1),
+        ),
+        numbers=(
+            Number(ms(waits_ms), "queue p95")
+            if role is Role.PREFILL
+            else Number(significant(waiting), "requests wait"),
+            Number(times(own), name),
+            Number(times(other), other_role.value),
+        ),
+        changes=tuple(changes),
+    ).to_finding(seen)
+
+
+def _missed_text(seen: Observation) -> str:
+    late = len(late_requests(seen)) / len(seen.requests) if seen.requests else 0.0
+    return f"{percent(late)} of requests miss the target for the first token."
+
+
+def check_prefill_slow(seen: Observation) -> Finding | str:
+    """Whether first tokens are late although prompts are taken up at once."""
+    late = late_requests(seen)
+    p95 = ttft_p95_ms(seen)
+    passed = f"TTFT p95 {ms(p95)} of {ms(seen.targets.ttft_ms)}"
+    if not is_ttft_high(seen) or unreachable_ttft_ms(seen) is not None:
+        return passed
+    if first_token_share(late, "queue", "dispatch") >= QUEUE_SHARE:
+        return "first tokens are late by waiting, not by their computation"
+    shares = {
+        "the chunks of the prompts": first_token_share(late, "prefill"),
+        "other prompts' chunks between them": first_token_share(late, "between_chunks"),
+        "attempts that failed": first_token_share(late, "lost_attempt"),
+    }
+    cause, share = max(shares.items(), key=lambda each: each[1])
+    if share < QUEUE_SHARE or cause == "attempts that failed":
+        return "first tokens are late, but not by prefill: see the stages of a slow request"
+    return _slow_prompts(seen, late, cause, share)
+
+
+def _slow_prompts(seen: Observation, late: list[RequestFacts], cause: str, share: float) -> Finding:
+    length = median(each.num_prompt_tokens for each in late)
+    others = [each.num_prompt_tokens for each in seen.requests if each not in late]
+    hits = sum(each.cached_tokens for each in late) / max(
+        1, sum(each.num_prompt_tokens for each in late)
+    )
+    is_mixed = cause.startswith("other")
+    text = (
+        f"{percent(share)} of late first tokens' time is {cause}. Late prompts have "
+        f"{length:,.0f} tokens (median), of which {percent(hits)} came from a cache."
+    )
+    changes = [
+        Change(
+            setting="max_batch_size",
+            scope="prefill pool",
+            old=seen.settings.get("prefill.max_batch_size"),
+            text="Fewer prompts side by side: each of them finishes sooner.",
+        )
+        if is_mixed
+        else Change(
+            setting="prefix cache",
+            scope="application",
+            text="Put what all prompts share first, so that it is computed once; the Cache view "
+            "shows whether a larger cache would help.",
+        ),
+        Change(
+            setting="prefill workers",
+            scope="prefill pool",
+            text="Faster devices, or weights of fewer bits: a further worker shortens queues, not "
+            "a single prompt.",
+        ),
+    ]
+    numbers = [
+        Number(ms(ttft_p95_ms(seen)), "TTFT p95"),
+        Number(significant(length), "tokens, late prompts"),
+        Number(percent(hits), "from a cache"),
+    ]
+    if others:
+        numbers.append(Number(significant(median(others)), "tokens, other prompts"))
+    title = "Prompts share their workers' steps" if is_mixed else "Prompts take long to compute"
+    return Finding(
+        rule="prefill_slow",
+        title=title,
+        text=(text, _missed_text(seen)),
+        urgency=urgency(seen),
+        evidence=Evidence(kind="late prompts", numbers=tuple(numbers)),
+        changes=tuple(changes),
+    )

@@ -1,0 +1,67 @@
+"""What findings about a pool of workers have in common: one bar for each worker, and changes that
+several rules propose. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from console.doctor.finding import Bar, Change, Evidence, Finding, Number
+from console.doctor.observation import Observation, WorkerFacts
+from console.doctor.symptoms import urgency
+
+
+@dataclass(frozen=True)
+class WorkerBars:
+    """One bar for each worker of a pool, of `value` in `unit`."""
+
+    kind: str
+    unit: str
+    pool: Sequence[WorkerFacts]
+    value: Callable[[WorkerFacts], float]
+    is_flagged: Callable[[WorkerFacts], bool] = lambda worker: False
+
+    def evidence(self, numbers: Sequence[Number]) -> Evidence:
+        """The bars with some numbers below them."""
+        bars = (Bar(each.worker_id, self.value(each), self.is_flagged(each)) for each in self.pool)
+        return Evidence(kind=self.kind, unit=self.unit, bars=tuple(bars), numbers=tuple(numbers))
+
+
+@dataclass(frozen=True)
+class PoolFinding:
+    """A finding about a pool, before its urgency is known."""
+
+    rule: str
+    title: str
+    text: tuple[str, ...]
+    bars: WorkerBars
+    changes: tuple[Change, ...]
+    numbers: tuple[Number, ...] = ()
+
+    def to_finding(self, seen: Observation) -> Finding:
+        """The finding, as urgent as goodput is short of its target."""
+        return Finding(
+            rule=self.rule,
+            title=self.title,
+            text=self.text,
+            urgency=urgency(seen),
+            evidence=self.bars.evidence(self.numbers),
+            changes=self.changes,
+        )
+
+
+def one_more_worker(pool_name: str, num_workers: int, text: str) -> Change:
+    """A worker more in a pool of so many."""
+    return Change(
+        setting=f"{pool_name} workers",
+        scope=f"{pool_name} pool",
+        old=str(num_workers),
+        new=str(num_workers + 1),
+        text=text,
+    )
+
+
+def kv_in_fp8(seen: Observation, text: str) -> Change:
+    """KV of half the bytes on decode workers."""
+    old = seen.settings.get("kv_dtype")
+    return Change(setting="kv_dtype", scope="decode pool", new="fp8", old=old, text=text)

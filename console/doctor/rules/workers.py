@@ -1,0 +1,182 @@
+"""One worker, or one pair, that is worse than its peers; and workers that fail."""
+
+from __future__ import annotations
+
+from console.doctor.finding import Bar, Change, Evidence, Finding, Number, Urgency
+from console.doctor.observation import Observation, PairFacts
+from console.doctor.rules.decode import SLOW
+from console.doctor.rules.pool_finding import PoolFinding, WorkerBars
+from console.doctor.symptoms import failed, median_or_none, serving, slowness, urgency
+from console.doctor.words import count, ms, percent, rate, times
+from protocol.messages import Role
+
+SLOW_LINK = 0.4
+"""A pair's rate over its peers' median, from which the link counts as slow."""
+MIN_BYTES = 64 << 20
+"""Bytes of a minute below which a pair's rate says nothing."""
+EXPOSED_MS = 10.0
+"""Exposed transfer time below which nobody notices a slow link."""
+MAX_FAILED = 0.001
+MAX_RETRIED = 0.05
+MAX_LOSSES = 2
+
+
+def check_slow_worker(seen: Observation) -> Finding | str:
+    """Whether a worker takes longer than its pool's others would for the same step."""
+    worst = 1.0
+    for role in Role:
+        pool = serving(seen, role)
+        ratios = {each.worker_id: slowness(each, pool) for each in pool}
+        known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        worst = max([worst, *known.values()])
+        slow = [name for name, ratio in known.items() if ratio >= SLOW]
+        if slow and 2 * len(slow) <= len(pool):
+            return _slow_worker(seen, role, slow, known)
+    return f"all steps within {percent(worst - 1)} of their pool's"
+
+
+def _slow_worker(
+    seen: Observation, role: Role, slow: list[str], ratios: dict[str, float]
+) -> Finding:
+    names = " and ".join(slow)
+    ratio = max(ratios[each] for each in slow)
+    return PoolFinding(
+        rule="slow_worker",
+        title=f"{names} {'is' if len(slow) == 1 else 'are'} slower than the {role.value} pool",
+        text=(
+            f"A step takes {times(ratio)} as long there as the pool's other workers need for the "
+            "same work. A throttled device, a busy neighbour or cores shared with other processes "
+            "are the usual causes.",
+        ),
+        bars=WorkerBars(
+            "step time over the pool's",
+            "×",
+            [each for each in serving(seen, role) if each.worker_id in ratios],
+            lambda each: round(ratios[each.worker_id], 2),
+            lambda each: each.worker_id in slow,
+        ),
+        changes=(
+            Change(
+                setting=f"drain {slow[0]}",
+                scope=slow[0],
+                live=True,
+                text="Its requests move to the other workers; then look at its host: clocks, "
+                "temperature, other processes.",
+            ),
+        ),
+    ).to_finding(seen)
+
+
+def check_slow_link(seen: Observation) -> Finding | str:
+    """Whether KV blocks between two workers take a worse way than they could, or a slow one."""
+    moved = [each for each in seen.pairs if each.bytes_moved]
+    slow = [each for each in moved if _is_wrong_path(each) or _is_slow(each, moved)]
+    if not slow:
+        rates = [each.busy_bytes_per_s for each in moved if each.busy_bytes_per_s]
+        if not rates:
+            return "no blocks moved between workers"
+        return f"{rate(min(rates))} to {rate(max(rates))} while busy"
+    first = slow[0]
+    title = f"Blocks from {first.prefill} to {first.decode} arrive slowly"
+    change = Change(
+        setting="network", scope=f"{first.prefill} → {first.decode}",
+        text="Compare both hosts' interfaces, their speed and who else uses them.",
+    )  # fmt: skip
+    if _is_wrong_path(first) or first.is_below_way:
+        title = f"Blocks for {first.decode} go over {first.path} instead of {first.expected_path}"
+        if not _is_wrong_path(first):
+            title = (
+                f"Blocks for {first.decode} move at {rate(first.busy_bytes_per_s or 0)}, slower "
+                f"than {first.expected_path} gives"
+            )
+        both = f"{first.prefill} and {first.decode}"
+        text = f"Let UCX use {first.expected_path} in the environments of {both}"
+        if first.expected_path == "CUDA IPC":
+            text = (
+                f"If {both} run in separate containers, let these share the PID and IPC namespaces "
+                "and see both cards. Else let UCX use CUDA IPC in their environments"
+            )
+        change = Change(
+            setting="UCX_TLS", scope=first.decode,
+            text=f"{text}, and restart them one after the other.",
+        )  # fmt: skip
+    exposed = max((each.exposed_p95_ms or 0.0 for each in slow), default=0.0)
+    return Finding(
+        rule="slow_link",
+        title=title,
+        text=(
+            f"Up to {ms(exposed)} (p95) of a transfer is not hidden behind the prompt's "
+            f"computation on {count(len(slow), 'pair')} of workers. Clients see it as a late "
+            "second token.",
+        ),
+        urgency=urgency(seen),
+        evidence=Evidence(
+            kind="rate of a transfer while it runs",
+            unit="GB/s",
+            bars=tuple(
+                Bar(f"{each.prefill} → {each.decode}", round((each.busy_bytes_per_s or 0) / 1e9, 3),
+                    each in slow)
+                for each in moved
+            ),
+            numbers=(Number(ms(exposed), "not hidden, p95"),),
+        ),
+        changes=(change,),
+    )  # fmt: skip
+
+
+def _is_wrong_path(pair: PairFacts) -> bool:
+    known = pair.path not in (None, "unknown") and pair.expected_path not in (None, "unknown")
+    return known and pair.path != pair.expected_path
+
+
+def _is_slow(pair: PairFacts, moved: list[PairFacts]) -> bool:
+    if pair.is_below_way:
+        return True
+    measured = [each for each in moved if each.bytes_moved >= MIN_BYTES]
+    usual = median_or_none(each.busy_bytes_per_s for each in measured if each is not pair)
+    is_noticed = pair in measured and (pair.exposed_p95_ms or 0.0) >= EXPOSED_MS
+    if not usual or pair.busy_bytes_per_s is None or not is_noticed:
+        return False
+    return pair.busy_bytes_per_s < SLOW_LINK * usual
+
+
+def check_faults(seen: Observation) -> Finding | str:
+    """Whether requests fail, are retried often, or a worker comes and goes."""
+    requests = max(1, len(seen.requests))
+    num_failed = sum(failed(each) for each in seen.requests)
+    num_retried = sum(each.num_attempts > 1 for each in seen.requests)
+    unstable = [each for each in seen.workers if each.losses >= MAX_LOSSES]
+    lost = sum(each.losses for each in seen.workers)
+    is_calm = num_failed / requests <= MAX_FAILED and num_retried / requests <= MAX_RETRIED
+    if is_calm and not unstable:
+        return (
+            f"{count(lost, 'worker')} lost, {count(num_retried, 'request')} repeated, "
+            f"{num_failed:,} failed"
+        )
+    names = ", ".join(each.worker_id for each in unstable)
+    title = f"{names} keeps ending" if unstable else "Requests are repeated or fail"
+    return Finding(
+        rule="faults",
+        title=title,
+        text=(
+            f"{count(num_failed, 'request')} of {requests:,} failed, {num_retried:,} had to be "
+            f"repeated, and workers were lost {count(lost, 'time')}.",
+        ),
+        urgency=Urgency.URGENT if num_failed or unstable else urgency(seen),
+        evidence=Evidence(
+            kind="losses of workers",
+            bars=tuple(
+                Bar(each.worker_id, each.losses, each in unstable)
+                for each in seen.workers
+                if each.losses
+            ),
+            numbers=(
+                Number(percent(num_failed / requests), "failed"),
+                Number(percent(num_retried / requests), "repeated"),
+            ),
+        ),
+        changes=(
+            Change(setting="logs", scope=names or "workers", text="The last lines of the worker's "
+                   "log name the cause: memory, the device, or a request that kills it."),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""A finished request as the doctor looks at it, from its trace. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from console.doctor.observation import RequestFacts
+from protocol.traces import StepSpan
+from router.requests.stages import Part, stage_times
+from router.requests.trace import AttemptTrace, RequestTrace
+from router.requests.trace_json import times_of
+from router.routing.view import Mode
+
+MIN_STEPS = 32
+"""Decode steps below which the quarters of an output say nothing."""
+
+
+def request_facts(trace: RequestTrace, now_us: int) -> RequestFacts:
+    """The facts of a trace that has ended."""
+    first: dict[str, float] = {}
+    rest: dict[str, float] = {}
+    for row in stage_times(times_of(trace, now_us)):
+        part = first if row.part is Part.FIRST_TOKEN else rest
+        part[row.stage.value] = part.get(row.stage.value, 0.0) + row.ms
+    last = trace.attempts[-1] if trace.attempts else None
+    placement = last.placement if last else None
+    spans = last.decode.step_spans if last and last.decode else []
+    durations = [(each.end_us - each.start_us) / each.num_steps / 1000 for each in spans]
+    long, shared = _long_steps(spans, durations)
+    early, late = _quarters(durations)
+    return RequestFacts(
+        received_us=trace.received_us,
+        outcome=trace.outcome or "finished",
+        num_attempts=len(trace.attempts),
+        prefill=placement.prefill.worker_id if placement and placement.prefill else None,
+        decode=placement.decode.worker_id if placement else None,
+        num_prompt_tokens=trace.num_prompt_tokens,
+        cached_tokens=trace.num_cached_tokens,
+        expected_cached_tokens=_expected(trace.giver, trace.num_prompt_tokens),
+        decode_cached_tokens=last.decode.cached_tokens if last and last.decode else 0,
+        num_output_tokens=trace.num_output_tokens,
+        ttft_ms=trace.ttft_ms,
+        tpot_ms=trace.tpot_ms,
+        first=first,
+        rest=rest,
+        num_steps=sum(each.num_steps for each in spans),
+        num_long_steps=long,
+        num_long_shared_steps=shared,
+        early_step_ms=early,
+        late_step_ms=late,
+    )
+
+
+def _expected(attempt: AttemptTrace | None, num_tokens: int) -> int:
+    """Prompt tokens that the placement expected there."""
+    if attempt is None or attempt.placement.mode not in (Mode.LOCAL, Mode.REMOTE):
+        return 0
+    if attempt.prefill is None and attempt.decode is None:
+        return 0  # the worker has not told what it had
+    chosen = attempt.placement.prefill or attempt.placement.decode
+    return max(0, num_tokens - chosen.missing_tokens)
+
+
+def _long_steps(spans: Sequence[StepSpan], durations: Sequence[float]) -> tuple[int, int]:
+    """How many steps took over twice the median, and how many of these had prompt tokens."""
+    if not spans:
+        return 0, 0
+    limit = 2 * median(durations)
+    long = [span for span, ms in zip(spans, durations, strict=True) if ms > limit]
+    return sum(each.num_steps for each in long), sum(e.num_steps for e in long if e.chunk_tokens)
+
+
+def _quarters(durations: Sequence[float]) -> tuple[float | None, float | None]:
+    """The median step of the first and of the last quarter."""
+    quarter = len(durations) // 4
+    if len(durations) < MIN_STEPS:
+        return None, None
+    return median(durations[:quarter]), median(durations[-quarter:])

@@ -1,0 +1,169 @@
+"""Pairs of workers between which KV moves: bytes, rates, exposed times, paths, failures.
+
+Owns the sums of the last minute by pair, made from the traces of finished handoffs. A pair that
+moved nothing for an hour is forgotten. The clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from console.telemetry.paths import is_below_way
+from console.telemetry.sketch import Sketch, merged
+from protocol.traces import PrefillTrace, WriteSpan
+
+SLOT_US = 5_000_000
+MINUTE_US = 60_000_000
+KEPT_US = 3_600_000_000
+MAX_PAIRS = 4096
+
+PairKey = tuple[str, str]
+"""The worker that sends, the worker that receives."""
+
+
+class PairPaths(NamedTuple):
+    """The way that a pair's KV took, and the one that it should take."""
+
+    measured: str
+    expected: str | None
+
+
+class PairTotals(NamedTuple):
+    """What one pair moved since it was first seen; seconds of transfers and of exposed ones."""
+
+    bytes_moved: int
+    blocks: int
+    descriptors: int
+    busy_s: float
+    exposed_s: float
+    failures: int
+
+
+@dataclass
+class _Slot:
+    start_us: int
+    bytes_moved: int = 0
+    blocks: int = 0
+    writes: int = 0
+    busy_us: int = 0
+    exposed: Sketch = field(default_factory=Sketch)
+
+
+@dataclass
+class _Pair:
+    """One pair; the totals are those since it was first seen."""
+
+    seen_us: int
+    failures: int = 0
+    bytes_moved: int = 0
+    blocks: int = 0
+    writes: int = 0
+    busy_us: int = 0
+    exposed_us: int = 0
+    slots: deque[_Slot] = field(default_factory=deque)
+
+
+class PairTable:
+    """All pairs that one router's requests used."""
+
+    def __init__(self, wall_us: Callable[[], int]) -> None:
+        self._wall_us = wall_us
+        self._since_us = wall_us()
+        self._pairs: dict[PairKey, _Pair] = {}
+
+    def moved(self, target: str, trace: PrefillTrace) -> None:
+        """A handoff closed: these blocks moved to `target`."""
+        now_us = self._wall_us()
+        pair = self._pair((trace.worker_id, target), now_us)
+        if not pair.slots or now_us >= pair.slots[-1].start_us + SLOT_US:
+            pair.slots.append(_Slot(now_us))
+            while pair.slots[0].start_us < now_us - MINUTE_US - SLOT_US:
+                pair.slots.popleft()
+        busy, exposed = busy_us(trace.writes), exposed_us(trace)
+        for sums in (pair, pair.slots[-1]):
+            sums.bytes_moved += trace.bytes_moved
+            sums.blocks += trace.blocks_moved
+            sums.writes += len(trace.writes)
+            sums.busy_us += busy
+        if exposed is not None:
+            pair.exposed_us += exposed
+            pair.slots[-1].exposed.add(exposed / 1000)
+
+    def failed(self, source: str, target: str) -> None:
+        """An attempt over this pair failed before its blocks had moved."""
+        self._pair((source, target), self._wall_us()).failures += 1
+
+    def totals(self) -> Iterator[tuple[PairKey, PairTotals]]:
+        """The totals of every pair, for counters."""
+        for key, pair in self._pairs.items():
+            yield (
+                key,
+                PairTotals(
+                    pair.bytes_moved, pair.blocks, pair.writes, pair.busy_us / 1e6,
+                    pair.exposed_us / 1e6, pair.failures,
+                ),
+            )  # fmt: skip
+
+    def as_json(self, paths: Callable[[PairKey], PairPaths]) -> list[dict[str, Any]]:
+        """The pairs as `/fleet` shows them; `paths` names the way of a pair."""
+        now_us = self._wall_us()
+        self._pairs = {
+            key: pair for key, pair in self._pairs.items() if pair.seen_us > now_us - KEPT_US
+        }
+        seconds = min(MINUTE_US, max(1_000_000, now_us - self._since_us)) / 1e6
+        return [
+            _pair_json(key, self._pairs[key], now_us, seconds, paths(key))
+            for key in sorted(self._pairs)
+        ]
+
+    def _pair(self, key: PairKey, now_us: int) -> _Pair:
+        pair = self._pairs.get(key)
+        if pair is None:
+            if len(self._pairs) >= MAX_PAIRS:
+                del self._pairs[min(self._pairs, key=lambda each: self._pairs[each].seen_us)]
+            pair = self._pairs[key] = _Pair(now_us)
+        pair.seen_us = now_us
+        return pair
+
+
+def busy_us(writes: Sequence[WriteSpan]) -> int:
+    """How long at least one of the writes was under way."""
+    total = end = 0
+    for write in sorted(writes, key=lambda each: each.post_us):
+        total += max(0, write.done_us - max(write.post_us, end))
+        end = max(end, write.done_us)
+    return total
+
+
+def exposed_us(trace: PrefillTrace) -> int | None:
+    """How long blocks still moved after the last chunk had ended; None without a write."""
+    if not trace.writes:
+        return None
+    last_end = trace.chunks[-1].end_us if trace.chunks else trace.scheduled_us
+    return max(0, max(each.done_us for each in trace.writes) - last_end)
+
+
+def _pair_json(
+    key: PairKey, pair: _Pair, now_us: int, seconds: float, paths: PairPaths
+) -> dict[str, Any]:
+    slots: Iterable[_Slot] = [e for e in pair.slots if e.start_us > now_us - MINUTE_US]
+    moved = sum(each.bytes_moved for each in slots)
+    busy = sum(each.busy_us for each in slots)
+    writes = sum(each.writes for each in slots)
+    busy_rate = moved / busy * 1e6 if busy else None
+    return {
+        "prefill": key[0],
+        "decode": key[1],
+        "path": paths.measured,
+        "expected_path": paths.expected,
+        "bytes_per_s": moved / seconds,
+        "busy_bytes_per_s": busy_rate,
+        "is_below_way": is_below_way(paths.expected, busy_rate, moved / writes if writes else 0.0),
+        "blocks_per_s": sum(each.blocks for each in slots) / seconds,
+        "writes_per_s": writes / seconds,
+        "exposed_p95_ms": merged(each.exposed for each in slots).quantile(0.95),
+        "failures": pair.failures,
+    }

@@ -1,0 +1,71 @@
+"""Follows each sender's links beside the KV that it sent, and names the way of each pair.
+
+Owns, by sender, samples of the last minute. Reads load reports and registrations only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from console.telemetry.paths import UNKNOWN, is_one_machine, measured_path
+from protocol.registration import WorkerInfo
+
+WINDOW_US = 60_000_000
+
+
+class _Sample(NamedTuple):
+    at_us: int
+    links: Mapping[str, int]
+    moved: Mapping[str, int]
+
+
+class PathWatch:
+    """Links and KV by sender; `moved` gives the bytes to each target so far."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, deque[_Sample]] = {}
+        self._moved: dict[str, dict[str, int]] = {}
+
+    def add(self, source: str, target: str, count: int) -> None:
+        """So many bytes of KV moved."""
+        targets = self._moved.setdefault(source, {})
+        targets[target] = targets.get(target, 0) + count
+
+    def sample(self, source: str, links: Mapping[str, int], now_us: int) -> None:
+        """What the sender's links have carried; called with every new measurement."""
+        samples = self._samples.setdefault(source, deque())
+        if samples and samples[-1].links == links:
+            return
+        samples.append(_Sample(now_us, links, dict(self._moved.get(source, {}))))
+        while len(samples) > 2 and samples[1].at_us < now_us - WINDOW_US:
+            samples.popleft()
+
+    def forget(self, sources: set[str]) -> None:
+        """Drop all senders but these."""
+        self._samples = {k: v for k, v in self._samples.items() if k in sources}
+        self._moved = {k: v for k, v in self._moved.items() if k in sources}
+
+    def path(self, source: WorkerInfo, target: WorkerInfo, known: Mapping[str, WorkerInfo]) -> str:
+        """The way from `source` to `target` in the last minute."""
+        samples = self._samples.get(source.worker_id)
+        if source.transport == "shm" or not samples or len(samples) < 2:
+            return measured_path(source, target, {}, 0)
+        first, last = samples[0], samples[-1]
+        links = {each: sent - first.links.get(each, 0) for each, sent in last.links.items()}
+        moved = sum(
+            count - first.moved.get(name, 0)
+            for name, count in last.moved.items()
+            if name in known and _shares_link(source, target, known[name])
+        )
+        if last.moved.get(target.worker_id, 0) == first.moved.get(target.worker_id, 0):
+            return UNKNOWN
+        return measured_path(source, target, links, moved)
+
+
+def _shares_link(source: WorkerInfo, target: WorkerInfo, other: WorkerInfo) -> bool:
+    """Whether KV for `other` shows in the same counters as that for `target`."""
+    if is_one_machine(source, target):
+        return is_one_machine(source, other)
+    return other.machine == target.machine and other.host == target.host

@@ -1,0 +1,169 @@
+"""Finished and running requests for operators and clients: rows, traces, receipts.
+
+Reads this router's traces and what other routers tell. A request of another router is fetched from
+it when it is asked for. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from console.telemetry.peers import PeerRouters, RequestQuestion
+from http_kit.origin import Caller
+from router.requests.trace import RequestTrace, TraceStore
+from router.requests.trace_json import RUNNING, receipt_json, row_json, trace_json
+
+MAX_ROWS = 200
+MAX_TOLD = 80
+ASK_S = 1.0
+"""How long other routers have to answer."""
+
+
+class Order(StrEnum):
+    """SLOW: longest time to the first token first. RECENT: latest arrival first."""
+
+    SLOW = "slow"
+    RECENT = "recent"
+
+
+class Outcome(StrEnum):
+    """How a request stands. RETRIED: it took more than one attempt, however it ended."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CLOSED = "closed"
+    RETRIED = "retried"
+
+
+@dataclass(frozen=True)
+class RowQuery:
+    """Which requests to list; `outcome` None is any, `prefix` begins the id."""
+
+    order: Order = Order.RECENT
+    outcome: Outcome | None = None
+    limit: int = 50
+    prefix: str = ""
+
+
+Ask = Callable[[bytes, float], Awaitable[bytes | None]]
+
+
+class RequestLog:
+    """The requests that the fleet's routers know. `ask` asks the other routers."""
+
+    def __init__(
+        self, traces: TraceStore, peers: PeerRouters | None = None, ask: Ask | None = None
+    ) -> None:
+        self.ask = ask
+        self._traces = traces
+        self._peers = peers or PeerRouters()
+        self._told: dict[str, dict[str, Any]] = {}  # rows of ended requests, by id
+
+    def rows(self, query: RowQuery) -> list[dict[str, Any]]:
+        """Rows in order. A running request without a token is as slow as it is old."""
+        now_us = self._traces.wall_us()
+        rows = self._own_rows(query, now_us)
+        known = {each["request_id"] for each in rows}
+        rows += [
+            row
+            for row in self._peers.rows()
+            if row["request_id"] not in known and _row_matches(row, query)
+        ]
+        rows.sort(key=lambda row: _row_key(row, query.order, now_us), reverse=True)
+        return rows[: query.limit]
+
+    def told_rows(self) -> list[dict[str, Any]]:
+        """The rows that other routers are told, if there are any: recent and slow requests that
+        have ended."""
+        if not self._peers.summaries:
+            return []
+        now_us = self._traces.wall_us()
+        ended = [each for each in self._traces.all() if each.outcome is not None]
+        half = MAX_TOLD // 2
+        slow = heapq.nlargest(half, ended, key=lambda each: _wait_us(each, now_us))
+        chosen = {each.request_id: each for each in (*ended[-half:], *slow)}
+        self._told = {
+            name: self._told.get(name) or row_json(each, now_us) for name, each in chosen.items()
+        }
+        return list(self._told.values())
+
+    async def trace(self, request_id: str) -> dict[str, Any] | None:
+        """A generation's trace; an HTTP request's id means its first choice."""
+        return await self._find(RequestQuestion(request_id))
+
+    async def receipt(self, request_id: str, caller: Caller) -> dict[str, Any] | None:
+        """The receipt, for the caller who sent the request and for operators; else None."""
+        return await self._find(RequestQuestion(request_id, True, caller.digest, caller.is_admin))
+
+    def answer(self, question: bytes) -> bytes | None:
+        """The answer to another router's question; None if the request is not known here."""
+        try:
+            asked = msgspec.msgpack.decode(question, type=RequestQuestion)
+        except msgspec.DecodeError:
+            return None
+        found = self._own(asked)
+        return None if found is None else msgspec.json.encode(found)
+
+    async def _find(self, question: RequestQuestion) -> dict[str, Any] | None:
+        found = self._own(question)
+        if found is not None or self.ask is None:
+            return found
+        answer = await self.ask(msgspec.msgpack.encode(question), ASK_S)
+        if answer is None:
+            return None
+        told: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+        return told
+
+    def _own(self, question: RequestQuestion) -> dict[str, Any] | None:
+        found, now_us = self._traces.get(question.request_id), self._traces.wall_us()
+        if found is None:
+            return None
+        if not question.is_receipt:
+            return trace_json(found, now_us)
+        return receipt_json(found, now_us) if question.caller.may_read(found.owner) else None
+
+    def _own_rows(self, query: RowQuery, now_us: int) -> list[dict[str, Any]]:
+        found = [each for each in self._traces.all() if _matches(each, query)]
+        if query.order is Order.SLOW:
+            found.sort(key=lambda each: _wait_us(each, now_us), reverse=True)
+        else:
+            found.sort(key=lambda each: each.received_us, reverse=True)
+        return [row_json(each, now_us) for each in found[: query.limit]]
+
+
+def _row_key(row: dict[str, Any], order: Order, now_us: int) -> float:
+    if order is Order.RECENT:
+        return float(row["received_us"])
+    waited: float | None = row["ttft_ms"]
+    return (now_us - row["received_us"]) / 1000 if waited is None else waited
+
+
+def _row_matches(row: dict[str, Any], query: RowQuery) -> bool:
+    if not row["request_id"].startswith(query.prefix):
+        return False
+    if query.outcome is None:
+        return True
+    if query.outcome is Outcome.RETRIED:
+        return bool(row["num_attempts"] > 1)
+    return bool(row["outcome"] == query.outcome.value)
+
+
+def _wait_us(trace: RequestTrace, now_us: int) -> int:
+    return (trace.first_token_us or trace.finished_us or now_us) - trace.received_us
+
+
+def _matches(trace: RequestTrace, query: RowQuery) -> bool:
+    if not trace.request_id.startswith(query.prefix):
+        return False
+    if query.outcome is None:
+        return True
+    if query.outcome is Outcome.RETRIED:
+        return len(trace.attempts) > 1
+    return (trace.outcome or RUNNING) == query.outcome.value

@@ -1,0 +1,138 @@
+"""Requests that ended, by time: the last minute as a whole, the last hour in steps of 30 s.
+
+Owns the counts; a request adds to the slot in which it ends. Slots of the last minute are summed
+up when asked; each history point is made once, when its 30 s are over. The clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from console.telemetry.sketch import Sketch, merged
+
+SLOT_US = 5_000_000
+MINUTE_US = 60_000_000
+POINT_US = 30_000_000
+NUM_POINTS = 120
+"""One hour."""
+
+
+class Ended(NamedTuple):
+    """One request that ended. `is_good` is None if it does not count for goodput."""
+
+    is_good: bool | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    queue_ms: float | None
+    num_output_tokens: int
+
+
+@dataclass
+class Slot:
+    """The requests that ended in one slot, which begins at `start_us`."""
+
+    start_us: int
+    num_ended: int = 0
+    num_counted: int = 0
+    num_good: int = 0
+    output_tokens: int = 0
+    bytes_moved: int = 0
+    ttft: Sketch = field(default_factory=Sketch)
+    tpot: Sketch = field(default_factory=Sketch)
+    queue: Sketch = field(default_factory=Sketch)
+
+    def add(self, ended: Ended) -> None:
+        """Count a request."""
+        self.num_ended += 1
+        self.output_tokens += ended.num_output_tokens
+        if ended.is_good is not None:
+            self.num_counted += 1
+            self.num_good += ended.is_good
+        if ended.ttft_ms is not None:
+            self.ttft.add(ended.ttft_ms)
+        if ended.tpot_ms is not None:
+            self.tpot.add(ended.tpot_ms)
+        if ended.queue_ms is not None:
+            self.queue.add(ended.queue_ms)
+
+    def plus(self, other: Slot) -> Slot:
+        """A slot of both."""
+        return _summed([self, other])
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of good requests; None if none counts."""
+        return self.num_good / self.num_counted if self.num_counted else None
+
+
+class RequestWindow:
+    """The slots of the last minute and the points of the last hour."""
+
+    def __init__(self, wall_us: Callable[[], int]) -> None:
+        self._wall_us = wall_us
+        self._since_us = wall_us()
+        now_us = self._since_us
+        self._slots: deque[Slot] = deque([Slot(now_us - now_us % SLOT_US)])
+        self._points: deque[Slot] = deque(maxlen=NUM_POINTS)
+        self._point_us = now_us - now_us % POINT_US
+
+    def now(self) -> Slot:
+        """The slot of now, to which requests that end are added. Closes the points that are over,
+        and drops old slots."""
+        now_us = self._wall_us()
+        last = self._slots[-1]
+        if now_us < last.start_us + SLOT_US:
+            return last
+        self._close_points(now_us)
+        while self._slots and self._slots[0].start_us < now_us - MINUTE_US - POINT_US:
+            self._slots.popleft()
+        self._slots.append(Slot(now_us - now_us % SLOT_US))
+        return self._slots[-1]
+
+    def add_bytes(self, count: int) -> None:
+        """KV moved."""
+        self.now().bytes_moved += count
+
+    def minute(self) -> tuple[Slot, float]:
+        """The last minute as one slot, and how many seconds it has."""
+        self.now()
+        now_us = self._wall_us()
+        begin_us = now_us - MINUTE_US
+        begin_us += SLOT_US - begin_us % SLOT_US  # whole slots only
+        slots = [each for each in self._slots if each.start_us >= begin_us]
+        start_us = max(self._since_us, begin_us)
+        return _summed(slots), max(1.0, (now_us - start_us) / 1e6)
+
+    def points(self) -> list[Slot]:
+        """The points of the last hour, oldest first; points without a request are there, too."""
+        self.now()
+        return list(self._points)
+
+    def _close_points(self, now_us: int) -> None:
+        oldest = now_us - now_us % POINT_US - NUM_POINTS * POINT_US
+        self._point_us = max(self._point_us, oldest)
+        while self._point_us + POINT_US <= now_us:
+            end_us = self._point_us + POINT_US
+            slots = [each for each in self._slots if self._point_us <= each.start_us < end_us]
+            point = _summed(slots)
+            point.start_us = self._point_us
+            self._points.append(point)
+            self._point_us = end_us
+
+
+def _summed(slots: Iterable[Slot]) -> Slot:
+    parts = list(slots)
+    return Slot(
+        start_us=parts[0].start_us if parts else 0,
+        num_ended=sum(each.num_ended for each in parts),
+        num_counted=sum(each.num_counted for each in parts),
+        num_good=sum(each.num_good for each in parts),
+        output_tokens=sum(each.output_tokens for each in parts),
+        bytes_moved=sum(each.bytes_moved for each in parts),
+        ttft=merged(each.ttft for each in parts),
+        tpot=merged(each.tpot for each in parts),
+        queue=merged(each.queue for each in parts),
+    )

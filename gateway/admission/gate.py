@@ -1,0 +1,212 @@
+"""The gate: counts sequences in flight, in all and by tenant, and refuses more than may be.
+
+A request passes the gate before its body is read, as one sequence; it takes more room once it is
+known how many sequences it starts. `Retry-After` comes from the rate at which sequences end and
+from how many other requests were refused and will come back. Knows no HTTP and reads no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.admission.recent import WINDOW_S, RecentCount
+from http_kit.tenant import EVERYBODY, Tenant
+from protocol.errors import InvalidRequest, Overloaded, TooManyRequests
+
+log = logging.getLogger(__name__)
+
+MAX_RETRY_S = 60
+LOG_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class _Flow:
+    """Sequences in flight; those that ended and those refused in the last seconds."""
+
+    in_flight: int = 0
+    ended: RecentCount = field(default_factory=RecentCount)
+    refused: RecentCount = field(default_factory=RecentCount)
+    num_unlogged: int = 0
+    log_at: float = 0.0
+
+    def refuse(self, now: float, who: str) -> int:
+        """Note a refusal, and log it unless the last line is too recent. Returns the seconds after
+        which the client may try again."""
+        retry_s = self.retry_after_s(now)
+        self.refused.add(now)
+        self.num_unlogged += 1
+        if now >= self.log_at:
+            log.warning(
+                "%s has %d sequences in flight; requests refused since the last such line: %d",
+                who, self.in_flight, self.num_unlogged,
+            )  # fmt: skip
+            self.log_at, self.num_unlogged = now + LOG_INTERVAL_S, 0
+        return retry_s
+
+    def retry_after_s(self, now: float) -> int:
+        """Seconds until a place is likely to be free for a request that is refused now. The places
+        that became free within the window are shared among all requests refused in it; if none
+        became free, one is assumed."""
+        waiting, ended = self.refused.total(now) + 1, self.ended.total(now)
+        return max(1, min(MAX_RETRY_S, math.ceil(waiting * WINDOW_S / max(1, ended))))
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """A client's limit, as its answers report it. A place is likely to be free in `reset_s`."""
+
+    limit: int
+    remaining: int
+    reset_s: int
+
+
+class Gate:
+    """Counts what is in flight. `num_keys` returns how many keys the router has now."""
+
+    def __init__(
+        self,
+        max_inflight: int,
+        clock: Callable[[], float],
+        num_keys: Callable[[], int] = lambda: 0,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.max_inflight = max_inflight
+        self._clock = clock
+        self._num_keys = num_keys
+        self._all = _Flow()
+        self._by_tenant: dict[str, _Flow] = {}
+        self._refused = Counter(
+            "baton_http_gate_refused",
+            "Requests refused because the router (full) or their key "
+            "(key_limit) has as many sequences in flight as it may",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("full", "key_limit"):
+            self._refused.labels(reason)
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences in flight."""
+        return self._all.in_flight
+
+    def passing(self, tenant: Tenant) -> Ticket:
+        """A context in which a request of one sequence is in flight. Entering it raises
+        TooManyRequests if its tenant has as many as it may, Overloaded if the router has."""
+        return Ticket(self, tenant)
+
+    def limit_of(self, tenant: Tenant) -> int | None:
+        """The most sequences of a tenant: its key's limit, else, where there are several keys, half
+        of all that may be in flight. None if only `max_inflight` counts."""
+        if tenant.terms.inflight is not None:
+            return tenant.terms.inflight
+        if tenant is EVERYBODY or self._num_keys() < 2:
+            return None
+        return max(1, self.max_inflight // 2)
+
+    def retry_after_s(self) -> int:
+        """Seconds until there is likely to be room for a request that is refused now."""
+        return self._all.retry_after_s(self._clock())
+
+    def rate_limit(self, tenant: Tenant) -> RateLimit | None:
+        """The tenant's limit and what is left of it now; None if the tenant has no limit."""
+        limit = self.limit_of(tenant)
+        if limit is None:
+            return None
+        flow, now = self._flow(tenant), self._clock()
+        remaining = max(0, limit - flow.in_flight)
+        return RateLimit(limit, remaining, 0 if remaining else flow.retry_after_s(now))
+
+    def take(self, tenant: Tenant, num: int) -> None:
+        """Count more sequences of a tenant, or raise as `passing` does."""
+        flow, limit = self._flow(tenant), self.limit_of(tenant)
+        if limit is not None and flow.in_flight + num > limit:
+            retry_s = flow.refuse(self._clock(), f"key {tenant.terms.name}")
+            self._refused.labels("key_limit").inc()
+            raise TooManyRequests(
+                f"{flow.in_flight} sequences of this key are in flight, and it may have {limit}; "
+                f"try again in {retry_s} s",
+                retry_s,
+            )
+        if self._all.in_flight + num > self.max_inflight:
+            retry_s = self._all.refuse(self._clock(), "the router")
+            self._refused.labels("full").inc()
+            raise Overloaded(
+                f"{self._all.in_flight} sequences are in flight, as many as may; "
+                f"try again in {retry_s} s",
+                retry_s,
+            )
+        self._all.in_flight += num
+        if flow is not self._all:
+            flow.in_flight += num
+
+    def leave(self, tenant: Tenant, num: int) -> None:
+        """So many sequences of a tenant have ended."""
+        now, flow = self._clock(), self._flow(tenant)
+        self._all.in_flight -= num
+        self._all.ended.add(now, num)
+        if flow is not self._all:
+            flow.in_flight -= num
+            flow.ended.add(now, num)
+
+    def _flow(self, tenant: Tenant) -> _Flow:
+        if tenant is EVERYBODY:
+            return self._all
+        flow = self._by_tenant.get(tenant.share)
+        if flow is None:
+            flow = self._by_tenant[tenant.share] = _Flow()
+        return flow
+
+
+class Ticket:
+    """A request at the gate, and behind it while its context lasts; `width` is how many sequences
+    it counts for."""
+
+    __slots__ = ("_gate", "_tenant", "width")
+
+    def __init__(self, gate: Gate, tenant: Tenant) -> None:
+        self._gate = gate
+        self._tenant = tenant
+        self.width = 0
+
+    def __enter__(self) -> Ticket:
+        self._gate.take(self._tenant, 1)
+        self.width = 1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.width:
+            self.leave()
+
+    def hand_over(self) -> Ticket:
+        """A ticket that takes this one's place, for a request that goes on behind its context: end
+        it by `leave`."""
+        other = Ticket(self._gate, self._tenant)
+        other.width, self.width = self.width, 0
+        return other
+
+    def leave(self) -> None:
+        """The sequences of the request have ended."""
+        self._gate.leave(self._tenant, self.width)
+        self.width = 0
+
+    def widen(self, width: int) -> None:
+        """Count the request for so many sequences. Raises InvalidRequest if its key, or the router,
+        never has so many in flight, else as `Gate.passing`."""
+        if width <= self.width:
+            return
+        limit = self._gate.limit_of(self._tenant)
+        most = self._gate.max_inflight
+        if limit is not None:
+            most = min(most, limit)
+        if width > most:
+            raise InvalidRequest(
+                f"'n': the request starts {width} sequences; {most} may be in flight", "n"
+            )
+        self._gate.take(self._tenant, width - self.width)
+        self.width = width

@@ -1,0 +1,42 @@
+"""What one request may do: on whose behalf it runs, its place behind the gate, its time."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gateway.admission.gate import Ticket
+from http_kit.tenant import EVERYBODY, Tenant
+from protocol.errors import InvalidRequest
+
+TIMEOUT_HEADER = "x-request-timeout-ms"
+_MILLISECONDS = re.compile(r"[0-9]{1,12}")
+
+
+class RequestTerms(msgspec.Struct, frozen=True):
+    """`ends_at` is when the client stops waiting, by the clock that noted the request's arrival;
+    None if it did not say. Without a gate there is no `ticket`."""
+
+    tenant: Tenant = EVERYBODY
+    ticket: Ticket | None = None
+    ends_at: float | None = None
+
+    def count_sequences(self, num: int) -> None:
+        """The request starts so many sequences. Raises as `Ticket.widen`."""
+        if self.ticket is not None and num > self.ticket.width:
+            self.ticket.widen(num)
+
+
+OPEN_TERMS = RequestTerms()
+"""Those of a request that comes from nobody and waits for ever."""
+
+
+def read_timeout_s(header: str) -> float:
+    """The time that a client gives its request, in seconds. Raises InvalidRequest."""
+    if _MILLISECONDS.fullmatch(header) is None or int(header) == 0:
+        raise InvalidRequest(
+            f"'{TIMEOUT_HEADER}' must be a whole number of milliseconds, at least 1",
+            TIMEOUT_HEADER,
+        )
+    return int(header) / 1000

@@ -1,0 +1,283 @@
+"""The prompt of a conversation, for every chat endpoint, and the choices that answer it.
+
+The checkpoint's template renders it; without a template, a conversation is refused. Rendering and
+encoding run off the event loop, unless they are quick. Fields that the template does not use are
+refused by name, since they would have no effect.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+from starlette.types import Scope
+
+from gateway.api.choice_planner import (
+    ChoicePlanner,
+    EncodedPrompt,
+    check_length,
+    check_num_bytes,
+    check_text_length,
+)
+from gateway.api.constraints.call_grammars import call_grammar
+from gateway.api.context import ApiContext
+from gateway.api.generation_fields import GenerationFields
+from gateway.api.output_limit import OutputWish
+from gateway.api.strict_model import check_bounds
+from gateway.chat.control_text import TemplateInput
+from gateway.chat.conversation import Conversation
+from gateway.chat.markup import ChatMarkup
+from gateway.chat.message_parser import MessageParser
+from gateway.chat.prefill import open_end
+from gateway.grammars.grammar import shortest_json
+from gateway.output.choices import Choice
+from gateway.output.event_ids import StreamIdentity
+from gateway.text.chat_template import RESERVED_NAMES, ChatTemplate
+from gateway.text.control_tokens import split_at_marks
+from gateway.text.tokenizer import Tokenizer
+from protocol.errors import InvalidRequest
+
+NO_SWITCH = "the model's chat template has no switch for thinking"
+_THINKING = "enable_thinking"
+MAX_INLINE_MESSAGES = 8
+MAX_INLINE_CHARS = 16_384
+MAX_TOOLS_BYTES = 1 << 20
+MAX_PAST_CALLS_BYTES = 1 << 26
+
+
+class ConversationPlan(msgspec.Struct, frozen=True):
+    """The choices of an answer, and the parsers of their text: `parsers[choice.index]`."""
+
+    choices: list[Choice]
+    parsers: list[MessageParser]
+
+
+async def plan_conversation(
+    context: ApiContext,
+    scope: Scope,
+    identity: StreamIdentity,
+    conversation: Conversation,
+    fields: GenerationFields,
+    wish: OutputWish,
+) -> ConversationPlan:
+    """The choices that answer a conversation, sampled as `fields` specify.
+
+    Raises PromptTooLong, and InvalidRequest for what the model's template or parsers lack.
+    """
+    is_cut = fields.truncate_prompt_tokens is not None
+    with_special, param = fields.add_special_tokens is True, None if is_cut else wish.prompt_param
+    text, token_ids = await encode_conversation(context, conversation, with_special, param)
+    markup = context.markup
+    grammar = await call_grammar(context, scope, conversation, text, wish.grammar)
+    if grammar is None and wish.grammar is not None:
+        grammar = await _after_thoughts(context, conversation, text, wish.grammar)
+    reasons = wish.grammar is None or grammar is not None
+    if grammar is not None:
+        wish = replace(wish, grammar=grammar)
+    thoughts = markup.thoughts(conversation, text) if reasons else None
+    prompt = EncodedPrompt(
+        token_ids,
+        kept_ids=markup.kept_ids(conversation),
+        thoughts=thoughts,
+        contents=partial(markup.content_scan, conversation),
+        is_encoded=True,
+    )
+    choices = ChoicePlanner(context, identity, fields, wish).plan([prompt])
+    parsers = [
+        markup.parser_behind(thoughts, conversation, each.request.request_id) for each in choices
+    ]
+    return ConversationPlan(choices, parsers)
+
+
+async def _after_thoughts(
+    context: ApiContext, conversation: Conversation, prompt: str, wished: str
+) -> str | None:
+    """The grammar of an answer that may reason before it follows the `wished` one; None if it
+    cannot reason. Raises InvalidRequest."""
+    grammar = context.markup.after_thoughts(conversation, prompt, wished)
+    if grammar is not None:
+        await context.grammars.check(grammar, "response_format")
+    return grammar
+
+
+async def encode_conversation(
+    context: ApiContext,
+    conversation: Conversation,
+    add_special_tokens: bool = False,
+    limited_param: str | None = None,
+) -> tuple[str, list[int]]:
+    """Text and token ids of the prompt; templates write the special tokens themselves.
+
+    Raises InvalidRequest. If `limited_param` names the field of the conversation, also raises
+    PromptTooLong for one that is far too long, before all of it is encoded.
+    """
+    tokenizer = context.tokenizer
+
+    def render() -> list[str]:
+        template = _template_of(tokenizer, conversation)
+        _check(context.markup, template, conversation)
+        if conversation.tools:
+            _check_tools_length(conversation)
+        num_chars = sum([len(message.content) for message in conversation.messages])
+        check_num_bytes(context, num_chars, limited_param or "messages")
+        return render_conversation(template, conversation, context.markup)
+
+    def encode() -> tuple[str, list[int]]:
+        _check_past_calls(conversation)
+        parts = render()
+        text = "".join(parts)
+        check_text_length(context, text, limited_param or "messages")
+        if limited_param is not None:
+            check_length(context, text, limited_param)
+        return text, tokenizer.encode_parts(parts, add_special_tokens)
+
+    if not _is_plain(conversation):
+        return await tokenizer.in_thread(encode)
+    parts = render()
+    if len(parts) == 1:
+        return parts[0], await tokenizer.encode_async(parts[0], add_special_tokens)
+    text = "".join(parts)
+    ids = await tokenizer.off_loop(
+        lambda: tokenizer.encode_parts(parts, add_special_tokens), len(text)
+    )
+    return text, ids
+
+
+def encode_whole(
+    tokenizer: Tokenizer, markup: ChatMarkup, conversation: Conversation, add_special_tokens: bool
+) -> list[int]:
+    """The same token ids, at once and of any length. Raises InvalidRequest."""
+    template = _template_of(tokenizer, conversation)
+    _check(markup, template, conversation)
+    parts = render_conversation(template, conversation, markup)
+    return tokenizer.encode_parts(parts, add_special_tokens)
+
+
+def _is_plain(conversation: Conversation) -> bool:
+    """Whether rendering is quick: a few messages of limited length, and nothing else."""
+    messages = conversation.messages
+    if len(messages) > MAX_INLINE_MESSAGES or conversation.tools:
+        return False
+    if conversation.documents or conversation.template_variables:
+        return False
+    num_chars = 0
+    for each in messages:
+        if each.tool_calls:
+            return False
+        for text in (each.content, each.reasoning, each.name, each.tool_call_id):
+            num_chars += len(text) if text else 0
+    return num_chars <= MAX_INLINE_CHARS
+
+
+def takes_effort(context: ApiContext, conversation: Conversation) -> bool:
+    """Whether the template of the conversation has a variable for the reasoning effort."""
+    template = _chosen_template(context.tokenizer, conversation)
+    return template is not None and bool({"reasoning_effort", _THINKING} & template.variables)
+
+
+def render_conversation(
+    template: ChatTemplate, conversation: Conversation, markup: ChatMarkup
+) -> list[str]:
+    """The prompt's text, cut inside of what users wrote that looks like control tokens: no token
+    may span two parts. Raises InvalidRequest."""
+    shape = template.shape(bool(conversation.tools), bool(conversation.documents))
+    given = TemplateInput(
+        conversation.messages_for_template(shape),
+        [tool.for_template() for tool in conversation.tools],
+        list(conversation.documents),
+        _variables(template, conversation),
+    )
+    mark = markup.mark_control_tokens(given)
+    end = None
+    if conversation.continue_final_message:
+        end = open_end(given.messages, mark)
+    text = template.render(
+        given.messages,
+        conversation.add_generation_prompt and end is None,
+        given.variables,
+        given.tools or None,
+        given.documents or None,
+        conversation.names.messages,
+    )
+    if end is not None:
+        text = end.cut(text, conversation.names.prefill)
+    return [text] if mark is None else split_at_marks(text, mark)
+
+
+def _template_of(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate:
+    template = _chosen_template(tokenizer, conversation)
+    if template is None:
+        raise InvalidRequest(
+            "the model has no chat template; use /v1/completions instead",
+            conversation.names.messages,
+        )
+    return template
+
+
+def _chosen_template(tokenizer: Tokenizer, conversation: Conversation) -> ChatTemplate | None:
+    """The default template, or the one for conversations with tools; None if there is none."""
+    return tokenizer.tool_template if conversation.tools else tokenizer.chat_template
+
+
+def _check(markup: ChatMarkup, template: ChatTemplate, conversation: Conversation) -> None:
+    """Raises InvalidRequest for fields that would have no effect."""
+    variables = conversation.template_variables
+    for name in variables:
+        if name in RESERVED_NAMES:
+            raise InvalidRequest(
+                f"'chat_template_kwargs' may not set '{name}'", "chat_template_kwargs"
+            )
+        if name not in template.variables:
+            raise InvalidRequest(
+                f"'chat_template_kwargs': the model's chat template does not read '{name}'",
+                "chat_template_kwargs",
+            )
+    if conversation.documents and "documents" not in template.variables:
+        raise InvalidRequest("the model's chat template takes no 'documents'", "documents")
+    if conversation.tools and "tools" not in template.variables:
+        raise InvalidRequest("the model's chat template takes no 'tools'", "tools")
+    if conversation.may_call_tools and markup.tools is None:
+        raise InvalidRequest(
+            f"'tools': {markup.no_tools_reason}; the server's setting tool_parser can "
+            "name the format",
+            "tools",
+        )
+
+
+def _check_tools_length(conversation: Conversation) -> None:
+    """Raises InvalidRequest for tools that are too long together: templates and grammars write
+    them several times."""
+    tools = conversation.tools
+    num_bytes = sum(len(tool.description or "") for tool in tools)
+    for tool in tools:
+        num_bytes += shortest_json(tool.parameters, MAX_TOOLS_BYTES)
+        if num_bytes > MAX_TOOLS_BYTES:
+            raise InvalidRequest(f"'tools' exceed {MAX_TOOLS_BYTES} bytes together", "tools")
+
+
+def _check_past_calls(conversation: Conversation) -> None:
+    """Raises InvalidRequest for past calls whose arguments hold too many values: they stand inside
+    strings, where the bounds of a body do not see them."""
+    num_bytes = sum(
+        check_bounds(call.arguments.encode())
+        for message in conversation.messages
+        for call in message.tool_calls
+    )
+    if num_bytes > MAX_PAST_CALLS_BYTES:
+        raise InvalidRequest(
+            f"the arguments of past calls take {num_bytes} bytes of memory once they are decoded; "
+            f"the limit is {MAX_PAST_CALLS_BYTES}",
+            conversation.names.messages,
+        )
+
+
+def _variables(template: ChatTemplate, conversation: Conversation) -> dict[str, object]:
+    """The template's variables. Without `reasoning_effort`, an effort sets `enable_thinking`."""
+    effort = conversation.reasoning_effort
+    variables: dict[str, object] = {}
+    if effort is not None:
+        variables = {"reasoning_effort": effort}
+        if "reasoning_effort" not in template.variables:
+            variables = {_THINKING: effort != "none"}
+    return {**variables, **conversation.template_variables}

@@ -1,0 +1,182 @@
+"""The messages of `/v1/chat/completions`, as OpenAI's clients and others write them.
+
+An assistant's message may be empty, and so may a result; what is asked may not. The model reads
+text alone: other parts are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec.structs import replace
+from pydantic import Tag
+
+from gateway.api.branches import LIST, REFUSED, TEXT, TEXT_OR_LIST, Refused, by_type
+from gateway.api.function_tools import CalledFunction, Hint, MessageToolCall
+from gateway.api.strict_model import StrictModel, bounded
+from gateway.api.unknown_fields.findings import ignorable
+from gateway.chat.conversation import Message
+from protocol.errors import InvalidRequest
+
+_ASKING_ROLES = ("system", "developer", "user")
+
+
+class TextPart(StrictModel):
+    """A piece of a message's content, under the name that it has here or in `/v1/responses`."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    cache_control: Hint = None
+
+
+class RefusalPart(StrictModel):
+    """A piece of an earlier answer that says why there is none; the model sees it as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return self.refusal
+
+
+class ThinkingPart(StrictModel):
+    """A piece of the assistant's earlier reasoning, as Mistral's clients write it."""
+
+    type: Literal["thinking"]
+    thinking: Annotated[
+        Annotated[str, TEXT] | Annotated[list[TextPart], bounded, LIST], TEXT_OR_LIST
+    ]
+
+    @property
+    def thought(self) -> str:
+        """The reasoning."""
+        given = self.thinking
+        return given if isinstance(given, str) else "".join(part.text for part in given)
+
+
+_Part = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[ThinkingPart, Tag("<thinking>")]
+    | Annotated[Refused, REFUSED],
+    by_type(
+        "refusal",
+        "thinking",
+        usual="text",
+        others=REFUSED,
+        same={"text": ("text", "input_text", "output_text")},
+    ),
+]
+_Content = Annotated[
+    Annotated[str, TEXT] | Annotated[list[_Part], bounded, LIST],
+    TEXT_OR_LIST,
+]
+
+
+class ChatMessage(StrictModel):
+    """One message; the template also sees `name`, `tool_call_id` and `reasoning_content`.
+
+    `reasoning` is vLLM's name for `reasoning_content`. `parsed` is ignored: OpenAI's client adds
+    its parsed form of an answer's content, and sends it back with the answer. A `refusal` is text
+    of the assistant.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: _Content | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], bounded] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    parsed: Any = None
+    refusal: str | None = None
+    audio: Annotated[Any, ignorable()] = None
+    annotations: Annotated[Any, ignorable([])] = None
+    function_call: CalledFunction | None = None
+    cache_control: Hint = None
+
+    def as_message(self, place: int) -> Message:
+        """As a `Message`; without a template that lays them out, text parts become lines of one
+        text. Raises InvalidRequest."""
+        param = f"messages[{place}]"
+        calls = tuple(
+            [
+                call.as_call(_made_id(place, index))
+                for index, call in enumerate(self.tool_calls or ())
+            ]
+        )
+        if self.function_call is not None:
+            calls = (*calls, self.function_call.as_call(_made_id(place)))
+        if calls and self.role != "assistant":
+            param = f"{param}.tool_calls"
+            raise InvalidRequest(f"'{param}' is of the assistant alone", param)
+        text, parts = self._text(param)
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if thoughts is None and isinstance(self.content, list):
+            found = [each.thought for each in self.content if isinstance(each, ThinkingPart)]
+            thoughts = "\n".join(found) if found else None
+        if self.role == "function":
+            return Message("tool", text, self.name)
+        return Message(self.role, text, self.name, thoughts, calls, self.tool_call_id, parts)
+
+    def _text(self, param: str) -> tuple[str, tuple[str, ...]]:
+        """The content as one text, and as parts if there are several. An answer may be empty, and
+        so may a result. Raises InvalidRequest."""
+        content = self.content
+        if not content and self.role in _ASKING_ROLES and not isinstance(content, str):
+            what = "is required" if content is None else "must not be empty"
+            raise InvalidRequest(f"'{param}.content' {what}", f"{param}.content")
+        if self.refusal is None and isinstance(content, str):
+            return content, ()
+        if self.refusal is not None and self.role != "assistant":
+            raise InvalidRequest(f"'{param}.refusal' is of the assistant alone", f"{param}.refusal")
+        if isinstance(content, str):
+            texts = [content]
+        else:
+            texts = [part.text for part in content or () if not isinstance(part, ThinkingPart)]
+        if self.refusal is not None:
+            texts = [*filter(None, texts), self.refusal]
+        return "\n".join(texts), tuple(texts) if len(texts) > 1 else ()
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The messages of a conversation. The result of a legacy `function_call` gets the id that the
+    call before it has, and another result without an id that of the first call without a result.
+    Raises InvalidRequest."""
+    made: list[Message] = []
+    called: deque[str] = deque()
+    answered: set[str] = set()
+    call_place = 0
+    for place, each in enumerate(messages):
+        message = each.as_message(place)
+        if each.role == "function":
+            message = replace(message, tool_call_id=_made_id(call_place))
+        elif each.function_call is not None:
+            call_place = place
+        elif message.tool_calls:
+            called = deque(call.id for call in message.tool_calls)
+        elif message.tool_call_id:
+            answered.add(message.tool_call_id)
+        elif each.role == "tool" and (call_id := _first_without_result(called, answered)):
+            message = replace(message, tool_call_id=call_id)
+        made.append(message)
+    return tuple(made)
+
+
+def _first_without_result(called: deque[str], answered: Container[str]) -> str | None:
+    """The first of the calls that are not answered, which is taken from them."""
+    while called:
+        call_id = called.popleft()
+        if call_id not in answered:
+            return call_id
+    return None
+
+
+def _made_id(place: int, index: int = 0) -> str:
+    """An id for a call of a message that has none; of nine characters, as Mistral's templates want
+    it, unless the message has several."""
+    return f"call{place:05}{index or ''}"

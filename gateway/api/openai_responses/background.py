@@ -1,0 +1,106 @@
+"""Responses in the background: they run without a client, as long as their router lives.
+
+The store knows them from the start, as `queued`, then `in_progress`. The router that runs them
+renews their leases; that is also how it finds out that one was cancelled or deleted, through
+whichever router. If the router dies, the leases end, and the responses have failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Gauge
+
+from gateway.api.openai_responses import answer as api
+from gateway.api.openai_responses.memory import LEASE_S, ResponseMemory
+from process.store.answers import check_cancelled
+from process.store.response_records import ResponseName
+from protocol.errors import GenerationFailed, StoreAway
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 1.0
+Work = Callable[[], Coroutine[Any, Any, api.Response]]
+Failed = Callable[[Exception], api.Response]
+
+
+class BackgroundRuns:
+    """The responses that this router runs in the background."""
+
+    def __init__(self, memory: ResponseMemory, registry: CollectorRegistry) -> None:
+        self.memory = memory
+        self._runs: dict[ResponseName, asyncio.Task[None]] = {}
+        self._unwanted: set[ResponseName] = set()
+        running = Gauge(
+            "baton_responses_in_background",
+            "Responses that this router runs in the background",
+            registry=registry,
+        )
+        running.set_function(lambda: len(self._runs))
+
+    def start(
+        self, name: ResponseName, work: Work, failed: Failed, ended: Callable[[], object]
+    ) -> None:
+        """Run a response that the store knows. `work` makes its end, `failed` that of one that
+        ended with an error; `ended` is called last."""
+        task = self.memory.start(self._run(name, work, failed))
+        self._runs[name] = task
+
+        def on_done(_: object) -> None:
+            del self._runs[name]
+            self._unwanted.discard(name)
+            ended()
+
+        task.add_done_callback(on_done)
+
+    def stop(self, name: ResponseName) -> None:
+        """End a response that was cancelled or deleted, if it runs here."""
+        task = self._runs.get(name)
+        if task is not None:
+            self._unwanted.add(name)
+            task.cancel()
+
+    async def run(self) -> None:
+        """Renew the leases until cancelled, then close the connections."""
+        try:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                await asyncio.gather(*(self._renew(name) for name in list(self._runs)))
+        finally:
+            await self.memory.records.close()
+
+    async def _renew(self, name: ResponseName) -> None:
+        try:
+            is_wanted = await self.memory.records.renew(name, LEASE_S)
+        except StoreAway:
+            return
+        if not is_wanted:
+            self.stop(name)
+
+    async def _run(self, name: ResponseName, work: Work, failed: Failed) -> None:
+        try:
+            await self._renew(name)
+            check_cancelled()
+            response = await work()
+        except asyncio.CancelledError:
+            if name in self._unwanted:
+                return
+            response = failed(GenerationFailed("the router stopped before it was finished"))
+        except Exception as error:  # noqa: BLE001 - the top: fails this one response
+            response = failed(error)
+        await self._keep(name, response)
+
+    async def _keep(self, name: ResponseName, response: api.Response) -> None:
+        """Keep the end; while the store is away, try as long as the lease may hold."""
+        answer = msgspec.json.encode(response)
+        for _ in range(round(LEASE_S / RENEW_S)):
+            try:
+                await self.memory.finish(name, response.status, answer)
+                return
+            except StoreAway:
+                await asyncio.sleep(RENEW_S)
+        self.memory.give_up(name)

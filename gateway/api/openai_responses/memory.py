@@ -1,0 +1,291 @@
+"""What a router remembers of responses, in the store that all routers of a cluster share.
+
+A response is kept when it has ended, by a task of its own: nothing that a client reads waits for
+the store. Until that task is done, this router answers questions about the response after it.
+Records are compressed. A response that cannot be kept is counted by reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import zlib
+from collections.abc import Callable, Container, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.api.context import MAX_INLINE_BYTES
+from gateway.api.openai_responses import answer as api
+from gateway.api.openai_responses.items import continued_json, items_by_id
+from process.store.response_records import (
+    FAILED,
+    QUEUED,
+    ResponseName,
+    ResponseRecord,
+    ResponseRecords,
+)
+from protocol.errors import InvalidRequest, PreviousNotFound, StoreAway
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""Of one response, before it is compressed: its answer with all the items before it."""
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+"""Of the requests whose responses are about to be kept."""
+LEASE_S = 30.0
+_LOOKS_S = (0.05, 0.1, 0.25)
+"""Pauses before further looks for a previous response: another router may be about to keep it."""
+_MOST_READS = 8
+"""Records that are read and unpacked at once; what callers make of them counts as theirs."""
+_LOST = "the router that ran this response went away before it was finished; send it again"
+_LEVEL = 1
+_ID = re.compile(r"resp_[0-9a-f]{32}")
+_ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]{1,6}")
+_REASONS = ("store_away", "too_large", "backlog", "error")
+
+Made = tuple[str, bytes, bytes]
+"""Status, answer and input of a response."""
+Adopt = Callable[["asyncio.Task[None]"], None]
+
+
+def response_of_item(item_id: str) -> str | None:
+    """The id of the response that gave an item its id; None for an id that is the client's own."""
+    found = _ITEM_ID.fullmatch(item_id)
+    return None if found is None else f"resp_{found[1]}"
+
+
+def is_response_id(text: str) -> bool:
+    """Whether a response of ours may have this id."""
+    return _ID.fullmatch(text) is not None
+
+
+class ResponseMemory:
+    """Keeps and finds responses. `adopt` is called with every task that has to end before the
+    router does."""
+
+    def __init__(self, records: ResponseRecords, registry: CollectorRegistry) -> None:
+        self.adopt: Adopt = lambda task: None
+        self.records = records
+        self._tasks: dict[ResponseName, asyncio.Task[None]] = {}
+        self._pending_bytes = 0
+        self._reads = asyncio.Semaphore(_MOST_READS)
+        self._kept = Counter(
+            "baton_responses_kept", "Responses that were kept in the store", registry=registry
+        )
+        self._not_kept = Counter(
+            "baton_responses_not_kept",
+            "Responses that were to be kept and were not: the store could not be reached "
+            "(store_away), they were too large (too_large), too much waited for the store "
+            "(backlog), or an unexpected error, which the log has (error)",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in _REASONS:
+            self._not_kept.labels(reason)
+
+    def why_not(self, num_bytes: int) -> str | None:
+        """Why a response to so many bytes of input will not be kept, as far as is known before; it
+        is then counted."""
+        if self.records.is_away:
+            return self._skip("store_away")
+        return self._skip("too_large") if num_bytes > MAX_RECORD_BYTES else None
+
+    def keep(self, name: ResponseName, num_bytes: int, make: Callable[[], Made]) -> None:
+        """Keep a response soon; `make` runs in a thread if the request had many bytes."""
+        if self._pending_bytes + num_bytes > MAX_PENDING_BYTES:
+            self._skip("backlog")
+            return
+        self._pending_bytes += num_bytes
+        task = self.start(self._keep(name, num_bytes, make))
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._forget(name, task, num_bytes))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that has to end before the router does."""
+        task = asyncio.create_task(work)
+        self.adopt(task)
+        return task
+
+    async def begin(self, name: ResponseName, answer: bytes, given: bytes) -> None:
+        """Keep a response that will run in the background. Raises StoreAway, and InvalidRequest if
+        its input is too large."""
+        if len(answer) + len(given) > MAX_RECORD_BYTES:
+            raise InvalidRequest(
+                f"'background': a conversation of more than {MAX_RECORD_BYTES} bytes is not kept",
+                "background",
+            )
+        record = await _packed(ResponseRecord(QUEUED, True, answer, given))
+        await self.records.put(name, record, LEASE_S)
+
+    async def finish(self, name: ResponseName, status: str, answer: bytes) -> None:
+        """Keep the answer of a response that ran in the background, unless it is of no use any
+        more. Raises StoreAway."""
+        if len(answer) > MAX_RECORD_BYTES:
+            self._skip("too_large")
+            answer, status = _with_error(answer, "the answer is too large to be kept"), FAILED
+        if await self.records.finish(name, status, await _deflated(answer)):
+            self._kept.inc()
+
+    def give_up(self, name: ResponseName) -> None:
+        """An answer cannot be kept because the store is away."""
+        self._skip("store_away")
+        log.warning("response %s could not be kept: the store is away", name.id)
+
+    async def find(self, name: ResponseName) -> ResponseRecord | None:
+        """A response, if it is kept. Raises StoreAway."""
+        await self._settled(name)
+        async with self._reads:
+            return await _unpacked(await self.records.read(name))
+
+    async def cancel(self, name: ResponseName) -> ResponseRecord | None:
+        """See ResponseRecords. Raises StoreAway."""
+        await self._settled(name)
+        async with self._reads:
+            return await _unpacked(await self.records.cancel(name))
+
+    async def delete(self, name: ResponseName) -> bool:
+        """See ResponseRecords. Raises StoreAway."""
+        await self._settled(name)
+        return await self.records.delete(name)
+
+    async def history(self, name: ResponseName) -> bytes:
+        """The JSON list of the items up to and with the output of a response. Raises StoreAway,
+        PreviousNotFound, and InvalidRequest for a response that has no complete output."""
+        found = await self._awaited(name)
+        if found is None:
+            raise PreviousNotFound(name.id)
+        if found.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"'previous_response_id': the response is {found.status}, and cannot be continued",
+                "previous_response_id",
+            )
+        whole = await _whole(name, found)
+        if whole is None:
+            raise PreviousNotFound(name.id)
+        return whole
+
+    async def items(self, name: ResponseName, wanted: Container[str]) -> dict[str, bytes]:
+        """Those of the wanted items that a response has: the JSON of each by its id. Raises
+        StoreAway."""
+        found = await self._awaited(name)
+        whole = None if found is None else await _whole(name, found)
+        if whole is None:
+            return {}
+        return await off_loop(len(whole), lambda: items_by_id(whole, name.id, wanted))
+
+    async def _awaited(self, name: ResponseName) -> ResponseRecord | None:
+        """A response that another router may be about to keep. Raises StoreAway."""
+        for pause_s in (0.0, *_LOOKS_S):
+            await asyncio.sleep(pause_s)
+            found = await self.find(name)
+            if found is not None:
+                return found
+        return None
+
+    async def _settled(self, name: ResponseName) -> None:
+        """Wait until a response that has ended here is kept, or will not be."""
+        task = self._tasks.get(name)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    async def _keep(self, name: ResponseName, num_bytes: int, make: Callable[[], Made]) -> None:
+        try:
+            status, answer, given = await off_loop(num_bytes, make)
+            if len(answer) + len(given) > MAX_RECORD_BYTES:
+                self._skip("too_large")
+                return
+            record = await _packed(ResponseRecord(status, False, answer, given))
+            await self.records.put(name, record)
+            self._kept.inc()
+        except StoreAway:
+            self.give_up(name)
+        except Exception:
+            log.exception("response %s could not be kept", name.id)
+            self._skip("error")
+
+    def _forget(self, name: ResponseName, task: asyncio.Task[None], num_bytes: int) -> None:
+        self._pending_bytes -= num_bytes
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
+
+    def _skip(self, reason: str) -> str:
+        self._not_kept.labels(reason).inc()
+        return reason
+
+
+def document_of(record: ResponseRecord) -> bytes:
+    """The JSON of a kept response as it is now: its status may have changed after it was kept."""
+    shown: dict[str, Any] = msgspec.json.decode(record.answer)
+    if shown["status"] == record.status:
+        return record.answer
+    shown["status"] = record.status
+    if record.status == FAILED:
+        shown["error"] = api.ResponseFailure("server_error", _LOST)
+    return msgspec.json.encode(shown)
+
+
+def _with_error(answer: bytes, message: str) -> bytes:
+    """The answer without its output, failed."""
+    shown: dict[str, Any] = msgspec.json.decode(answer)
+    error = api.ResponseFailure("server_error", message)
+    return msgspec.json.encode({**shown, "status": FAILED, "output": [], "error": error})
+
+
+async def _whole(name: ResponseName, found: ResponseRecord) -> bytes | None:
+    """The JSON list of a response's items, its input and its output; None if nobody can read it."""
+    given, answer = found.input, found.answer
+    try:
+        return await off_loop(len(given) + len(answer), lambda: continued_json(given, answer))
+    except msgspec.MsgspecError as error:
+        log.warning("response %s in the store cannot be read: %s", name.id, error)
+        return None
+
+
+async def _packed(record: ResponseRecord) -> ResponseRecord:
+    answer, given = await _deflated(record.answer), await _deflated(record.input)
+    return replace(record, answer=answer, input=given)
+
+
+async def _unpacked(record: ResponseRecord | None) -> ResponseRecord | None:
+    """The record with what it keeps as it was; None if nobody can read it."""
+    if record is None:
+        return None
+    try:
+        answer, given = await _inflated(record.answer), await _inflated(record.input)
+    except (zlib.error, ValueError) as error:
+        log.warning("a response in the store cannot be read: %s", error)
+        return None
+    return replace(record, answer=answer, input=given)
+
+
+async def _deflated(data: bytes) -> bytes:
+    return await off_loop(len(data), lambda: zlib.compress(data, _LEVEL))
+
+
+async def _inflated(data: bytes) -> bytes:
+    return await off_loop(4 * len(data), lambda: _inflate(data))
+
+
+def _inflate(data: bytes) -> bytes:
+    """Raises ValueError or zlib.error for what we did not write."""
+    inflater = zlib.decompressobj()
+    inflated = inflater.decompress(data, MAX_RECORD_BYTES + 1)
+    if not inflater.eof:
+        raise ValueError("it is too large, or cut off")
+    return inflated
+
+
+async def off_loop(num_bytes: int, work: Callable[[], _T]) -> _T:
+    """The result of work on so many bytes: in a thread if they are many."""
+    return work() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
+
+
+def records_of(redis_url: str, cluster: str, max_bytes: int) -> ResponseRecords:
+    """The records of a cluster."""
+    return ResponseRecords(redis_url, cluster, max_bytes, time.monotonic)

@@ -1,0 +1,83 @@
+"""What becomes of a response when it has ended: it is kept; and those that end unattended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Scope
+
+from gateway.api.context import ApiContext
+from gateway.api.openai_responses import answer as api
+from gateway.api.openai_responses.background import BackgroundRuns
+from gateway.api.openai_responses.memory import Made
+from gateway.api.openai_responses.response_format import ResponseFormat
+from gateway.api.replies.reply import Plan, run_unattended
+from gateway.http.request_scope import record_of
+from http_kit.errors import describe
+from process.store.response_records import QUEUED, ResponseName
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a response is kept: under which name, after how many bytes of input, and what makes the
+    JSON of its input's items."""
+
+    runs: BackgroundRuns
+    name: ResponseName
+    num_bytes: int
+    make_input: Callable[[], bytes]
+
+    def keep(self, response: api.Response) -> None:
+        """Keep a response that has ended."""
+
+        def make() -> Made:
+            return response.status, msgspec.json.encode(response), self.make_input()
+
+        self.runs.memory.keep(self.name, self.num_bytes, make)
+
+
+class ResponseEnd:
+    """Takes a response when it has ended, from any thread; keeps one in the foreground."""
+
+    def __init__(self, keeping: Keeping | None) -> None:
+        self.response: api.Response | None = None
+        self._keeping = keeping
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, response: api.Response) -> None:
+        """The response has ended."""
+        self.response = response
+        if self._keeping is not None and not response.background:
+            self._loop.call_soon_threadsafe(self._keeping.keep, response)
+
+
+@dataclass(frozen=True, slots=True)
+class UnattendedRun:
+    """One response in the background, planned."""
+
+    context: ApiContext
+    plan: Plan
+    answer_format: ResponseFormat
+    end: ResponseEnd
+
+    async def start(self, scope: Scope, keeping: Keeping, blank: api.Response) -> bytes:
+        """Start it, and return its JSON as it is now. Raises StoreAway, and InvalidRequest if it is
+        too large to be kept."""
+        answer = msgspec.json.encode(msgspec.structs.replace(blank, status=QUEUED))
+        given = await self.context.convert(scope, keeping.make_input)
+        await keeping.runs.memory.begin(keeping.name, answer, given)
+        record = record_of(scope).detach()
+
+        async def work() -> api.Response:
+            await run_unattended(self.context, record, self.plan, self.answer_format)
+            assert self.end.response is not None, "the format was given the whole answer"
+            return self.end.response
+
+        def failed(error: Exception) -> api.Response:
+            return self.answer_format.failed(describe(error, record.request_id))
+
+        keeping.runs.start(keeping.name, work, failed, record.release)
+        return answer

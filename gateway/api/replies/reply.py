@@ -1,0 +1,383 @@
+"""Answers a request with its choices: whole, or as a stream of events.
+
+All endpoints that generate share this code; an `AnswerFormat` produces the JSON. When the client
+disconnects, every choice ends at once, in a whole answer as in a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from gateway.api.context import ApiContext
+from gateway.api.generation_fields import GenerationFields
+from gateway.api.replies.answer_format import (
+    AnswerFormat,
+    CountingFormat,
+    TimedFormat,
+    wants_timing,
+)
+from gateway.api.replies.best_of import best_of_each_prompt
+from gateway.api.replies.json_pieces import take_some
+from gateway.api.replies.timing import TIMING_HEADER
+from gateway.api.replies.usage import UsageCount
+from gateway.http.json_response import MAX_PIECE_BYTES, LongAnswer, WholeAnswer
+from gateway.http.request_scope import RequestRecord, record_of
+from gateway.metrics import CLIENT_GONE_STATUS, LatencyProbe
+from gateway.output.choices import Choice, TextSink, run_choices
+from gateway.output.event_ids import Bookmark, EventCount, StreamIdentity
+from gateway.output.output_text import OutputToken, TextDelta
+from gateway.text.tokenizer import Tokenizer
+from http_kit.disconnect import ClientGone, connection_of, while_connected
+from http_kit.errors import describe
+from http_kit.sse import OPENAI_STYLE, EventStream, EventWriter, StreamStyle, as_it_is
+from protocol.sampling import PromptLogprobs
+
+MAX_INLINE_VALUES = 4096
+"""Longer answers are formatted in a thread, and written in pieces."""
+DELTA_BYTES, VALUE_BYTES = 256, 150
+"""Memory of a delta, and of a log-probability of an output token."""
+RELEASED_AT_ONCE = 64
+COUNTED_BYTES = 64 * 1024
+"""An answer's memory is counted in steps of this size."""
+_TIMING = TIMING_HEADER.encode()
+_HOLE = b"\0"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The plan of a request: the identity of its stream or answer, and the choices to run.
+
+    An answer holds the `num_best` most likely choices of each prompt, or all of them if None. If
+    the end of a stream repeats its log-probabilities (`repeats_output`), a thread formats it.
+    """
+
+    identity: StreamIdentity
+    fields: GenerationFields
+    choices: list[Choice]
+    num_best: int | None = None
+    repeats_output: bool = False
+
+    def bookmark(self, key: bytes, request_digest: bytes) -> Bookmark | EventCount:
+        """Assigns ids to the events of the request's stream."""
+        if self.identity.numbers_events:
+            return EventCount(self.identity, key, request_digest)
+        return Bookmark(self.identity, len(self.choices), key, request_digest)
+
+
+async def reply(
+    request: Request,
+    context: ApiContext,
+    plan: Plan,
+    answer_format: AnswerFormat,
+    style: StreamStyle = OPENAI_STYLE,
+) -> Response:
+    """Runs the choices. Raises errors that occur before there is anything to send."""
+    record, fields, choices = record_of(request.scope), plan.fields, plan.choices
+    if wants_timing(record.header(_TIMING)):
+        answer_format = TimedFormat(answer_format, choices, fields.wants_usage, context.timing_of)
+    usage = UsageCount(choices)
+    run = _runner(context, record, plan, usage)
+    if not fields.stream:
+        answer = _Answer(plan, usage, record)
+        try:
+            await while_connected(connection_of(request.scope), run(answer))
+            if answer.num_values <= MAX_INLINE_VALUES:
+                return WholeAnswer(b"".join(answer.pieces(answer_format)))
+        except BaseException:
+            context.tokenizer.start_in_thread(answer.release)
+            raise
+        document = _LongDocument(answer, answer_format)
+        return LongAnswer(
+            lambda: context.tokenizer.in_thread(document.next_piece),
+            lambda: context.tokenizer.start_in_thread(document.release),
+        )
+
+    async def produce(writer: EventWriter) -> None:
+        bookmark = plan.bookmark(context.ids_key, record.request_digest)
+        chunks = _Chunks(writer, plan, usage, bookmark, answer_format, context.tokenizer)
+        try:
+            await run(chunks)
+            await chunks.finish()
+        finally:
+            chunks.close()
+
+    return EventStream(
+        produce,
+        describe=lambda error: describe(error, record.request_id),
+        ended=lambda error: _note_end(context, record, error),
+        keepalive_s=context.limits.keepalive_s,
+        style=style,
+    )
+
+
+async def run_unattended(
+    context: ApiContext, record: RequestRecord, plan: Plan, answer_format: AnswerFormat
+) -> None:
+    """Runs the choices of a request whose client does not wait. The answer format is given the
+    whole answer, whose JSON is dropped. Raises errors of the generation."""
+    usage = UsageCount(plan.choices)
+    answer = _Answer(plan, usage, record)
+    try:
+        await _runner(context, record, plan, usage)(answer)
+        await context.tokenizer.in_thread(lambda: deque(answer.pieces(answer_format), maxlen=0))
+    finally:
+        context.tokenizer.start_in_thread(answer.release)
+
+
+def _runner(
+    context: ApiContext, record: RequestRecord, plan: Plan, usage: UsageCount
+) -> Callable[[TextSink], Coroutine[Any, Any, None]]:
+    """Runs the choices into a sink, when it is called; their prompts count from now on."""
+    is_new = not plan.identity.life
+    if is_new:
+        context.metrics.prompt_tokens.value += usage.num_prompt
+
+    def probe(choice: Choice) -> LatencyProbe:
+        return context.metrics.probe(record.arrived, is_new and usage.counts_cached(choice))
+
+    def run(sink: TextSink) -> Coroutine[Any, Any, None]:
+        unfinished = [choice for choice in plan.choices if not choice.known.has_ended]
+        return run_choices(context.generator, unfinished, sink, probe)
+
+    return run
+
+
+class _Answer:
+    """Collects the text of all choices, and counts its memory; implements `TextSink`."""
+
+    is_full = False
+
+    def __init__(self, plan: Plan, usage: UsageCount, record: RequestRecord) -> None:
+        """Raises Overloaded if the router has no room for the answer."""
+        choices = plan.choices
+        self._usage = usage
+        self._choices = choices
+        self._num_best = plan.num_best
+        self._record = record
+        self._uncounted_bytes = 0
+        self._num_logprobs = 0
+        self._parts: list[list[TextDelta]] = [[] for _ in choices]
+        self._is_counted = not choices[0].request.is_open_ended
+        if self._is_counted and choices[0].request.sampling.logprobs is not None:
+            record.hold(sum(_logprobs_bytes(choice) for choice in choices))
+
+    async def wait_room(self) -> None:
+        """There is always room."""
+
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        """Raises Overloaded if the router has no room for more."""
+        self._usage.add(choice, delta)
+        self._parts[choice.index].append(delta)
+        self._uncounted_bytes += DELTA_BYTES
+        if delta.tokens:
+            num_logprobs = len(delta.tokens) * _width(delta)
+            self._num_logprobs += num_logprobs
+            if not self._is_counted:
+                self._uncounted_bytes += num_logprobs * VALUE_BYTES
+        if delta.prompt_logprobs is not None:
+            self._num_logprobs += delta.prompt_logprobs.num_bytes
+            self._uncounted_bytes += delta.prompt_logprobs.num_bytes
+        if self._uncounted_bytes >= COUNTED_BYTES:
+            self._record.hold(self._uncounted_bytes)
+            self._uncounted_bytes = 0
+
+    def release(self) -> None:
+        """Frees the memory bit by bit: all at once, it would hold up every thread. Call this from
+        a thread, after the last piece."""
+        for parts in self._parts:
+            while parts:
+                del parts[-RELEASED_AT_ONCE:]
+
+    @property
+    def num_values(self) -> int:
+        """How many values the answer contains, at least: tokens and log-probabilities."""
+        num_values = self._usage.num_output + self._num_logprobs
+        for choice in self._choices:
+            num_values += len(choice.echo)
+        return num_values
+
+    def pieces(self, answer_format: AnswerFormat) -> Generator[bytes, None, None]:
+        """The answer's JSON document, once all choices have ended.
+
+        All choices of a prompt share the log-probabilities that its first choice reported.
+        """
+        texts: list[tuple[Choice, TextDelta]] = []
+        told: dict[int, PromptLogprobs | None] = {}
+        for choice in self._choices:
+            text = _join(self._parts[choice.index])
+            shared = told.setdefault(choice.prompt_index, text.prompt_logprobs)
+            if shared is not None:
+                text = msgspec.structs.replace(text, prompt_logprobs=shared)
+            texts.append((choice, text))
+        if self._num_best is not None:
+            texts = best_of_each_prompt(texts, self._num_best)
+        yield from answer_format.answer(texts, self._usage.total())
+
+
+class _LongDocument:
+    """The JSON document of a long answer, made in threads."""
+
+    def __init__(self, answer: _Answer, answer_format: AnswerFormat) -> None:
+        self._answer = answer
+        self._pieces = answer.pieces(answer_format)
+        self._lock = threading.Lock()
+
+    def next_piece(self) -> bytes:
+        """The next `MAX_PIECE_BYTES` or a little more; b"" at the end."""
+        with self._lock:
+            return take_some(self._pieces, MAX_PIECE_BYTES)
+
+    def release(self) -> None:
+        """Frees the answer. Call it when no piece of the answer is needed any more."""
+        with self._lock:
+            self._pieces.close()
+            self._answer.release()
+
+
+class _Chunks:
+    """Writes the text of all choices as events that the client lacks; implements `TextSink`.
+
+    Events that the client already has are formatted, too, because formats keep state. Prompt
+    log-probabilities and long ends are formatted piece by piece in a thread, as fast as the client
+    reads; meanwhile no other delta is taken.
+    """
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        plan: Plan,
+        usage: UsageCount,
+        bookmark: Bookmark | EventCount,
+        answer_format: AnswerFormat,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._writer = writer
+        self._tokenizer = tokenizer
+        self._telling: asyncio.Task[None] | None = None
+        self._frame = writer.style.frame
+        self._usage = usage
+        self._bookmark = bookmark
+        self._begun: set[int] = set()
+        self._ends_long = plan.repeats_output
+        self._wants_usage = plan.fields.wants_usage and not plan.identity.knows_usage
+        self._sends_all = bool(plan.fields.return_token_ids)
+        self._format = answer_format
+        if plan.fields.counts_every_chunk:
+            self._format = CountingFormat(answer_format, self._usage.total)
+
+    @property
+    def is_full(self) -> bool:
+        telling = self._telling
+        return self._writer.is_full or (telling is not None and not telling.done())
+
+    async def wait_room(self) -> None:
+        if self._telling is not None:
+            await asyncio.wait((self._telling,))
+        await self._writer.wait_room()
+
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        self._usage.add(choice, delta)
+        bookmark, has_ended = self._bookmark, delta.finish is not None
+        is_new = bookmark.advance(choice.index, len(delta.token_ids), has_ended)
+        is_first = choice.index not in self._begun
+        if is_first:
+            self._begun.add(choice.index)
+        if delta.prompt_logprobs is not None or (has_ended and self._ends_long):
+            pieces = self._format.long_chunk(choice, delta, is_first)
+            self._telling = asyncio.ensure_future(self._tell(pieces, self._telling))
+            return
+        if is_first or delta.text or delta.tokens or delta.finish or self._sends_all:
+            document = self._format.chunk(choice, delta, is_first)
+            if is_new and document:
+                self._write(document)
+
+    async def _tell(self, pieces: Iterator[bytes], earlier: asyncio.Task[None] | None) -> None:
+        """Writes a document that comes in pieces."""
+        if earlier is not None:
+            await earlier
+        if self._frame is as_it_is:
+            await self._write_long(lambda: b"".join(pieces))
+            return
+        before, _, after = self._frame(_HOLE).partition(_HOLE)
+        piece = self._bookmark.marked(before)
+        while piece:
+            self._writer.write(piece)
+            await self._writer.wait_room()
+            piece = await self._tokenizer.in_thread(lambda: take_some(pieces, MAX_PIECE_BYTES))
+        self._writer.write(after)
+
+    async def _write_long(self, events: Callable[[], bytes]) -> None:
+        """Writes whole events that a thread makes, as fast as the client reads."""
+        whole = await self._tokenizer.in_thread(lambda: self._bookmark.marked(events()))
+        for at in range(0, len(whole), MAX_PIECE_BYTES):
+            self._writer.write(whole[at : at + MAX_PIECE_BYTES])
+            await asyncio.sleep(0)  # the writer writes in the next turn
+            await self._writer.wait_room()
+
+    async def finish(self) -> None:
+        """Call after the last delta of all choices."""
+        if self._telling is not None:
+            await self._telling
+        if not self._wants_usage:
+            return
+        self._bookmark.tell_usage()
+        usage = self._usage.total()
+        if self._ends_long:
+            await self._write_long(lambda: self._frame(self._format.usage_chunk(usage)))
+        else:
+            self._write(self._format.usage_chunk(usage))
+
+    def close(self) -> None:
+        """Stops writing; pending prompt log-probabilities are dropped."""
+        if self._telling is not None:
+            self._telling.cancel()
+
+    def _write(self, document: bytes) -> None:
+        events = self._bookmark.marked(self._frame(document))
+        if events:
+            self._writer.write(events)
+
+
+def _note_end(context: ApiContext, record: RequestRecord, error: Exception | None) -> None:
+    if isinstance(error, ClientGone):
+        record.status = CLIENT_GONE_STATUS
+    elif error is not None:
+        context.metrics.stream_errors.inc()
+
+
+def _join(deltas: list[TextDelta]) -> TextDelta:
+    if len(deltas) == 1:
+        return deltas[0]
+    tokens: list[OutputToken] = [token for delta in deltas for token in delta.tokens]
+    return TextDelta(
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        tokens=tokens,
+        finish=deltas[-1].finish,
+        prompt_logprobs=_told(deltas),
+    )
+
+
+def _logprobs_bytes(choice: Choice) -> int:
+    """Memory of the log-probabilities of a choice's whole output."""
+    sampling = choice.request.sampling
+    if sampling.logprobs is None:
+        return 0
+    return sampling.max_tokens * (1 + sampling.logprobs) * VALUE_BYTES
+
+
+def _width(delta: TextDelta) -> int:
+    """Log-probabilities of each token of a delta."""
+    return 1 + len(delta.tokens[0].logprobs.top) if delta.tokens else 0
+
+
+def _told(deltas: Iterable[TextDelta]) -> PromptLogprobs | None:
+    """The prompt log-probabilities carried by one of the deltas."""
+    return next((each.prompt_logprobs for each in deltas if each.prompt_logprobs), None)

@@ -1,0 +1,207 @@
+"""Calls that are a name and a JSON object: `<function=NAME>{...}</function>`, `>>>NAME\\n{...}`.
+
+The base of several families. A call begins once its name and the opening bracket are known; other
+text behind the marker is content. A call that goes wrong is skipped up to its end marker.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import ClassVar
+
+from gateway.chat.call_block import CallBlock
+from gateway.chat.json_value import JsonValue
+from gateway.chat.tool_grammar import CallForm
+from gateway.chat.tool_parser import ToolParser
+
+FUNCTION_BEGIN = "<function="
+FUNCTION_END = "</function>"
+FUNCTION_FORM = CallForm(
+    begin=(FUNCTION_BEGIN,), middle=(">",), end=(FUNCTION_END,), separator=(), arguments_key=None
+)
+RECIPIENT = ">>>"
+RECIPIENT_FORM = CallForm(separator=(RECIPIENT,), middle=("\n",), arguments_key=None)
+_TO_ALL = "all\n"
+
+
+class _Place(Enum):
+    CONTENT = auto()
+    HEAD = auto()
+    ARGUMENTS = auto()
+    AFTER_CALL = auto()
+    SKIP = auto()
+
+
+class NamedCallsParser(ToolParser):
+    """Parses calls behind `begin`: `head` matches the name up to the bracket, and `head_so_far`
+    the beginning of such a text."""
+
+    begin: ClassVar[str]
+    end: ClassVar[str | None] = None
+    head: ClassVar[re.Pattern[str]]
+    head_so_far: ClassVar[re.Pattern[str]]
+
+    _place = _Place.CONTENT
+    _value: JsonValue | None = None
+
+    def _step(self) -> bool:
+        if self._place is _Place.CONTENT:
+            return self._step_content()
+        if self._place is _Place.HEAD:
+            return self._step_head()
+        if self._place is _Place.ARGUMENTS:
+            return self._step_arguments()
+        if self._place is _Place.AFTER_CALL:
+            return self._step_after_call()
+        return self._step_skip()
+
+    @property
+    def _markers(self) -> tuple[str, ...]:
+        return (self.begin,) if self.end is None else (self.begin, self.end)
+
+    def _step_content(self) -> bool:
+        if self._find_block((self.begin,)) is None:
+            return False
+        self._take(len(self.begin))
+        self._place = _Place.HEAD
+        return True
+
+    def _step_head(self) -> bool:
+        head = self.head.match(self._pending)
+        if head is not None:
+            self._take(head.end())
+            self._begin_call(head["name"])
+            self._value = JsonValue()
+            self._place = _Place.ARGUMENTS
+            return True
+        if self.head_so_far.fullmatch(self._pending):
+            return False
+        self._restore()
+        self._place = _Place.CONTENT
+        return True
+
+    def _step_arguments(self) -> bool:
+        value = self._value
+        assert value is not None, "a name came before"
+        if not value.broken:
+            self._take(value.scan(self._pending, 0))
+            self._add_arguments(value.take_json())
+        if value.broken and self._is_partial(*self._markers):
+            return False
+        if value.broken and self._is_at_end() and value.close():
+            self._add_arguments(value.take_json())
+        if value.complete:
+            self._open_block.end_call()
+            self._place = _Place.AFTER_CALL
+        elif value.broken:
+            self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
+        return value.complete or value.broken
+
+    def _is_at_end(self) -> bool:
+        return any(self._pending.startswith(each) for each in self._markers)
+
+    def _step_after_call(self) -> bool:
+        """After the arguments: the end marker, perhaps behind brackets too many, or content."""
+        text = self._pending.lstrip("]} \t\r\n")
+        self._take(len(self._pending) - len(text))
+        self._open_block.end_call()
+        if not text or self._is_partial(*self._markers):
+            return False
+        if self.end is not None and text.startswith(self.end):
+            self._take(len(self.end))
+            self._open_block.end_call()
+        self._leave_block()
+        self._place = _Place.CONTENT
+        return True
+
+    def _step_skip(self) -> bool:
+        if not self._skip_to(*self._markers):
+            return False
+        if self.end is not None and self._pending.startswith(self.end):
+            self._take(len(self.end))
+        self._place = _Place.CONTENT
+        return True
+
+    def _end(self, is_cut: bool) -> None:
+        place, self._place = self._place, _Place.CONTENT
+        if place is _Place.ARGUMENTS:
+            self._end_arguments(is_cut)
+        elif place is _Place.HEAD and is_cut and self._may_be_head():
+            self._block = None
+            self._pending = ""
+        elif place is _Place.HEAD:
+            self._restore()
+        elif place is _Place.AFTER_CALL:
+            self._end_behind_call(is_cut, *self._markers)
+        elif place is _Place.SKIP:
+            self._pending = ""
+        elif is_cut:
+            self._drop_start()
+
+    def _end_arguments(self, is_cut: bool) -> None:
+        value = self._value
+        assert value is not None, "a name came before"
+        is_whole = not is_cut and value.close()
+        self._add_arguments(value.take_json())
+        if is_whole:
+            self._open_block.end_call()
+            self._leave_block()
+        elif is_cut:
+            self._break_call()
+            self._pending = ""
+        elif not self._try_restore():
+            self._pending = ""
+
+    def _may_be_head(self) -> bool:
+        """Whether the pending text, which a marker precedes, is the beginning of a call."""
+        return True
+
+
+class FunctionTagParser(NamedCallsParser):
+    """Llama 3.1's and functionary 3.1's calls: `<function=NAME>{...}</function>`."""
+
+    certain_markers = (FUNCTION_BEGIN,)
+    begin = FUNCTION_BEGIN
+    end = FUNCTION_END
+    head = re.compile(r"(?P<name>[\w.-]{1,256})>\s{0,64}(?=\{)")
+    head_so_far = re.compile(r"[\w.-]{0,256}(>\s{0,64})?")
+
+
+class RecipientParser(NamedCallsParser):
+    """Functionary 3.2's messages: `>>>NAME`, then the arguments in the next line. The recipient
+    `all` is the user. The prompt ends with the first marker, which the model may repeat."""
+
+    begin = RECIPIENT
+    head = re.compile(r"(?P<name>[\w.-]{1,256})\n\s{0,64}(?=\{)")
+    head_so_far = re.compile(r"[\w.-]{0,256}(\n\s{0,64})?")
+
+    _place = _Place.HEAD
+    _is_first = True
+
+    def _step_head(self) -> bool:
+        if self._is_first:
+            self._block = self._block or CallBlock(is_marked=True)
+            if not self._block.text and self._is_partial(RECIPIENT):
+                return False
+            if not self._block.text and self._pending.startswith(RECIPIENT):
+                self._take(len(RECIPIENT))
+                return True
+        if self._is_partial(_TO_ALL):
+            return False
+        self._is_first = False
+        if self._pending.startswith(_TO_ALL):
+            self._take(len(_TO_ALL))
+            self._block = None
+            self._place = _Place.CONTENT
+            return True
+        return super()._step_head()
+
+    def _end(self, is_cut: bool) -> None:
+        if self._place is _Place.HEAD:
+            self._block = self._block or CallBlock(is_marked=True)
+        super()._end(is_cut)
+
+    def _may_be_head(self) -> bool:
+        name = self._pending.partition("\n")[0]
+        return any(each.startswith(name) for each in (*self._tools, _TO_ALL, RECIPIENT))

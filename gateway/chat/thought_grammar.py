@@ -1,0 +1,56 @@
+"""Grammars of the reasoning before an answer whose form is constrained."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from gateway.chat.reasoning import ReasoningMarkers
+from gateway.grammars.grammar import text_part
+
+ANY_TEXT = "/(?s:.*)/"
+_ANSWER = "constrained_answer"
+_LARK_TOKEN = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?<![\w%@$])start(?!\w)'
+)
+
+
+def thought_rules(
+    reasoning: ReasoningMarkers, ids: Mapping[str, int], prompt: str, prefill: str = ""
+) -> tuple[str, list[str]]:
+    """The reasoning that may precede an answer, as the beginning of a rule, and the rules for it;
+    empty if there can be none. `ids` are the markers that are tokens; `prefill` is the beginning
+    of an answer that goes on."""
+    rule = f"thought[suffix={text_part(reasoning.end)}]: {ANY_TEXT}"
+    if reasoning.end in ids:
+        rule = f"thought: {ANY_TEXT} {marker_part(reasoning.end, ids)}"
+    gap = r"gap: /\n{0,2}/"
+    if reasoning.is_open(prompt, prefill):
+        return "thought gap", [rule, gap]
+    is_closed = prompt.rstrip().endswith(reasoning.end)
+    if reasoning.begin in ids and not is_closed and not prefill:
+        return f"({marker_part(reasoning.begin, ids)} thought gap)?", [rule, gap]
+    return "", []
+
+
+def with_thoughts(before: str, rules: list[str], grammar: str) -> str:
+    """The grammar behind reasoning, as `thought_rules` gives it."""
+    renamed = _LARK_TOKEN.sub(
+        lambda found: _ANSWER if found[0] == "start" else found[0], _as_lark(grammar)
+    )
+    return "\n".join([renamed, f"start: {before} {_ANSWER}", *rules])
+
+
+def marker_part(text: str, ids: Mapping[str, int]) -> str:
+    """A marker as part of a grammar: as its token if it is one."""
+    token_id = ids.get(text)
+    return text_part(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _as_lark(grammar: str) -> str:
+    """The Lark of a grammar that may be in llguidance's JSON, as regular expressions are."""
+    if not grammar.startswith("{"):
+        return grammar
+    (only,) = json.loads(grammar)["grammars"]
+    return str(only["lark_grammar"])

@@ -1,0 +1,231 @@
+"""Which key opens which path, and the 401 without one: ASGI middleware around the application.
+
+Paths under `/v1/` and vLLM's helpers need API keys, and so do unknown paths that stand for one of
+them. The operator chooses for probes and `/metrics`. The API's description and the dashboard's
+files are open. What operators read needs a viewer's or an admin key. Every other path needs an
+admin key, so that a new path is closed by default. A key comes as a bearer token or in `x-api-key`.
+Without any keys all doors are open but one: what changes the fleet needs an admin key in any case.
+Knows only hashes of keys, and never repeats what a client sent.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.admission.api_keys import KeyRing
+from gateway.admission.key_files import KeyFiles
+from gateway.http.anthropic_errors import error_response
+from gateway.http.paths import (
+    API_PATHS,
+    CONTROL_PREFIX,
+    DOCUMENTS,
+    PROBES,
+    RECEIPT,
+    VIEWED,
+    VIEWED_PREFIX,
+    is_page,
+    meant_path,
+)
+from gateway.settings import GatewaySettings
+from http_kit.errors import HttpError
+from http_kit.origin import CALLER, KEY_NAME, NOBODY, Caller, digest_of
+from http_kit.tenant import EVERYBODY, Tenant, tenant_of
+from process.sockets.hosts import is_loopback
+from protocol.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_UNAUTHORIZED = 401
+_SCHEME = b"bearer"
+
+
+class Door(enum.Enum):
+    """The kind of key that a path needs."""
+
+    OPEN = "open"
+    API = "api"
+    VIEWER = "viewer"
+    ADMIN = "admin"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True)
+class AccessRules:
+    """The keys of each door, and the doors of the probes and of `/metrics`.
+
+    Viewers' keys open what operators read; admin keys open that and the controls.
+    `supervisor` opens the same paths as admin keys, but its presence closes none: the process
+    that started the router always has it, even if the operator sets no keys. Digests of callers are
+    salted with `salt`.
+    """
+
+    api: KeyRing = field(default_factory=KeyRing)
+    admin: KeyRing = field(default_factory=KeyRing)
+    viewer: KeyRing = field(default_factory=KeyRing)
+    supervisor: KeyRing = field(default_factory=KeyRing)
+    salt: bytes = field(default=b"", repr=False)
+    health: Door = Door.OPEN
+    metrics: Door = Door.VIEWER
+
+    def door_of(self, path: str) -> Door:
+        """The door of a path. API keys also close operators' paths; operators' keys close no
+        API."""
+        door = Door.ADMIN
+        if path.startswith(CONTROL_PREFIX):
+            return Door.CONTROL
+        if path.startswith("/v1/") or path in API_PATHS:
+            door = Door.API
+        elif path in PROBES:
+            door = self.health
+        elif path == "/metrics":
+            door = self.metrics
+        elif path in DOCUMENTS or is_page(path):
+            door = Door.OPEN
+        elif path in VIEWED or path.startswith(VIEWED_PREFIX):
+            door = Door.VIEWER
+        elif meant_path(path) is not None:
+            door = Door.API  # the answer is a 404 that names a path of the API
+        if not self.api and (door is Door.API or not (self.admin or self.viewer)):
+            return Door.OPEN
+        return door
+
+    def admits(self, door: Door, key: str) -> bool:
+        """Whether a key opens a closed door."""
+        if door is Door.API:
+            return self.api.admits(key)
+        by_viewer = door is Door.VIEWER and self.viewer.admits(key)
+        by_admin, by_supervisor = self.admin.admits(key), self.supervisor.admits(key)
+        return by_viewer or by_admin or by_supervisor
+
+    def tenant_of(self, keys: Iterable[str]) -> Tenant:
+        """On whose behalf a request with these keys runs: the owner of the first API key."""
+        for key in keys:
+            stored = self.api.find(key)
+            if stored is not None:
+                return tenant_of(key, stored.terms, self.salt)
+        return EVERYBODY
+
+    def name_of(self, keys: Iterable[str]) -> str:
+        """The name of the first operator's key among `keys`."""
+        rings = (("", self.admin), ("supervisor's ", self.supervisor))
+        names = ((kind, ring.name_of(key)) for key in keys for kind, ring in rings)
+        return next((f"{kind}{name}" for kind, name in names if name is not None), "unknown")
+
+    def has_operators(self, door: Door) -> bool:
+        """Whether an operator has a key for this door."""
+        return bool(self.admin) or (door is Door.VIEWER and bool(self.viewer))
+
+
+class KeyCheck:
+    """The middleware; `app` is the application that it guards."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._rules = rules
+        self._refused = Counter(
+            "baton_http_unauthorized",
+            "HTTP requests without the key that their path needs",
+            ["door"],
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or pass the request on to the application."""
+        if scope["type"] == "http":
+            scope[CALLER] = caller = self._caller(scope)
+            door = self._rules.door_of(scope["path"])
+            if door is not Door.OPEN and not self._may_pass(scope, door, caller):
+                self._refused.labels(door.value).inc()
+                has_keys = door is Door.API or self._rules.has_operators(door)
+                refusal = _unauthorized(door, has_keys)
+                await error_response(refusal, scope["path"], None)(scope, receive, send)
+                return
+            if door is Door.CONTROL:
+                scope[KEY_NAME] = self._rules.name_of(_keys(scope))
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        """Who sends this, by the first of its keys."""
+        keys = _keys(scope)
+        if not keys:
+            return NOBODY
+        return Caller(
+            digest_of(keys[0], self._rules.salt),
+            any(self._rules.admits(Door.ADMIN, k) for k in keys),
+            self._rules.tenant_of(keys),
+        )
+
+    def _may_pass(self, scope: Scope, door: Door, caller: Caller) -> bool:
+        if caller.is_admin and RECEIPT.fullmatch(scope["path"]):
+            return True
+        return any(self._rules.admits(door, key) for key in _keys(scope))
+
+
+def access_rules(settings: GatewaySettings, files: KeyFiles) -> AccessRules:
+    """The access rules from the settings; `files` keeps them in line with the key files. Raises
+    ConfigError."""
+    return AccessRules(
+        api=files.ring(settings.api_keys, settings.api_key_file, has_terms=True),
+        admin=files.ring(settings.admin_keys, settings.admin_key_file),
+        viewer=files.ring(settings.viewer_keys, settings.viewer_key_file),
+        supervisor=files.ring(filter(None, [settings.supervisor_key]), None),
+        salt=settings.cluster_secret.encode(),
+        health=Door(settings.health_access),
+        metrics=Door(settings.metrics_access),
+    )
+
+
+def warn_of_open_doors(settings: GatewaySettings) -> None:
+    """Log a warning if other hosts can reach the API without a key."""
+    has_keys = bool(settings.api_keys) or settings.api_key_file is not None
+    if not has_keys and not is_loopback(settings.host):
+        log.warning(
+            "the API on %s is open to everyone who can reach it: set BATON_API_KEYS or "
+            "--api-key-file (docs/security.md)",
+            settings.host,
+        )
+
+
+def _keys(scope: Scope) -> list[str]:
+    """The request's keys, at most one from each header; a header sent twice is ignored."""
+    given = dict(scope["headers"])
+    if b"authorization" not in given and b"x-api-key" not in given:
+        return []
+    bearers: list[bytes] = []
+    plain: list[bytes] = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            bearers.append(value)
+        elif name == b"x-api-key":
+            plain.append(value)
+    keys = []
+    if len(bearers) == 1:
+        scheme, _, key = bearers[0].partition(b" ")
+        if scheme.lower() == _SCHEME:
+            keys.append(key.strip().decode("latin-1"))
+    if len(plain) == 1:
+        keys.append(plain[0].strip().decode("latin-1"))
+    return keys
+
+
+_KINDS = {Door.API: "an API key", Door.CONTROL: "an admin key"}
+
+
+def _unauthorized(door: Door, has_keys: bool) -> HttpError:
+    kind = _KINDS.get(door, "an operator's key")
+    message = f"this needs {kind}, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    if not has_keys:
+        message += "; the router has none: set BATON_ADMIN_KEYS or --admin-key-file"
+    return HttpError(
+        status=_UNAUTHORIZED,
+        message=message,
+        kind=RequestError.kind,
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )

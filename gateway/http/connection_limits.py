@@ -1,0 +1,83 @@
+"""The bounds on one HTTP connection, and the timers that enforce them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.http.refusals import Refusal
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds on one connection.
+
+    `max_head_bytes`: request line and headers (and trailers). `max_body_bytes`: the longest body
+    that the application accepts; with chunk framing a message may be twice as long.
+    `receive_timeout_s`: from the connection, or from a later request's first byte, to the end of
+    the request. `stall_timeout_s`: to drain a full write buffer, or the rest of an answer.
+    `idle_timeout_s`: between two requests; load balancers, which keep connections for a minute or
+    so, must be the first to close them, or a request of theirs meets the end.
+    """
+
+    max_head_bytes: int = 32 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    receive_timeout_s: float = 60.0
+    stall_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Bytes of one request on the wire."""
+        return self.max_head_bytes + 2 * self.max_body_bytes
+
+    def head_too_large(self) -> Refusal:
+        """The refusal of a request with too large a head."""
+        message = (
+            f"request line, headers and trailers may have {self.max_head_bytes} bytes together"
+        )
+        return Refusal(431, message, "head too large")
+
+
+class Countdown:
+    """A timer that is started and stopped many times; `on_end` is called when it runs out."""
+
+    __slots__ = ("_handle", "_loop", "_on_end", "_seconds")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, on_end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._on_end = on_end
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has neither ended nor been stopped."""
+        return self._handle is not None
+
+    def start(self) -> None:
+        """Start the timer unless it runs."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._end)
+
+    def stop(self) -> None:
+        """Stop the timer if it runs."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def close(self) -> None:
+        """Stop the timer for good, and let go of the owner: the two would keep each other."""
+        self.stop()
+        self._on_end = _nothing
+
+    def _end(self) -> None:
+        self._handle = None
+        self._on_end()
+
+
+def _nothing() -> None:
+    """What a closed countdown does."""

@@ -1,0 +1,280 @@
+"""The id, the metrics, the share of the budget and the error response of every HTTP request.
+
+ASGI middleware around the whole application. The answer's `x-request-id` repeats the client's, if
+that is well formed. `x-baton-request-id` (for Anthropic's clients also `request-id`) is always
+Baton's own id, which logs and traces use; `x-baton-receipt` is the path of a generation's receipt.
+Client ids are never used internally, since they need not be unique. A valid `traceparent` is
+answered with one that names our span in the client's trace. A request that generates passes the
+gate here, before its body is read.
+`x-baton-ignored` names the fields of
+the body that were ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from os import urandom
+from typing import Protocol
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.admission.gate import Gate, Ticket
+from gateway.admission.terms import TIMEOUT_HEADER, RequestTerms, read_timeout_s
+from gateway.http.anthropic_errors import error_response, is_anthropics
+from gateway.http.byte_budget import ByteBudget
+from gateway.http.paths import COUNTED, GENERATION
+from gateway.metrics import CLIENT_GONE_STATUS, ApiMetrics, EndpointMetrics
+from http_kit.disconnect import ClientGone
+from http_kit.errors import describe
+from http_kit.origin import CALLER, CURRENT_ORIGIN, NOBODY, Origin
+from http_kit.tenant import EVERYBODY, Tenant
+from process.clock import wall_us
+from process.trace_context import CURRENT_TRACE, TraceContext, read_traceparent
+
+MAX_CLIENT_ID_CHARS = 128
+MAX_IGNORED_BYTES = 1024
+_KEY = "baton.request"
+_OTHER = "other"
+_ID_BYTES = 16
+_TIMEOUT = TIMEOUT_HEADER.encode()
+_UNCOUNTED = nullcontext()
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request: its own id, when it arrived (seconds), and the status of its answer.
+
+    `headers` holds the first header of each name; `trace` is the client's trace, if it sent one;
+    `request_digest` is `gateway.output.event_ids.request_digest` once the body was read;
+    `body_bytes` is its length so far;
+    `held_bytes` are taken from `budget` until the answer has ended. `tenant` is on whose behalf the
+    request runs; `ticket` its place behind `gate`, if it has to pass one.
+    `ignored` names what the answer does not honour of the body. `root_path` comes before paths that
+    the answer names.
+    """
+
+    arrived: float
+    path: str
+    headers: dict[bytes, bytes]
+    budget: ByteBudget
+    trace: TraceContext | None = None
+    request_id: str = field(default_factory=lambda: f"req_{urandom(_ID_BYTES).hex()}")
+    arrived_us: int = field(default_factory=wall_us)
+    ended_us: int = 0
+    status: int | None = None
+    request_digest: bytes = b""
+    body_bytes: int = 0
+    held_bytes: int = 0
+    tenant: Tenant = EVERYBODY
+    gate: Gate | None = None
+    ticket: Ticket | None = None
+    ignored: Sequence[str] = ()
+    root_path: bytes = b""
+
+    def header(self, name: bytes) -> str | None:
+        """The value of the client's header with this lower-case name, if there is one."""
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def use_prefix(self, prefix: str) -> None:
+        """Begin the id as the endpoint's ids do; its unguessable digits stay."""
+        self.request_id = prefix + self.request_id[-2 * _ID_BYTES :]
+
+    def terms(self) -> RequestTerms:
+        """What the request may do. Raises InvalidRequest for a malformed time to wait."""
+        timeout = self.header(_TIMEOUT)
+        ends_at = None if timeout is None else self.arrived + read_timeout_s(timeout)
+        return RequestTerms(self.tenant, self.ticket, ends_at)
+
+    def take_body(self, num_bytes: int) -> None:
+        """Count more bytes of the body. Raises Overloaded if the router has no room for them."""
+        self.hold(num_bytes)
+        self.body_bytes += num_bytes
+
+    def hold(self, num_bytes: int) -> None:
+        """Count more memory that the request holds until it has ended. Raises Overloaded if the
+        router has no room for it."""
+        self.budget.take(num_bytes)
+        self.held_bytes += num_bytes
+
+    def detach(self) -> RequestRecord:
+        """A record of the same request that goes on when the request was answered: it takes over
+        the memory and the place behind the gate, until its `release`."""
+        ticket = None if self.ticket is None else self.ticket.hand_over()
+        other = replace(self, ticket=ticket)
+        self.held_bytes = 0
+        return other
+
+    def release(self) -> None:
+        """Give back what a detached record holds."""
+        self.budget.give_back(self.held_bytes)
+        self.held_bytes = 0
+        if self.ticket is not None:
+            self.ticket.leave()
+
+    def names(self) -> list[tuple[bytes, bytes]]:
+        """The headers that identify the request in the answer."""
+        own = self.request_id.encode("latin-1")
+        client_id = self.header(b"x-request-id")
+        is_shown = client_id is not None and is_sane_id(client_id)
+        names = [
+            (b"x-request-id", self.headers[b"x-request-id"] if is_shown else own),
+            (b"x-baton-request-id", own),
+        ]
+        if self.path in GENERATION:
+            receipt = b"%b/v1/requests/%b/receipt" % (self.root_path, own)
+            names.append((b"x-baton-receipt", receipt))
+        if is_anthropics(self.path):
+            names.append((b"request-id", own))
+        if self.trace is not None:
+            names.append((b"traceparent", self.trace.traceparent.encode("latin-1")))
+        limit = None if self.gate is None else self.gate.rate_limit(self.tenant)
+        if limit is not None:
+            names += [
+                (b"x-ratelimit-limit-requests", b"%d" % limit.limit),
+                (b"x-ratelimit-remaining-requests", b"%d" % limit.remaining),
+                (b"x-ratelimit-reset-requests", b"%ds" % limit.reset_s),
+            ]
+        if self.ignored:
+            names.append((b"x-baton-ignored", ignored_header(self.ignored)))
+        return names
+
+
+def ignored_header(names: Sequence[str]) -> bytes:
+    """The names in a header's value of at most `MAX_IGNORED_BYTES`, then how many more there are.
+    What is no printable ASCII, and a comma, is percent-encoded."""
+    shown: list[str] = []
+    room = MAX_IGNORED_BYTES - len(f", +{len(names)}")
+    for name in names:
+        part = quote(name, safe="!\"#$&'()*/:;<=>?@[]^`{|}~ ").strip()
+        room -= len(part) + len(", ")
+        if room < 0:
+            break
+        shown.append(part)
+    if len(shown) < len(names):
+        shown.append(f"+{len(names) - len(shown)}")
+    return ", ".join(shown).encode("ascii")
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that this scope belongs to."""
+    record: RequestRecord = scope[_KEY]
+    return record
+
+
+class RequestTracer(Protocol):
+    """Records the spans of HTTP requests that generate."""
+
+    def start(self) -> TraceContext:
+        """The context of a request whose client sent none."""
+        ...
+
+    def end(self, record: RequestRecord) -> None:
+        """The request was answered."""
+        ...
+
+
+class RequestScope:
+    """The middleware; `app` is the application inside."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ApiMetrics,
+        budget: ByteBudget,
+        tracer: RequestTracer | None = None,
+        gate: Gate | None = None,
+        root_path: str = "",
+    ) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._gate = gate
+        self._root_path = root_path.encode("ascii")
+        self._metrics = metrics
+        self._budget = budget
+        self._shown: dict[str, EndpointMetrics] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one HTTP request; other scopes pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(reversed(scope["headers"]))
+        record = scope[_KEY] = RequestRecord(
+            self._metrics.clock(),
+            scope["path"],
+            headers,
+            self._budget,
+            root_path=self._root_path,
+        )
+        endpoint = scope["path"] if scope["path"] in COUNTED else _OTHER
+        shown = self._shown.get(endpoint)
+        if shown is None:
+            shown = self._shown[endpoint] = self._metrics.endpoint(endpoint)
+        shown.in_flight += 1
+        try:
+            await self._answer(record, scope, receive, send)
+        finally:
+            self._budget.give_back(record.held_bytes)
+            seconds = self._metrics.clock() - record.arrived
+            shown.ended(record.status or CLIENT_GONE_STATUS, seconds)
+            shown.in_flight -= 1
+            if self._tracer is not None and record.path in GENERATION:
+                record.ended_us = wall_us()
+                self._tracer.end(record)
+
+    async def _answer(
+        self, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        traceparent = record.header(b"traceparent")
+        record.trace = None if traceparent is None else read_traceparent(traceparent)
+        if self._tracer is not None and record.trace is None and record.path in GENERATION:
+            record.trace = self._tracer.start()
+        CURRENT_TRACE.set(record.trace)
+        caller = scope.get(CALLER, NOBODY)
+        origin = CURRENT_ORIGIN.set(Origin(record.arrived_us, caller))
+        record.tenant = caller.tenant
+        if record.path in GENERATION and scope["method"] == "POST":
+            record.gate = self._gate
+        named_send = _naming(record, send)
+        try:
+            with (
+                _UNCOUNTED if record.gate is None else record.gate.passing(caller.tenant) as ticket
+            ):
+                record.ticket = ticket
+                await self._app(scope, receive, named_send)
+        except ClientGone:
+            record.status = CLIENT_GONE_STATUS
+        except Exception as error:
+            if record.status is not None:  # too late for an error response: the server closes
+                raise
+            response = error_response(
+                describe(error, record.request_id), scope["path"], record.request_id
+            )
+            await response(scope, receive, named_send)
+        finally:
+            CURRENT_ORIGIN.reset(origin)
+
+
+def _naming(record: RequestRecord, send: Send) -> Send:
+    """A `send` that adds the id headers and notes the status."""
+
+    async def named_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *record.names()]
+        await send(message)
+
+    return named_send
+
+
+def is_sane_id(client_id: str) -> bool:
+    """Whether a client's request id may be repeated in a header: short, printable ASCII."""
+    return (
+        0 < len(client_id) <= MAX_CLIENT_ID_CHARS
+        and client_id.isascii()
+        and client_id.isprintable()
+    )

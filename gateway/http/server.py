@@ -1,0 +1,152 @@
+"""Listening for HTTP: one socket, one uvicorn server, an orderly end.
+
+Owns the listening socket until the server takes it over. The process handles signals, not
+uvicorn: the caller of `serve_until` says when to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.http.certificates import CertificateReloader, TlsFiles
+from gateway.http.connection import CLOSE_HEADER, BoundedProtocols
+from process.sockets.hosts import unbracketed
+from protocol.errors import ConfigError
+
+BACKLOG = 2048
+ABORT_WAIT_S = 2.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 means any free port. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((unbracketed(host), port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
+    """The URL at which clients on this host reach the listener."""
+    scheme = "http" if tls is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def write_port_file(path: str, port: int) -> None:
+    """Write the port atomically, so that a reader never sees a partial file. Raises ConfigError."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(f"{port}\n")
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigError(f"port file {path} cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Doorway:
+    """How connections are accepted: with which bounds, and with or without TLS."""
+
+    protocols: BoundedProtocols
+    tls: TlsFiles | None = None
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until told to stop, then gives streams `grace_s` to finish.
+
+    `on_started` is called when requests are accepted, `on_grace_over` when the remaining requests
+    must end now; requests that do not end are cancelled soon after.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        doorway: Doorway,
+        grace_s: float,
+        on_started: Callable[[], None],
+        on_grace_over: Callable[[], None],
+    ) -> None:
+        """Raises ConfigError if the TLS files cannot be used."""
+        self._doorway = doorway
+        tls = doorway.tls
+        config = uvicorn.Config(
+            app,
+            http=doorway.protocols.factory(),
+            ws="none",
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=doorway.protocols.limits.idle_timeout_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=math.ceil(grace_s + ABORT_WAIT_S),
+            server_header=False,
+            proxy_headers=False,
+        )
+        try:
+            config.load()
+        except OSError as error:  # includes ssl.SSLError
+            assert tls is not None, "nothing else is read here"
+            raise ConfigError(f"TLS with {tls.cert}, {tls.key or tls.cert}: {error}") from error
+        super().__init__(config)
+        self._tls = tls
+        self._grace_s = grace_s
+        self._on_started = on_started
+        self._on_grace_over = on_grace_over
+
+    async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
+        """Serve on `listener` until `stop` is set; returns when no request is left."""
+        watching = asyncio.create_task(self._watch(stop))
+        try:
+            await self.serve(sockets=[listener])
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=ABORT_WAIT_S)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+            self._doorway.protocols.peers.close()
+
+    def wait_for(self, task: asyncio.Task[None]) -> None:
+        """Treat a task that belongs to no connection like a request when the server ends."""
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    def certificate_reloader(self) -> CertificateReloader | None:
+        """Keeps the server's certificate in line with its files; None without TLS."""
+        if self._tls is None or self.config.ssl is None:
+            return None
+        return CertificateReloader(self.config.ssl, self._tls)
+
+    def close_after_answers(self) -> None:
+        """From now on answers ask clients to close their connections."""
+        self.config.encoded_headers = [*self.config.encoded_headers, CLOSE_HEADER]
+        state = self.server_state
+        state.default_headers = [*state.default_headers, CLOSE_HEADER]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Run uvicorn's startup, then call `on_started`."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.should_exit = True
+        await asyncio.sleep(self._grace_s)
+        self._on_grace_over()

@@ -1,0 +1,136 @@
+"""Running the sequences of one HTTP request concurrently.
+
+A choice is one generated sequence with its text, which goes to a sink as soon as its tokens are
+read. Cancelling the run, or a failure of one choice, ends every generation at once. Knows
+neither HTTP nor the format of any answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gateway.metrics import LatencyProbe
+from gateway.output.event_ids import NOTHING, Position
+from gateway.output.output_text import OutputText, TextDelta
+from protocol.errors import GenerationFailed
+from protocol.messages import FinishReason
+from router.requests.interface import GenerationRequest, Generator, TokenDelta
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A sequence to run. `index` is its place in the answer, `prompt_index` that of its prompt.
+
+    `echo` is the prompt's text if the answer repeats it, otherwise empty. An `is_echo_only` choice
+    reports no output, although one token may be generated to get the prompt's log-probabilities.
+    `known` is how much the client of a resumed stream already has. In a stream with numbered
+    events the text comes `by_token`, so that the events do not depend on how tokens arrived.
+    """
+
+    index: int
+    prompt_index: int
+    request: GenerationRequest
+    output: OutputText
+    echo: str = ""
+    is_echo_only: bool = False
+    known: Position = NOTHING
+    by_token: bool = False
+
+
+class TextSink(Protocol):
+    """Receives the text of all choices as it arrives; see `interface.DeltaSink`."""
+
+    @property
+    def is_full(self) -> bool: ...
+    async def wait_room(self) -> None: ...
+    def take(self, choice: Choice, delta: TextDelta) -> None:
+        """Take a delta at once; the last one of a choice carries `finish`. An exception raised
+        here ends all choices."""
+        ...
+
+
+async def run_choices(
+    generator: Generator,
+    choices: Sequence[Choice],
+    sink: TextSink,
+    probe: Callable[[Choice], LatencyProbe],
+) -> None:
+    """Run all choices to their ends. The first error ends all choices and is raised.
+
+    Starting a choice takes time, so other requests get their turn between two starts.
+    """
+    if len(choices) == 1:  # the usual case needs no task
+        await _run(generator, choices[0], sink, probe(choices[0]))
+        return
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        for choice in choices:
+            tasks.append(asyncio.ensure_future(_run(generator, choice, sink, probe(choice))))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(generator: Generator, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+    if choice.is_echo_only and choice.request.sampling.prompt_logprobs is None:
+        sink.take(choice, TextDelta("", [], finish=FinishReason.LENGTH))
+        return
+    decoding = _Decoding(choice, sink, probe)
+    await generator.generate(choice.request, decoding)
+    if decoding.error is not None:
+        raise decoding.error
+    if not decoding.is_finished:
+        name = choice.request.request_id
+        raise GenerationFailed(f"request {name}: the generation broke off")
+
+
+class _Decoding:
+    """Turns the tokens of one choice into text; implements `DeltaSink`."""
+
+    def __init__(self, choice: Choice, sink: TextSink, probe: LatencyProbe) -> None:
+        self.error: Exception | None = None
+        self.is_finished = False
+        self._choice = choice
+        self._sink = sink
+        self._probe = probe
+        self._known = choice.known.num_tokens
+
+    @property
+    def is_full(self) -> bool:
+        return self._sink.is_full
+
+    async def wait_room(self) -> None:
+        await self._sink.wait_room()
+
+    def take(self, delta: TokenDelta) -> bool:
+        try:
+            if self._choice.by_token:
+                return all(self._decode(part) for part in delta.one_by_one())
+            if self._known <= 0:
+                return self._decode(delta)
+            return all(self._decode(part) for part in delta.split(self._known))
+        except Exception as error:  # noqa: BLE001 - raised again where the choice is awaited
+            self.error = error
+            return False
+
+    def _decode(self, delta: TokenDelta) -> bool:
+        """Pass on the text of one delta. Tokens that the client of a resumed stream already has
+        come in a delta of their own and are not counted."""
+        choice, told = self._choice, delta.prompt_logprobs
+        if choice.is_echo_only:
+            out = TextDelta("", [], [], FinishReason.LENGTH, delta.cached_tokens, told)
+        else:
+            out = choice.output.push(delta)
+            if told is not None:
+                out = msgspec.structs.replace(out, prompt_logprobs=told)
+        self._probe.observe(len(out.token_ids) if self._known <= 0 else 0, out.cached_tokens)
+        self._known -= len(delta.token_ids)
+        self._sink.take(choice, out)
+        self.is_finished = out.finish is not None
+        return not self.is_finished

@@ -1,0 +1,63 @@
+"""Where the current HTTP request comes from: when it arrived, and whose key it carries.
+
+Tasks inherit the context, so the trace of a generation can name its origin without passing it
+through the API. A caller is known by a digest of its key, under a salt of the cluster, never by the
+key itself, so that all routers know the same caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.types import Scope
+
+from http_kit.tenant import EVERYBODY, Tenant
+
+CALLER = "baton.caller"
+"""The key of an ASGI scope under which its `Caller` is."""
+KEY_NAME = "baton.key_name"
+"""The key of an ASGI scope under which the name of the admin key is; only for the controls."""
+_DIGEST_BYTES = 16
+_PURPOSE = b"baton caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request; `digest` is empty without a key. `tenant` is the owner of its API key."""
+
+    digest: bytes = b""
+    is_admin: bool = False
+    tenant: Tenant = field(default=EVERYBODY, compare=False)
+
+    def may_read(self, owner: bytes) -> bool:
+        """Whether it may see what the caller with this digest sent."""
+        return self.is_admin or self.digest == owner
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The origin of a request; `arrived_us` is when its head had arrived."""
+
+    arrived_us: int
+    caller: Caller
+
+
+CURRENT_ORIGIN: ContextVar[Origin | None] = ContextVar("current_origin", default=None)
+NOBODY = Caller()
+
+
+def digest_of(key: str, salt: bytes) -> bytes:
+    """The digest by which a cluster knows a key; `salt` is the cluster's secret, at most 64 bytes
+    of which count."""
+    return hashlib.blake2b(
+        key.encode(), digest_size=_DIGEST_BYTES, key=salt[:64], person=_PURPOSE
+    ).digest()
+
+
+def owner_of(scope: Scope) -> str:
+    """The owner of what a request leaves behind, as kept responses and streams to resume: its API
+    key, or whatever key it sends to a router without keys; by a digest."""
+    caller: Caller = scope.get(CALLER, NOBODY)
+    return caller.tenant.share or caller.digest.hex() or "nobody"

@@ -1,4 +1,0 @@
-"""OpenAI's chat completions and completions, and the JSON of their answers.
-
-Imports the modules that `router.api` shares.
-"""

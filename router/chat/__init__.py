@@ -1,4 +1,0 @@
-"""Conversations: the input of chat templates, and the parsing of the model's answers.
-
-One file for each model family's tool call format. Imports `router.output`, `router.text`.
-"""

@@ -1,4 +1,0 @@
-"""The formats in which model families write tool calls: one file for each, and what they share.
-
-Imports the parser, reader and grammar of `router.chat`, and `router.text`.
-"""

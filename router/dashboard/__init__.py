@@ -1,6 +1,0 @@
-"""The operators' page at `/dashboard`: its files, its stream of summaries, its controls.
-
-Shows what `router.telemetry` measured and computes no figure of its own. `page/` holds the files
-that a browser loads, `vendor/` the one library they use. Imports `telemetry` and below, `process`
-and `protocol`; not `api`.
-"""

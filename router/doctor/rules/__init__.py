@@ -1,4 +1,0 @@
-"""The doctor's rules, one pure function each, by what they look at.
-
-Imports observations, symptoms and words of `router.doctor`.
-"""

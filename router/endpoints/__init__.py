@@ -1,4 +1,0 @@
-"""What operators read of a running fleet over HTTP, and clients of their own requests.
-
-Imports `telemetry` and `http`.
-"""

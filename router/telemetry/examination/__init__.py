@@ -1,4 +1,0 @@
-"""What the doctor is shown: the fleet's last ten minutes, sampled, and its newest diagnosis.
-
-Imports `router.doctor`, the fleet, traces and the rest of `router.telemetry`.
-"""

@@ -1,4 +1,0 @@
-"""Text and tokens: tokenizer, detokenizer, chat template, stop strings, grammars.
-
-Imports `protocol`.
-"""

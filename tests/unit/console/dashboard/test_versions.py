@@ -1,0 +1,77 @@
+"""A reader that takes any of the summaries knows what one that takes all of them knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from console.dashboard.versions import Versions, merged
+from tests.effort import times
+
+VALUES = st.none() | st.integers(0, 3) | st.lists(st.integers(0, 2), max_size=2)
+WORKERS = st.lists(
+    st.fixed_dictionaries(
+        {"worker_id": st.sampled_from(["d1", "d2", "p1"])},
+        optional={"state": VALUES, "num_running": VALUES},
+    ),
+    unique_by=lambda each: each["worker_id"],
+    max_size=3,
+)
+SUMMARIES = st.fixed_dictionaries(
+    {"workers": WORKERS}, optional={"pairs": VALUES, "totals": VALUES}
+)
+
+
+def without_nulls(value: Any) -> Any:
+    """Null means "not known", as does a value that is not there."""
+    if isinstance(value, dict):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=times(60, 2000))
+@given(st.lists(st.tuples(SUMMARIES, st.booleans()), min_size=1, max_size=8))
+def test_a_reader_that_skips_summaries_misses_nothing(steps: list[tuple[Any, bool]]) -> None:
+    versions, seen, known = Versions(), 0, {}
+    for number, (summary, is_read) in enumerate(steps, start=1):
+        versions.update(number, summary)
+        if is_read or number == len(steps):
+            known, seen = merged(known, versions.since(seen)), number
+            known_order = known.pop("worker_ids")
+            assert without_nulls(known) == without_nulls(summary)
+            assert known_order == [each["worker_id"] for each in summary["workers"]]
+            known["worker_ids"] = known_order
+    assert versions.since(seen) == {"workers": []}
+
+
+def test_only_what_changed_is_sent() -> None:
+    versions = Versions()
+    worker = {"worker_id": "d1", "state": "ready", "num_running": 1}
+    versions.update(1, {"workers": [worker], "totals": {"goodput": 1.0}})
+    versions.update(2, {"workers": [{**worker, "num_running": 2}], "totals": {"goodput": 1.0}})
+    assert versions.since(1) == {"workers": [{"worker_id": "d1", "num_running": 2}]}
+
+
+def test_two_hundred_busy_workers_fit_into_forty_kilobytes() -> None:
+    versions = Versions()
+    for number in (1, 2):
+        workers = [
+            {
+                "worker_id": f"decode-{each}",
+                "role": "decode",
+                "model": "m" * 40,
+                "reported_us": 1_795_611_759_970_129 + number,
+                "num_running": 30 + number,
+                "queued_tokens": 15_000 + number,
+                "blocks_used": 12_000 + number,
+                "blocks_cached": 3_000 + number,
+                "step_ms": 21.234 + number,
+                "tokens_per_s": 1_607.1 + number,
+            }
+            for each in range(200)
+        ]
+        versions.update(number, {"workers": workers})
+    assert len(msgspec.json.encode(versions.since(1))) <= 40_000

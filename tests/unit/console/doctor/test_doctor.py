@@ -1,0 +1,185 @@
+"""When findings begin and end, what is shown without data, and rules on single figures."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from console.doctor import words
+from console.doctor.doctor import RULES, VANISH_S, Doctor, examine
+from console.doctor.finding import Finding, Urgency
+from console.doctor.observation import (
+    MIN_REQUESTS,
+    MissPoint,
+    Observation,
+    PairFacts,
+    RequestFacts,
+    Targets,
+    WorkerFacts,
+)
+from console.doctor.rules.caches import check_cache_thrash
+from console.doctor.rules.workers import check_faults, check_slow_link
+from console.doctor.symptoms import goodput, percentile
+from protocol.messages import Role
+from router.requests.stages import Stage
+from tests.unit.console.doctor.mock_fleet import Plan, observe
+
+GOOD = RequestFacts(received_us=1, num_prompt_tokens=10, ttft_ms=10.0, tpot_ms=5.0)
+FAILED = msgspec.structs.replace(GOOD, outcome="failed")
+SECOND = 1_000_000
+
+
+def seen(now_s: float, failed: int = 0, **changes: object) -> Observation:
+    requests = (FAILED,) * failed + (GOOD,) * (MIN_REQUESTS - failed)
+    whole = Observation(now_us=int(now_s * SECOND), requests=requests)
+    return msgspec.structs.replace(whole, **changes)
+
+
+def test_a_finding_keeps_its_begin_until_it_was_not_found_for_a_while() -> None:
+    doctor = Doctor()
+    assert doctor.examine(seen(0)).findings == ()
+    for now in (10, 20):
+        (finding,) = doctor.examine(seen(now, failed=50)).findings
+        assert (finding.rule, finding.since_us) == ("faults", 10 * SECOND)
+    held = doctor.examine(seen(20 + VANISH_S))
+    assert [each.since_us for each in held.findings] == [10 * SECOND]
+    assert "faults" not in {each.rule for each in held.passed}
+    over = doctor.examine(seen(21 + VANISH_S))
+    assert over.findings == ()
+    assert "faults" in {each.rule for each in over.passed}
+    (again,) = doctor.examine(seen(100, failed=50)).findings
+    assert again.since_us == 100 * SECOND
+
+
+def test_urgent_findings_come_first() -> None:
+    doctor = Doctor()
+    link = PairFacts(
+        prefill="p", decode="d", path="tcp", expected_path="rdma", bytes_moved=1, exposed_p95_ms=9.0
+    )
+    doctor.examine(seen(0, pairs=(link,)))
+    both = doctor.examine(seen(5, failed=50, pairs=(link,))).findings
+    assert [(each.rule, each.urgency) for each in both] == [
+        ("slow_link", Urgency.URGENT), ("faults", Urgency.URGENT),
+    ]  # fmt: skip
+    few = doctor.examine(seen(6, failed=1, pairs=(link,))).findings
+    assert [(each.rule, each.urgency) for each in few] == [
+        ("faults", Urgency.URGENT), ("slow_link", Urgency.SOON),
+    ]  # fmt: skip
+
+
+def test_too_few_requests_give_no_conclusion() -> None:
+    few = Observation(now_us=1, requests=(FAILED,) * (MIN_REQUESTS - 1))
+    examination = examine(few)
+    assert not examination.is_conclusive
+    assert (examination.findings, examination.passed) == ((), ())
+    assert examination.as_json(600, 1)["is_conclusive"] is False
+
+
+def test_a_finding_as_json_has_what_the_dashboard_reads() -> None:
+    body = examine(seen(0, failed=50)).as_json(600.0, 7)
+    assert (body["window_s"], body["checked_us"]) == (600.0, 7)
+    (finding,) = body["findings"]
+    assert {"rule", "urgency", "since_us", "title", "text", "evidence", "changes"} <= set(finding)
+    assert {"rule", "title", "text"} == set(body["passed"][0])
+
+
+def test_an_observation_survives_its_recording() -> None:
+    whole = seen(3, failed=1, workers=(WorkerFacts(worker_id="d", role=Role.DECODE),))
+    again = msgspec.json.decode(msgspec.json.encode(whole), type=Observation)
+    assert again == whole
+
+
+def test_a_larger_cache_is_recommended_where_the_curve_says_so() -> None:
+    worker = WorkerFacts(worker_id="d", role=Role.DECODE, evictions_per_s=5.0, hit_rate=0.3)
+    curve = tuple(MissPoint(blocks=n, miss_ratio=m) for n, m in ((100, 0.7), (200, 0.4)))
+    found = check_cache_thrash(seen(0, workers=(worker,), cache_blocks=100, miss_curve=curve))
+    assert isinstance(found, Finding)
+    assert found.evidence.numbers[1].value == "+30\u00a0%"
+    flat = tuple(MissPoint(blocks=n, miss_ratio=0.7) for n in (100, 200))
+    kept = check_cache_thrash(seen(0, workers=(worker,), cache_blocks=100, miss_curve=flat))
+    assert isinstance(kept, str)
+
+
+@pytest.mark.parametrize(
+    ("expected", "advice"),
+    [("CUDA IPC", "share the PID and IPC namespaces"), ("RDMA", "Let UCX use RDMA in")],
+)
+def test_what_a_way_needs_is_advised(expected: str, advice: str) -> None:
+    pair = PairFacts(prefill="p", decode="d", path="TCP", expected_path=expected, bytes_moved=1)
+    found = check_slow_link(seen(0, pairs=(pair,)))
+    assert isinstance(found, Finding)
+    assert advice in found.changes[0].text
+    assert found.changes[0].text.endswith("restart them one after the other.")
+
+
+def test_a_way_that_gives_too_little_is_found_where_its_name_is_right() -> None:
+    pair = PairFacts(
+        prefill="p", decode="d", path="CUDA IPC", expected_path="CUDA IPC", bytes_moved=1 << 30,
+        busy_bytes_per_s=0.3e9, is_below_way=True,
+    )  # fmt: skip
+    found = check_slow_link(seen(0, pairs=(pair,)))
+    assert isinstance(found, Finding)
+    assert "0.30" in found.title
+    assert "slower than CUDA IPC gives" in found.title
+    assert "share the PID and IPC namespaces" in found.changes[0].text
+
+
+@pytest.mark.parametrize("path", [None, "unknown"])
+def test_a_path_that_cannot_be_told_is_no_finding(path: str | None) -> None:
+    pair = PairFacts(prefill="p", decode="d", path=path, expected_path="rdma", bytes_moved=1)
+    assert isinstance(check_slow_link(seen(0, pairs=(pair,))), str)
+
+
+def test_a_worker_that_keeps_ending_is_named() -> None:
+    workers = (
+        WorkerFacts(worker_id="a", role=Role.DECODE, losses=2),
+        WorkerFacts(worker_id="b", role=Role.DECODE, losses=1),
+    )
+    found = check_faults(seen(0, workers=workers))
+    assert isinstance(found, Finding)
+    assert found.title == "a keeps ending"
+    assert isinstance(check_faults(seen(0, workers=workers[1:])), str)
+
+
+def test_goodput_counts_failures_and_both_targets() -> None:
+    late = msgspec.structs.replace(GOOD, ttft_ms=11.0)
+    slow = msgspec.structs.replace(GOOD, tpot_ms=6.0)
+    one_token = msgspec.structs.replace(GOOD, tpot_ms=None)
+    requests = (GOOD, late, slow, one_token, FAILED)
+    observation = Observation(now_us=1, requests=requests, targets=Targets(ttft_ms=10, tpot_ms=5))
+    assert goodput(observation) == 2 / 5
+    assert goodput(Observation(now_us=1)) is None
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2), (0.75, 3), (0.76, 4), (1, 4), (0, 1)])
+def test_percentiles_are_values_that_were_measured(share: float, expected: float) -> None:
+    assert percentile([4, 1, 3, 2], share) == expected
+    assert percentile([], share) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (words.ms(0.418), "0.42\u00a0ms"),
+        (words.ms(22.44), "22.4\u00a0ms"),
+        (words.ms(1480), "1.48\u00a0s"),
+        (words.ms(None), "–"),
+        (words.percent(0.0123), "1.2\u00a0%"),
+        (words.percent(0.71), "71\u00a0%"),
+        (words.times(1.416), "1.42×"),
+        (words.rate(38.1e9), "38.1\u00a0GB/s"),
+        (words.count(1, "worker"), "1 worker"),
+        (words.count(1204, "request"), "1,204 requests"),
+    ],
+)
+def test_numbers_are_written_as_on_the_dashboard(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_a_finding_says_which_stages_of_requests_it_explains() -> None:
+    stages = {each.value for each in Stage}
+    explained = {rule.name: set(rule.stages) for rule in RULES}
+    assert all(names <= stages for names in explained.values())
+    assert [name for name, names in explained.items() if not names] == ["targets"]
+    (finding,) = examine(observe(Plan(slow={"decode-1": 1.6}))).findings
+    assert finding.as_json()["stages"] == ("prefill", "decode")

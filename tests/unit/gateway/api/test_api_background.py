@@ -1,0 +1,225 @@
+"""Responses in the background, by two routers that share a real store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+import redis
+
+from gateway.admission.gate import Gate
+from gateway.api.openai_responses import background, memory
+from gateway.text.tokenizer import Tokenizer
+from process.store import response_records
+from process.store.embedded_valkey import EmbeddedValkey
+from protocol.errors import Overloaded
+from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause
+
+MAX_INFLIGHT = 2
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[EmbeddedValkey]:
+    with EmbeddedValkey() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gate() -> Gate:
+    return Gate(MAX_INFLIGHT, time.monotonic)
+
+
+@pytest.fixture(scope="module")
+def both_apis(
+    valkey: EmbeddedValkey, checkpoint: Path, tokenizer: Tokenizer, gate: Gate
+) -> Iterator[tuple[LiveApi, LiveApi]]:
+    """Two routers; leases end only when a test ends them."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(response_records, "TIMEOUT_S", 60.0)
+        patch.setattr(memory, "LEASE_S", 3600.0)
+        patch.setattr(background, "LEASE_S", 3600.0)
+        patch.setattr(background, "RENEW_S", 0.02)
+        made = [
+            LiveApi(checkpoint, tokenizer, redis_url=valkey.url, **options)
+            for options in ({"gate": gate}, {})
+        ]
+        yield tuple(stack.enter_context(each) for each in made)
+
+
+@pytest.fixture(scope="module")
+def running_api(both_apis: tuple[LiveApi, LiveApi]) -> LiveApi:
+    return both_apis[0]
+
+
+@pytest.fixture
+def client(api: LiveApi) -> Iterator[openai.OpenAI]:
+    """Of the router that runs what is asked for."""
+    with client_of(api) as made:
+        yield made
+
+
+@pytest.fixture
+def elsewhere(both_apis: tuple[LiveApi, LiveApi]) -> Iterator[openai.OpenAI]:
+    """A client of the other router, with the same key."""
+    with client_of(both_apis[1]) as made:
+        yield made
+
+
+def client_of(api: LiveApi) -> openai.OpenAI:
+    url = f"{api.url}/v1"
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S)
+
+
+def begin(client: openai.OpenAI, **fields):
+    answer = client.responses.create(model=MODEL, input="Say it", background=True, **fields)
+    assert (answer.status, answer.background, answer.store) == ("queued", True, True)
+    assert answer.output == []
+    return answer
+
+
+def settled(api: LiveApi, client: openai.OpenAI, response_id: str):
+    """The response once it runs no more."""
+    api.settle(
+        lambda: client.responses.retrieve(response_id).status not in ("queued", "in_progress")
+    )
+    return client.responses.retrieve(response_id)
+
+
+def paused(api: LiveApi) -> Pause:
+    """Makes generations wait after their first token."""
+    pause, steps = Pause(), api.generator.script
+    api.generator.script = lambda request: [*(s := steps(request))[:1], pause, *s[1:]]
+    return pause
+
+
+def endless(api: LiveApi) -> None:
+    steps = api.generator.script
+    api.generator.script = lambda request: [*steps(request)[:1], Forever()]
+
+
+def test_it_runs_without_its_client_and_can_be_continued(client, elsewhere, api):
+    pause = paused(api)
+    began = begin(client, metadata={"a": "b"})
+    client.close()
+    api.settle(lambda: elsewhere.responses.retrieve(began.id).status == "in_progress")
+    with pytest.raises(openai.BadRequestError, match="in_progress, and cannot be continued"):
+        elsewhere.responses.create(model=MODEL, input="x", previous_response_id=began.id)
+    pause.end()
+    ended = settled(api, elsewhere, began.id)
+    assert (ended.status, ended.output_text) == ("completed", "Hello")
+    assert ended.usage.output_tokens == 2
+    assert (ended.id, ended.created_at, ended.metadata) == (began.id, began.created_at, {"a": "b"})
+    assert elsewhere.responses.input_items.list(ended.id).data[0].content[0].text == "Say it"
+    with client_of(api) as again:
+        again.responses.create(model=MODEL, input="x", previous_response_id=began.id)
+    assert "Hello" in api.tokenizer.decode(api.generator.requests[-1].token_ids)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_it_is_cancelled_at_any_router(client, elsewhere, api, is_elsewhere):
+    endless(api)
+    began = begin(client)
+    api.generator.wait_active(1)
+    where = elsewhere if is_elsewhere else client
+    for _ in range(2):
+        assert where.responses.cancel(began.id).status == "cancelled"
+    api.generator.wait_idle()
+    for each in (client, elsewhere):
+        assert each.responses.retrieve(began.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError, match="is cancelled, and cannot be continued"):
+        client.responses.create(model=MODEL, input="x", previous_response_id=began.id)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_deleting_it_ends_it(client, elsewhere, api, is_elsewhere):
+    endless(api)
+    began = begin(client)
+    api.generator.wait_active(1)
+    (elsewhere if is_elsewhere else client).responses.delete(began.id)
+    api.generator.wait_idle()
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(began.id)
+
+
+def test_one_that_has_ended_is_not_cancelled(client, api):
+    ended = settled(api, client, begin(client).id)
+    assert client.responses.cancel(ended.id) == ended
+
+
+def test_a_failure_is_kept(client, api):
+    steps = api.generator.script
+    api.generator.script = lambda request: [*steps(request)[:1], Overloaded("gone")]
+    ended = settled(api, client, begin(client).id)
+    assert (ended.status, ended.error.code) == ("failed", "server_error")
+    assert ended.error.message == "gone"
+
+
+def test_it_is_incomplete_at_its_limit(client, api):
+    api.says("one two three")
+    ended = settled(api, client, begin(client, max_output_tokens=2).id)
+    assert (ended.status, ended.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_it_has_failed_if_its_router_died(client, elsewhere, api, valkey):
+    """Its lease has ended at one look; the router that runs it after all gives it up."""
+    endless(api)
+    began = begin(client)
+
+    def is_found_lost() -> bool:
+        with redis.Redis.from_url(valkey.url) as store:
+            for lease in store.scan_iter(f"*:lease:*{began.id}"):
+                store.delete(lease)
+        return elsewhere.responses.retrieve(began.id).status == "failed"
+
+    api.settle(is_found_lost)
+    api.generator.wait_idle()
+    api.settle(lambda: api.metric("baton_responses_in_background") == 0)
+    found = client.responses.retrieve(began.id)
+    assert found.status == "failed"
+    assert "went away" in found.error.message
+
+
+def test_it_counts_at_the_gate_until_it_ends(client, api, gate):
+    pause = paused(api)
+    began = [begin(client) for _ in range(MAX_INFLIGHT)]
+    assert api.metric("baton_responses_in_background") == MAX_INFLIGHT
+    assert gate.in_flight == MAX_INFLIGHT
+    with pytest.raises(openai.InternalServerError, match="as many as may"):
+        client.responses.create(model=MODEL, input="x", background=True)
+    pause.end()
+    for each in began:
+        settled(api, client, each.id)
+    api.settle(lambda: gate.in_flight == 0)
+    api.settle(lambda: api.metric("baton_http_bytes_in_flight") == 0)
+
+
+def test_what_contradicts_it_is_refused(client, api):
+    for fields, param in (({"stream": True}, "stream"), ({"store": False}, "background")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model=MODEL, input="x", background=True, **fields)
+        assert caught.value.param == param
+    assert not api.generator.requests
+
+
+def test_what_is_too_large_to_be_kept_is_refused(client, api, monkeypatch):
+    monkeypatch.setattr(memory, "MAX_RECORD_BYTES", 200)
+    with pytest.raises(openai.BadRequestError, match="is not kept") as caught:
+        client.responses.create(model=MODEL, input="x", background=True)
+    assert caught.value.param == "background"
+    assert not api.generator.requests
+
+
+def test_an_answer_that_grew_too_large_has_failed(client, api, monkeypatch):
+    pause = paused(api)
+    began = begin(client)
+    monkeypatch.setattr(memory, "MAX_RECORD_BYTES", 200)
+    pause.end()
+    api.settle(lambda: api.metric("baton_responses_in_background") == 0)
+    monkeypatch.undo()
+    ended = client.responses.retrieve(began.id)
+    assert (ended.status, ended.output) == ("failed", [])
+    assert "too large" in ended.error.message

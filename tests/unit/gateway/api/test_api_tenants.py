@@ -1,0 +1,204 @@
+"""What keys allow: whose cache a request shares, how urgent it is, how many are in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from gateway.admission.api_keys import KeyRing, hash_key
+from gateway.admission.gate import Gate
+from gateway.http.access import AccessRules
+from gateway.text.tokenizer import Tokenizer
+from protocol.errors import DeadlineExceeded
+from protocol.messages import FinishReason
+from router.requests.interface import GenerationRequest, TokenDelta
+from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, LiveApi, Pause
+
+PLAIN, OTHER, URGENT, BATCH, SMALL = (f"baton-{letter * 43}" for letter in "abcde")
+MAX_INFLIGHT = 6
+
+
+@pytest.fixture(scope="module")
+def running_api(checkpoint: Path, tokenizer: Tokenizer) -> Iterator[LiveApi]:
+    """A server with five keys: two of them share a cache."""
+    ring = KeyRing(
+        [
+            f"{hash_key(PLAIN)} name=plain",
+            f"{hash_key(OTHER)} name=other",
+            f"{hash_key(URGENT)} name=urgent priority=-1 max_priority=-5 cache=team",
+            f"{hash_key(BATCH)} name=batch max_priority=3 cache=team",
+            f"{hash_key(SMALL)} name=small inflight=1",
+        ]
+    )
+    gate = Gate(MAX_INFLIGHT, time.monotonic, lambda: len(ring))
+    rules = AccessRules(api=ring, salt=b"the cluster's secret")
+    with LiveApi(checkpoint, tokenizer, gate=gate, rules=rules) as live:
+        yield live
+
+
+def complete(api: LiveApi, key: str, headers: dict[str, str] | None = None, **fields):
+    body = {"model": MODEL, "prompt": "Hi", **fields}
+    sent = {"Authorization": f"Bearer {key}", **(headers or {})}
+    return api.http.post("/v1/completions", json=body, headers=sent)
+
+
+def asked_by(api: LiveApi, key: str, **fields) -> GenerationRequest:
+    """The request that a key's completion becomes."""
+    api.generator.requests.clear()
+    assert complete(api, key, **fields).status_code == 200
+    return api.generator.requests[0]
+
+
+def test_each_key_has_a_cache_of_its_own(api: LiveApi) -> None:
+    salts = {key: asked_by(api, key).cache_salt for key in (PLAIN, OTHER, SMALL)}
+    assert len(set(salts.values())) == 3
+    assert all(salts.values())
+    assert asked_by(api, PLAIN).cache_salt == salts[PLAIN]
+
+
+def test_keys_of_one_group_share_a_cache(api: LiveApi) -> None:
+    assert asked_by(api, URGENT).cache_salt == asked_by(api, BATCH).cache_salt
+
+
+def test_a_salt_in_the_body_is_added_and_never_a_replacement(api: LiveApi) -> None:
+    """Whatever a client sends, it does not reach another key's blocks."""
+    foreign = asked_by(api, OTHER).cache_salt
+    own = asked_by(api, PLAIN).cache_salt
+    found = {asked_by(api, PLAIN, cache_salt=each).cache_salt for each in ("x", foreign, own)}
+    assert len(found) == 3
+    assert not found & {foreign, own}
+    assert all(each.startswith(own) for each in found)
+
+
+def test_tenants_are_told_apart_towards_workers(api: LiveApi) -> None:
+    shares = [asked_by(api, key).share for key in (PLAIN, OTHER, URGENT, BATCH)]
+    assert len(set(shares)) == 4
+    assert not any(key in share for key in (PLAIN, OTHER) for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "served"),
+    [
+        (PLAIN, None, 0),
+        (PLAIN, 0, 0),
+        (PLAIN, 7, 7),
+        (PLAIN, -1, None),
+        (URGENT, None, -1),
+        (URGENT, -5, -5),
+        (URGENT, -6, None),
+        (BATCH, None, 3),
+        (BATCH, 0, None),
+    ],
+)
+def test_a_key_limits_how_urgent_its_requests_are(
+    api: LiveApi, key: str, asked: int | None, served: int | None
+) -> None:
+    fields = {} if asked is None else {"priority": asked}
+    if served is not None:
+        assert asked_by(api, key, **fields).priority == -served
+        return
+    answer = complete(api, key, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "priority"
+    assert f"{asked} is more urgent than this key allows" in error["message"]
+
+
+def held(api: LiveApi) -> Pause:
+    """Every generation waits until the pause ends, then says one token."""
+    pause = Pause()
+    api.generator.script = lambda request: [
+        pause,
+        TokenDelta([70], finish=FinishReason.LENGTH),
+    ]
+    return pause
+
+
+def test_a_full_router_refuses_before_it_reads_the_body(api: LiveApi) -> None:
+    pause = held(api)
+    with ThreadPoolExecutor(MAX_INFLIGHT) as pool:
+        running = [pool.submit(complete, api, PLAIN, n=3), pool.submit(complete, api, OTHER, n=3)]
+        api.generator.wait_active(MAX_INFLIGHT)
+        headers = {"Authorization": f"Bearer {SMALL}", "content-type": "application/json"}
+        with httpx.Client(base_url=api.url, timeout=TIMEOUT_S) as client:
+            refused = client.post("/v1/completions", content=b"{ no JSON", headers=headers)
+            models = client.get("/v1/models", headers=headers)
+        assert models.status_code == 200, "what does not generate passes no gate"
+        pause.end()
+        assert [each.result().status_code for each in running] == [200, 200]
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert complete(api, SMALL).status_code == 200
+
+
+def test_a_key_with_as_many_requests_as_it_may_have_gets_429(api: LiveApi) -> None:
+    pause = held(api)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(complete, api, SMALL)
+        api.generator.wait_active(1)
+        refused = complete(api, SMALL)
+        other = pool.submit(complete, api, OTHER)
+        api.generator.wait_active(2)
+        pause.end()
+        assert (running.result().status_code, other.result().status_code) == (200, 200)
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert refused.headers["x-ratelimit-limit-requests"] == "1"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert int(refused.headers["retry-after"]) >= 1
+    answer = complete(api, OTHER)
+    assert answer.headers["x-ratelimit-limit-requests"] == str(MAX_INFLIGHT // 2)
+    assert answer.headers["x-ratelimit-remaining-requests"] == str(MAX_INFLIGHT // 2 - 1)
+
+
+def test_one_key_takes_no_more_than_half_of_the_room(api: LiveApi) -> None:
+    answer = complete(api, PLAIN, n=4)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"
+    assert complete(api, PLAIN, n=3).status_code == 200
+    answer = complete(api, PLAIN, prompt=["a", "b", "c"])
+    assert answer.status_code == 200
+
+
+def test_clients_libraries_know_the_refusals(api: LiveApi) -> None:
+    pause = held(api)
+    client = openai.OpenAI(base_url=f"{api.url}/v1", api_key=SMALL, max_retries=0)
+    messages = anthropic.Anthropic(base_url=api.url, api_key=SMALL, max_retries=0)
+    with ThreadPoolExecutor(1) as pool, client, messages:
+        running = pool.submit(complete, api, SMALL)
+        api.generator.wait_active(1)
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model=MODEL, prompt="Hi")
+        with pytest.raises(anthropic.RateLimitError, match="rate_limit_error"):
+            messages.messages.create(
+                model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "Hi"}]
+            )
+        pause.end()
+        assert running.result().status_code == 200
+
+
+def test_a_client_says_how_long_it_waits(api: LiveApi) -> None:
+    assert complete(api, PLAIN, headers={"x-request-timeout-ms": "5000"}).status_code == 200
+    (request,) = api.generator.requests
+    assert 0 < request.deadline_ms <= 5000
+    api.generator.script = lambda request: [DeadlineExceeded("it took too long")]
+    answer = complete(api, PLAIN, headers={"x-request-timeout-ms": "5000"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1" * 13])
+def test_a_malformed_time_to_wait_is_refused(api: LiveApi, value: str) -> None:
+    answer = complete(api, PLAIN, headers={"x-request-timeout-ms": value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "x-request-timeout-ms"
