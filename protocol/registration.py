@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from protocol.messages import Role
+
+MAX_COUNT = 2**53
+Text = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Endpoint = Annotated[str, Meta(pattern=r"^tcp://[^\s/]{1,256}:[0-9]{1,5}$")]
+Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Size = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Duration = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class WorkerState(StrEnum):
@@ -20,7 +31,8 @@ class WorkerState(StrEnum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's registration under its lease, readable by every process.
+    """A worker's registration under its lease, readable by every process. The bounds of its fields
+    hold for what is read: anyone who can use the store may have written it.
 
     `incarnation` is new for every process, so a restarted worker counts as another worker.
     `control` and `events` are ZeroMQ endpoints (ROUTER and PUB). Processes with the same
@@ -32,28 +44,28 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     workers that start.
     """
 
-    worker_id: str
-    incarnation: str
+    worker_id: Name
+    incarnation: Name
     role: Role
     state: WorkerState
-    host: str
-    pid: int
-    control: str
-    events: str
-    protocol_version: int
-    model: str
-    model_fingerprint: str
-    layout_fingerprint: str
-    transport: str
-    block_size: int
-    num_blocks: int
-    max_context: int
-    machine: str = ""
-    texts_fingerprint: str = ""
-    transport_paths: tuple[str, ...] = ()
-    max_batch_size: int = 0
-    chunk_max_tokens: int = 0
-    itl_target_ms: float = 0.0
-    drain_grace_s: float = 0.0
-    start_ms: dict[str, int] = {}
+    host: Text
+    pid: Pid
+    control: Endpoint
+    events: Endpoint
+    protocol_version: Count
+    model: Text
+    model_fingerprint: Text
+    layout_fingerprint: Text
+    transport: Text
+    block_size: Size
+    num_blocks: Count
+    max_context: Count
+    machine: Text = ""
+    texts_fingerprint: Text = ""
+    transport_paths: tuple[Text, ...] = ()
+    max_batch_size: Count = 0
+    chunk_max_tokens: Count = 0
+    itl_target_ms: Duration = 0.0
+    drain_grace_s: Duration = 0.0
+    start_ms: dict[Text, Count] = {}
     sends_weights: bool = False

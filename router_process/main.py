@@ -63,7 +63,9 @@ from process.logs import setup_logs
 from process.memory import give_back_large_blocks, spare_the_collector
 from process.metrics.metrics_server import process_registry
 from process.settings import settings_or_exit, warn_of_unknown_variables
+from process.side_tasks import keep_running
 from process.sockets.network import Network
+from process.store.ignored_entries import IgnoredEntries
 from process.store.membership import FleetWatcher
 from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
@@ -152,7 +154,11 @@ async def _run(settings: RouterSettings) -> None:
         front = _Front(waiting, ready, operators, gate, responses, prefixes)
         keyed = KeyCheck(front.app, rules, parts.registry)
         guarded = BrowserCheck(keyed, browser_rules(settings), parts.registry)
-        watcher = FleetWatcher(settings.redis_url, settings.cluster, parts.fleet.update)
+        watcher = FleetWatcher(
+            settings.redis_url, settings.cluster, parts.fleet.update, ignored=parts.ignored
+        )
+        lease = RouterLease(settings.redis_url, settings.cluster, parts.name)
+        sweep_s = min(settings.ping_interval_s, settings.silence_s / SWEEPS)
         parts.fleet.watch_store(lambda: watcher.trouble)
         board = _board(settings, parts)
         parts.metrics.store_connected.set_function(lambda: watcher.is_connected)
@@ -173,17 +179,24 @@ async def _run(settings: RouterSettings) -> None:
             server.serve_until(leave, listener),
             leave,
             duck.wait(stop, leave, server.close_after_answers),
-            _reload_certificate(server),
-            key_files.run(hangup),
-            watcher.run(),
-            board.run(),
-            RouterLease(settings.redis_url, settings.cluster, parts.name).run(),
-            *(each.run() for each in (parts.exporter, front.responses) if each is not None),
-            _sweep(parts.fleet, min(settings.ping_interval_s, settings.silence_s / SWEEPS)),
-            _sample(parts.report, parts.cache),
-            parts.diagnosis.run(),
-            _watch_lag(parts.metrics, parts.recorder),
-            dashboard.run(stop),
+            keep_running("reloading the certificate", lambda: _reload_certificate(server)),
+            keep_running("reading key files", lambda: key_files.run(hangup)),
+            keep_running("watching the fleet", watcher.run),
+            keep_running("telling other routers", board.run),
+            keep_running("the router's lease", lease.run),
+            *(
+                keep_running(what, each.run)
+                for what, each in (
+                    ("exporting traces", parts.exporter),
+                    ("keeping responses", front.responses),
+                )
+                if each is not None
+            ),
+            keep_running("sweeping the fleet", lambda: _sweep(parts.fleet, sweep_s)),
+            keep_running("measuring load", lambda: _sample(parts.report, parts.cache)),
+            keep_running("the doctor", parts.diagnosis.run),
+            keep_running("measuring lag", lambda: _watch_lag(parts.metrics, parts.recorder)),
+            keep_running("the dashboard", lambda: dashboard.run(stop)),
             _open_api(settings, path, tokenizer, parts, front),
         )
     log.info("stopped")
@@ -198,6 +211,7 @@ def _board(settings: RouterSettings, parts: _Parts) -> RouterBoard:
         lambda: msgspec.json.encode(parts.report.summary(parts.log.told_rows())),
         parts.report.peers.take,
         parts.log.answer,
+        parts.ignored,
     )
     parts.log.ask = board.ask
     return board
@@ -241,6 +255,7 @@ class _Parts:
     diagnosis: Diagnosis
     cache: CacheReport
     recorder: FlightRecorder
+    ignored: IgnoredEntries
 
 
 def _stop_event(
@@ -292,7 +307,9 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
         FlightKind.REFUSED, (name, 0), text=reason
     )
     fleet.listen(dispatcher)
-    report = FleetReport(fleet, traces, Targets.of(settings))
+    ignored = IgnoredEntries()
+    registry.register(ignored)
+    report = FleetReport(fleet, traces, Targets.of(settings), ignored)
     exporter = None
     if settings.otlp_endpoint is not None:
         ratio = settings.otlp_sample_ratio
@@ -307,7 +324,7 @@ def _assemble(settings: RouterSettings, stack: AsyncExitStack) -> _Parts:
     requests = RequestLog(traces, report.peers)
     return _Parts(
         name, registry, metrics, fleet, traces, dispatcher, report, requests, exporter,
-        Diagnosis(observer), cache, recorder,
+        Diagnosis(observer), cache, recorder, ignored,
     )  # fmt: skip
 
 

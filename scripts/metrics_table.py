@@ -32,6 +32,7 @@ from gateway.http.connection import BoundedProtocols
 from gateway.http.connection_limits import ConnectionLimits
 from gateway.metrics import ApiMetrics
 from process.clock import wall_us
+from process.store.ignored_entries import IgnoredEntries
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo
@@ -61,6 +62,7 @@ def router_metrics() -> list[Metric]:
     metrics = FleetMetrics(registry)
     traces = TraceStore(1, metrics, wall_us)
     fleet = Fleet(_never_connect, CacheIndex(1.0), metrics)
+    registry.register(IgnoredEntries())
     registry.register(FleetCollector(FleetReport(fleet, traces, Targets(1.0, None, 1.0))))
     ApiMetrics(registry)
     ExportMetrics(registry)

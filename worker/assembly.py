@@ -182,6 +182,7 @@ def _serve(
         phases.enter("registration")
         member = _connect(settings, role, local, probes, stack)
         registry.register(WorkerMetrics(role, member.info.worker_id, member.host.latest_stats))
+        registry.register(member.lease.ignored)
         loop = WorkerLoop(member.host, build(member.host, member.around))
         local.transfers.hold(member.lease.holds_until)
         stack.callback(member.lease.close)

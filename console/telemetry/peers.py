@@ -7,34 +7,39 @@ summary, the history points that it had told stay.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from console.telemetry.sketch import Sketch
+from console.telemetry.sketch import MOST_BUCKET, Sketch
 from console.telemetry.window import NUM_POINTS, Slot
 from http_kit.origin import Caller
-
-log = logging.getLogger(__name__)
+from process.store.ignored_entries import DECODE_ERRORS, SUMMARY, IgnoredEntries
+from protocol.registration import Count
 
 TOLD_POINTS = 8
+Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Buckets = dict[Annotated[int, Meta(ge=-MOST_BUCKET, le=MOST_BUCKET)], Count]
+
+
+T = TypeVar("T")
 
 
 class SlotData(msgspec.Struct, frozen=True, array_like=True):
     """A slot of a window on its way between routers."""
 
-    start_us: int
-    num_ended: int
-    num_counted: int
-    num_good: int
-    output_tokens: int
-    bytes_moved: int
-    ttft: dict[int, int]
-    tpot: dict[int, int]
-    queue: dict[int, int]
+    start_us: Count
+    num_ended: Count
+    num_counted: Count
+    num_good: Count
+    output_tokens: Count
+    bytes_moved: Count
+    ttft: Buckets
+    tpot: Buckets
+    queue: Buckets
 
     @classmethod
     def of(cls, slot: Slot) -> SlotData:
@@ -56,11 +61,54 @@ class RouterSummary(msgspec.Struct, frozen=True):
     """One router's sums and rows; `seconds` is how long its last minute is."""
 
     minute: SlotData
-    seconds: float
+    seconds: Annotated[float, Meta(ge=1, le=1e6)]
     points: list[SlotData]
-    num_inflight: int
+    num_inflight: Count
     pairs: list[dict[str, Any]]
     rows: list[dict[str, Any]]
+
+
+class ToldPair(msgspec.Struct, frozen=True):
+    """One of the pairs of a summary; see `console.telemetry.pairs`."""
+
+    prefill: str
+    decode: str
+    path: str
+    expected_path: str | None
+    bytes_per_s: Number
+    busy_bytes_per_s: Number | None
+    blocks_per_s: Number
+    writes_per_s: Number
+    exposed_p95_ms: Number | None
+    failures: Count
+    is_below_way: bool = False  # a router of an earlier release does not tell
+
+
+class ToldRow(msgspec.Struct, frozen=True):
+    """One of the rows of a summary; see `router.requests.trace_json`."""
+
+    request_id: str
+    outcome: str
+    received_us: Count
+    num_attempts: Count
+    prefill: str | None
+    decode: str | None
+    ttft_ms: Number | None
+    tpot_ms: Number | None
+    largest_stage: str
+    stages: list[tuple[str, Number]]
+    key: str | None = None
+
+
+class _ReadSummary(msgspec.Struct, frozen=True):
+    """A summary as it is read: whatever is wrong with one row or pair spoils no other."""
+
+    minute: SlotData
+    seconds: Annotated[float, Meta(ge=1, le=1e6)]
+    points: list[SlotData]
+    num_inflight: Count
+    pairs: list[msgspec.Raw]
+    rows: list[msgspec.Raw]
 
 
 class RequestQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -78,21 +126,22 @@ class RequestQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerRouters:
-    """The last summary of every other router."""
+    """The last summary of every other router. What cannot be read of one is left out, and noted in
+    `ignored`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: IgnoredEntries | None = None) -> None:
+        self._ignored = ignored or IgnoredEntries()
         self.summaries: dict[str, RouterSummary] = {}
         self._points: OrderedDict[int, Slot] = OrderedDict()
         self._told: dict[str, int] = {}  # by router: the start of its last point taken
 
     def take(self, bodies: Mapping[str, bytes]) -> None:
-        """These are the summaries now; an undecodable one is left out."""
+        """These are the summaries now."""
         self.summaries = {}
         for router_id, body in bodies.items():
-            try:
-                self.summaries[router_id] = msgspec.json.decode(body, type=RouterSummary)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                log.warning("router %s tells nothing that we can read: %s", router_id, error)
+            read = self._decoded(_SUMMARY, router_id, body)
+            if read is not None:
+                self.summaries[router_id] = self._summary_of(router_id, read)
         for router_id, summary in self.summaries.items():
             self._take_points(router_id, summary.points)
         self._told = {each: at for each, at in self._told.items() if each in bodies}
@@ -105,6 +154,30 @@ class PeerRouters:
         """The others' rows."""
         return [row for each in self.summaries.values() for row in each.rows]
 
+    def _summary_of(self, router_id: str, read: _ReadSummary) -> RouterSummary:
+        pairs = self._all_decoded(_PAIR, f"{router_id}, pair", read.pairs)
+        rows = self._all_decoded(_ROW, f"{router_id}, row", read.rows)
+        return RouterSummary(
+            read.minute, read.seconds, read.points, read.num_inflight,
+            [msgspec.structs.asdict(each) for each in pairs],
+            [msgspec.structs.asdict(each) for each in rows],
+        )  # fmt: skip
+
+    def _all_decoded(
+        self, decoder: msgspec.json.Decoder[T], name: str, bodies: list[msgspec.Raw]
+    ) -> list[T]:
+        read = (self._decoded(decoder, f"{name} {i}", each) for i, each in enumerate(bodies))
+        return [each for each in read if each is not None]
+
+    def _decoded(
+        self, decoder: msgspec.json.Decoder[T], name: str, body: bytes | msgspec.Raw
+    ) -> T | None:
+        try:
+            return decoder.decode(body)
+        except DECODE_ERRORS as error:
+            self._ignored.note(SUMMARY, name, bytes(body), error)
+            return None
+
     def _take_points(self, router_id: str, points: Sequence[SlotData]) -> None:
         for each in points:
             if each.start_us <= self._told.get(router_id, 0):
@@ -115,6 +188,11 @@ class PeerRouters:
             self._points[each.start_us] = slot if known is None else known.plus(slot)
         while len(self._points) > NUM_POINTS:
             del self._points[min(self._points)]
+
+
+_SUMMARY = msgspec.json.Decoder(_ReadSummary)
+_PAIR = msgspec.json.Decoder(ToldPair)
+_ROW = msgspec.json.Decoder(ToldRow)
 
 
 def merged_pairs(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -138,6 +216,5 @@ def _plus(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         for name in ("busy_bytes_per_s", "exposed_p95_ms")
     }
     path = first["path"] if first["path"] != "unknown" else second["path"]
-    # a router of an earlier release does not tell
-    is_below_way = any(each.get("is_below_way", False) for each in (first, second))
+    is_below_way = any(each["is_below_way"] for each in (first, second))
     return {**first, **summed, **largest, "path": path, "is_below_way": is_below_way}

@@ -20,6 +20,7 @@ from console.telemetry.pressure import SideState, Verdict
 from console.telemetry.targets import Targets
 from console.telemetry.window import POINT_US, Ended, RequestWindow, Slot
 from console.telemetry.workers import workers_json
+from process.store.ignored_entries import IgnoredEntries
 from protocol.traces import PrefillTrace
 from router.fleet.fleet import Fleet
 from router.requests.trace import AttemptTrace, Durations, RequestTrace, TraceStore
@@ -47,7 +48,13 @@ class FleetGauges:
 class FleetReport:
     """Sums up one router's fleet; reads fleet and traces, owns neither. `targets` may change."""
 
-    def __init__(self, fleet: Fleet, traces: TraceStore, targets: Targets) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        traces: TraceStore,
+        targets: Targets,
+        ignored: IgnoredEntries | None = None,
+    ) -> None:
         self.targets = targets
         self._fleet = fleet
         self._traces = traces
@@ -55,7 +62,7 @@ class FleetReport:
         self.pairs = PairTable(traces.wall_us)
         self._paths = PathWatch()
         self._pair_paths: dict[PairKey, PairPaths] = {}
-        self.peers = PeerRouters()
+        self.peers = PeerRouters(ignored)
         self._verdict = Verdict()
         self._load: FleetLoad | None = None
         self._steady = SteadyLoad()

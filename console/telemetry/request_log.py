@@ -16,6 +16,7 @@ import msgspec
 
 from console.telemetry.peers import PeerRouters, RequestQuestion
 from http_kit.origin import Caller
+from process.store.ignored_entries import DECODE_ERRORS
 from router.requests.trace import RequestTrace, TraceStore
 from router.requests.trace_json import RUNNING, receipt_json, row_json, trace_json
 
@@ -106,7 +107,7 @@ class RequestLog:
         """The answer to another router's question; None if the request is not known here."""
         try:
             asked = msgspec.msgpack.decode(question, type=RequestQuestion)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return None
         found = self._own(asked)
         return None if found is None else msgspec.json.encode(found)
@@ -118,7 +119,10 @@ class RequestLog:
         answer = await self.ask(msgspec.msgpack.encode(question), ASK_S)
         if answer is None:
             return None
-        told: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+        try:
+            told: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+        except DECODE_ERRORS:
+            return None
         return told
 
     def _own(self, question: RequestQuestion) -> dict[str, Any] | None:

@@ -9,8 +9,12 @@ holder's process ran on our machine and has ended. Pure except for looking at pr
 from __future__ import annotations
 
 import os
+from hashlib import sha1
+
+import msgspec
 
 from process.process_watch import WatchedProcess
+from process.store.ignored_entries import DECODE_ERRORS
 from protocol import wire
 from protocol.errors import ProtocolError
 from protocol.registration import WorkerInfo
@@ -23,8 +27,9 @@ _CLOCK_SLACK_S = 0.01
 class IdClaim:
     """One worker's attempts to register under its id, until one succeeds or `refusal` is set.
 
-    `replaces` is the incarnation that the next attempt may replace, "" if none. `refusal` is one
-    line that says who holds the id. A claim to restore takes the id back from any holder: the store
+    `replaces` is the incarnation that the next attempt may replace, or the SHA-1 of an entry that
+    is no registration and so holds no id; "" if there is none. `refusal` is one line that says who
+    holds the id. A claim to restore takes the id back from any holder: the store
     forgot our registration, so the holder could not know of it.
     """
 
@@ -61,7 +66,10 @@ class IdClaim:
         if is_new:
             self._holder, self._process = holder, self._process_of(info)
             self._met_at, self._ends_by, self.replaces = asked_at, None, ""
-        if info is not None and (self._is_to_restore or self._has_ended(info)):
+        has_no_lease = info is None and left_s < 0
+        if has_no_lease or not names_holder(self._worker_id, registration):
+            self.replaces = sha1(registration, usedforsecurity=False).hexdigest()
+        elif info is not None and (self._is_to_restore or self._has_ended(info)):
             self.replaces = info.incarnation
         elif asked_at >= self._met_at + self._grace_s:
             self._refuse_if_renewed(registration, left_s, asked_at, answered_at)
@@ -84,6 +92,27 @@ class IdClaim:
         if self._process is None:
             return False
         return info.pid == os.getpid() or self._process.has_ended()
+
+
+class _Holder(msgspec.Struct):
+    """The part of a registration that every version of it has."""
+
+    worker_id: str
+    incarnation: str
+
+
+def names_holder(worker_id: str, registration: bytes) -> bool:
+    """Whether some worker holds this id by these bytes, perhaps one of a later version."""
+    try:
+        return msgspec.json.decode(registration, type=_Holder).worker_id == worker_id
+    except DECODE_ERRORS:
+        return False
+
+
+def is_registration(worker_id: str, registration: bytes) -> bool:
+    """Whether these bytes are a registration of this id that we can read."""
+    info = _decode(registration)
+    return info is not None and info.worker_id == worker_id
 
 
 def refusal(worker_id: str, registration: bytes) -> str:

@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 import redis
 import redis.asyncio
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from process.store.answers import answer_of, check_cancelled
-from process.store.id_claim import GRACE_S, IdClaim, holder_name, refusal
+from process.store.id_claim import GRACE_S, IdClaim, holder_name, is_registration, refusal
+from process.store.ignored_entries import DRAIN_REQUEST, ROUTER, IgnoredEntries
 from process.store.registry import (
     BACKOFF_MAX_S,
     BACKOFF_S,
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 Members = Mapping[str, WorkerInfo]
 _DRAIN_REQUEST_S = 60
 _RESUME = b"resume:"
+_MAX_DRAIN_BYTES = 1024
 _CLAIM_POLL_S = 0.05
 
 
@@ -54,7 +56,7 @@ class WorkerLease:
     register again. Otherwise our lease ended because this process stood still, and others may have
     taken us for dead: `has_lapsed` is set, and we stay unregistered until the owner has dropped
     all work for others and calls `register_again`. `is_asked_to_drain` is set when an operator asks
-    us to drain. Owns its connection and thread.
+    us to drain. `ignored` has what could not be read in the store. Owns its connection and thread.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class WorkerLease:
         self._grace_s = grace_s
         self._info = info
         self._claim: IdClaim | None = IdClaim(info, grace_s)  # None while we are registered
-        self._view = FleetView()
+        self.ignored = IgnoredEntries()
+        self._view = FleetView(ignored=self.ignored)
         self._routers: frozenset[str] = frozenset()
         self._epoch = b""  # the store's memory that held our registration last
         self._is_reachable: bool | None = None
@@ -198,19 +201,11 @@ class WorkerLease:
         else:
             pipeline.eval(*self._registry.claim(info, self._lease_s, claim.replaces))
         pipeline.eval(*self._registry.read())
-        pipeline.get(self._registry.drain_key(info.worker_id))
+        pipeline.getrange(self._registry.drain_key(info.worker_id), 0, _MAX_DRAIN_BYTES)
         pipeline.eval(*read_routers(self._cluster))
-        (former, is_ours, left_ms), fleet, asked_to_drain, routers = pipeline.execute()
+        registered, fleet = self._take(info, pipeline.execute(raise_on_error=False))
+        former, is_ours, left_ms = registered
         answered_at = time.monotonic()
-        self._routers = frozenset(name.decode() for name in routers)
-        self._view.take(fleet, answered_at)
-        if self._is_reachable is False:
-            log.info("%s is back", self._where)
-        self._is_reachable = True
-        if asked_to_drain == info.incarnation.encode():
-            self.is_asked_to_drain = True
-        elif asked_to_drain == _RESUME + info.incarnation.encode():
-            self.is_asked_to_drain = False
         if is_ours:
             self._renewed_at, self._epoch = asked_at, fleet[0]
             with self._condition:
@@ -222,12 +217,44 @@ class WorkerLease:
         elif claim is None:
             # This process may also have stood still between asking and the answer.
             stood_still = answered_at - asked_before > self._lease_s
-            self._find_lost(former, was_forgotten=fleet[0] != self._epoch and not stood_still)
+            is_overwritten = former is not None and not is_registration(info.worker_id, former)
+            was_forgotten = (fleet[0] != self._epoch or is_overwritten) and not stood_still
+            self._find_lost(None if is_overwritten else former, was_forgotten)
         else:
             if claim.note_holder(former, left_ms / 1e3, asked_at, answered_at):
                 what = "taking the id over from" if claim.replaces else "waiting for the lease of"
                 log.info("%s: %s %s", info.worker_id, what, holder_name(former))
             self.refusal = claim.refusal
+
+    def _take(self, info: WorkerInfo, answers: list[Any]) -> tuple[Any, Any]:
+        """Take the answers; returns those about our registration, and the fleet. Raises
+        RedisError."""
+        registered, fleet, asked_to_drain, routers = answers
+        if isinstance(asked_to_drain, ResponseError):
+            self.ignored.note(DRAIN_REQUEST, info.worker_id, b"", asked_to_drain)
+            asked_to_drain = b""
+        for each in (registered, fleet, asked_to_drain, routers):
+            if isinstance(each, Exception):
+                raise each
+        self._routers = self._names_of(routers)
+        self._view.take(fleet, time.monotonic())
+        if self._is_reachable is False:
+            log.info("%s is back", self._where)
+        self._is_reachable = True
+        if asked_to_drain == info.incarnation.encode():
+            self.is_asked_to_drain = True
+        elif asked_to_drain == _RESUME + info.incarnation.encode():
+            self.is_asked_to_drain = False
+        return registered, fleet
+
+    def _names_of(self, routers: list[bytes]) -> frozenset[str]:
+        names = set()
+        for each in routers:
+            try:
+                names.add(each.decode())
+            except UnicodeDecodeError as error:
+                self.ignored.note(ROUTER, repr(each), b"", error)
+        return frozenset(names)
 
     def _find_lost(self, former: bytes | None, was_forgotten: bool) -> None:
         """Our registration is gone. Restore it if the store forgot it, but not if our lease lapsed
@@ -236,7 +263,7 @@ class WorkerLease:
             self.refusal = refusal(self._info.worker_id, former)
             return
         self.lapses += 1
-        if former is None and self._view.is_settled(time.monotonic()):
+        if former is None and not was_forgotten and self._view.is_settled(time.monotonic()):
             self.has_lapsed = True
             log.error("the lease of %s ended while this process stood still", self._info.worker_id)
             return
@@ -269,9 +296,8 @@ class FleetWatcher:
     """Follows the fleet by announcements and a periodic full read, on one event loop.
 
     `members` is the last known fleet, `is_connected` says whether the store answers now, `trouble`
-    what is wrong if it does not,
-    `undecodable` counts registrations that could not be decoded. `run` calls `on_change` with all
-    members after every change; an exception of `on_change` ends `run`.
+    what is wrong if it does not. Registrations that cannot be decoded are noted in `ignored`. `run`
+    calls `on_change` with all members after every change; an exception of `on_change` ends `run`.
     """
 
     def __init__(
@@ -282,6 +308,7 @@ class FleetWatcher:
         *,
         poll_s: float = 0.5,
         settle_s: float = SETTLE_S,
+        ignored: IgnoredEntries | None = None,
     ) -> None:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self.is_connected = False
@@ -291,18 +318,13 @@ class FleetWatcher:
         self._registry = Registry(cluster)
         self._on_change = on_change
         self._poll_s = poll_s
-        self._view = FleetView(settle_s)
+        self._view = FleetView(settle_s, ignored)
         self._was_reported_away = False
 
     @property
     def members(self) -> Members:
         """The last known fleet by worker id."""
         return self._view.members
-
-    @property
-    def undecodable(self) -> int:
-        """Registrations that were ignored because they could not be decoded."""
-        return self._view.undecodable
 
     async def run(self) -> None:
         """Watch until cancelled, waiting while the store is away. Closes the connections."""

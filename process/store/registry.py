@@ -9,7 +9,6 @@ the store is back, readers keep the members that they knew.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import urllib.parse
 from collections.abc import Sequence
@@ -22,41 +21,55 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.resolved_connection import NameResolver, resolve_apart
 from protocol import wire
 from protocol.errors import ConfigError, ProtocolError
 from protocol.registration import WorkerInfo
 
-log = logging.getLogger(__name__)
-
 SETTLE_S = 3.0
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 1.0
 
+MAX_ENTRY_BYTES = 64 * 1024
+"""Longer entries are ignored unread."""
+
+CLAIM_KIND = """
+local function claim_kind(key, kind)
+  local found = redis.call('TYPE', key).ok
+  if found ~= kind and found ~= 'none' then redis.call('DEL', key) end
+end
+"""
+"""A function of scripts: whatever of another type holds one of the fleet's own keys is deleted."""
+
 # KEYS: worker, workers. ARGV: registration, lease in ms, id, incarnation, channel, "1" if it may be
-# written where there is none, an incarnation that it may replace. Answers the former registration,
-# 1 if ours is in place, and the time in ms that another's in our place has left.
-# What is no registration holds no id.
-REGISTER = """
+# written where there is none, what it may replace: an incarnation, or the SHA-1 of an entry that is
+# no registration. Answers the former registration, 1 if ours is in place, and the time in ms that
+# another's in our place has left. What is not even an object with an incarnation holds no id.
+REGISTER = f"""
+{CLAIM_KIND}
+claim_kind(KEYS[1], 'string')
+claim_kind(KEYS[2], 'set')
+if redis.call('STRLEN', KEYS[1]) > {MAX_ENTRY_BYTES} then redis.call('DEL', KEYS[1]) end
 local former = redis.call('GET', KEYS[1])
 local holder = ARGV[4]
 if former then
   local ok, info = pcall(cjson.decode, former)
-  if ok and type(info) == 'table' and info.incarnation then
+  if ok and type(info) == 'table' and type(info.incarnation) == 'string' then
     holder = info.incarnation
   end
 elseif ARGV[6] ~= '1' then
-  return {false, 0, 0}
+  return {{false, 0, 0}}
 end
-if holder ~= ARGV[4] and holder ~= ARGV[7] then
-  return {former, 0, redis.call('PTTL', KEYS[1])}
+if holder ~= ARGV[4] and holder ~= ARGV[7] and redis.sha1hex(former) ~= ARGV[7] then
+  return {{former, 0, redis.call('PTTL', KEYS[1])}}
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[3])
 if former ~= ARGV[1] then
   redis.call('PUBLISH', ARGV[5], ARGV[3])
 end
-return {former, 1, 0}
+return {{former, 1, 0}}
 """
 
 # KEYS: worker, workers. ARGV: id, incarnation, channel.
@@ -76,12 +89,21 @@ return 1
 """
 
 # KEYS: workers, epoch. ARGV: prefix of worker keys, an epoch to set if there is none.
-# Answers the epoch, then id and registration of each worker in turn.
-READ = """
+# Answers the epoch, then id and registration of each worker in turn. What is too long, or is no
+# string, counts as empty.
+READ = f"""
+{CLAIM_KIND}
+claim_kind(KEYS[1], 'set')
+claim_kind(KEYS[2], 'string')
+local function value_of(key)
+  local size = redis.pcall('STRLEN', key)
+  if type(size) ~= 'number' or size > {MAX_ENTRY_BYTES} then return '' end
+  return redis.call('GET', key)
+end
 redis.call('SET', KEYS[2], ARGV[2], 'NX')
-local found = {redis.call('GET', KEYS[2])}
+local found = {{value_of(KEYS[2])}}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local value = redis.call('GET', ARGV[1] .. id)
+  local value = value_of(ARGV[1] .. id)
   if value then
     found[#found + 1] = id
     found[#found + 1] = value
@@ -119,8 +141,8 @@ class Registry:
         return f"baton:{self.cluster}:drain:{worker_id}"
 
     def claim(self, info: WorkerInfo, lease_s: float, replaces: str = "") -> tuple[Any, ...]:
-        """Arguments of `eval` that register under an id that is free, or held by the incarnation
-        `replaces`; see REGISTER."""
+        """Arguments of `eval` that register under an id that is free, or held by what `replaces`
+        names; see REGISTER."""
         return self._register(info, lease_s, "1", replaces)
 
     def renew(self, info: WorkerInfo, lease_s: float) -> tuple[Any, ...]:
@@ -158,17 +180,16 @@ class Registry:
 class FleetView:
     """The fleet as one reader knows it: `members` by id. Pure; `take` feeds it answers.
 
-    `undecodable` counts registrations that could not be decoded, each once.
+    Registrations that cannot be decoded are left out, and noted in `ignored`.
     """
 
-    def __init__(self, settle_s: float = SETTLE_S) -> None:
+    def __init__(self, settle_s: float = SETTLE_S, ignored: IgnoredEntries | None = None) -> None:
         self.members: dict[str, WorkerInfo] = {}
-        self.undecodable = 0
+        self._ignored = ignored or IgnoredEntries()
         self._settle_s = settle_s
         self._settled_at = 0.0
         self._epoch: bytes | None = None
         self._is_interrupted = False
-        self._bad: dict[str, bytes] = {}
 
     def interrupted(self) -> None:
         """The store was unreachable: leases may have ended for this reason alone."""
@@ -192,7 +213,6 @@ class FleetView:
 
     def _decode(self, pairs: Sequence[bytes]) -> dict[str, WorkerInfo]:
         found: dict[str, WorkerInfo] = {}
-        bad: dict[str, bytes] = {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
             worker_id = name.decode(errors="replace")
             try:
@@ -200,13 +220,9 @@ class FleetView:
                 if info.worker_id != worker_id:
                     raise ProtocolError(f"it names {info.worker_id!r}")
             except ProtocolError as error:
-                bad[worker_id] = value
-                if self._bad.get(worker_id) != value:
-                    self.undecodable += 1
-                    log.warning("the registration of %s is ignored: %s", worker_id, error)
+                self._ignored.note(REGISTRATION, worker_id, value, error)
             else:
                 found[worker_id] = info
-        self._bad = bad
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -17,9 +18,16 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from process.store.answers import answer_of, check_cancelled
+from process.store.ignored_entries import (
+    DECODE_ERRORS,
+    QUESTION,
+    ROUTER,
+    SUMMARY,
+    IgnoredEntries,
+)
 from process.store.registry import BACKOFF_MAX_S, client_from_url
 
 log = logging.getLogger(__name__)
@@ -28,6 +36,11 @@ PERIOD_S = 2.0
 TTL_S = 15.0
 MAX_BYTES = 1 << 20
 """Longer summaries and answers are not sent."""
+
+
+_MOST_PEERS = 256
+_ROUTER_ID = re.compile(rb"[0-9a-f]{12}")
+_WRONG_TYPE = "WRONGTYPE"
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +82,7 @@ class RouterBoard:
         summary: Callable[[], bytes],
         on_peers: Callable[[dict[str, bytes]], None],
         on_question: Callable[[bytes], bytes | None],
+        ignored: IgnoredEntries | None = None,
     ) -> None:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self.router_id = uuid.uuid4().hex[:12]
@@ -77,6 +91,7 @@ class RouterBoard:
         self._summary = summary
         self._on_peers = on_peers
         self._on_question = on_question
+        self._ignored = ignored or IgnoredEntries()
         self._num_peers = 0
         self._questions: dict[str, _Question] = {}
 
@@ -117,24 +132,48 @@ class RouterBoard:
 
     async def _exchange(self) -> None:
         """Publish our summary and read those of the others, every `PERIOD_S`."""
-        index = f"{self._prefix}routers"
         while True:
-            body, now = self._summary(), time.time()
-            async with self._client.pipeline(transaction=False) as pipe:
-                if len(body) <= MAX_BYTES:
-                    pipe.set(f"{self._prefix}router:{self.router_id}", body, ex=round(TTL_S))
-                pipe.zadd(index, {self.router_id: now + TTL_S})
-                pipe.zremrangebyscore(index, "-inf", now)
-                pipe.zrange(index, 0, -1)
-                *_, members = await pipe.execute()
-            others = [each.decode() for each in members if each.decode() != self.router_id]
-            keys = [f"{self._prefix}router:{each}" for each in others]
-            bodies = await self._client.mget(keys) if keys else []
-            peers = {name: b for name, b in zip(others, bodies, strict=True) if b is not None}
+            peers = await self._summaries(await self._publish(self._summary(), time.time()))
             self._num_peers = len(peers)
             self._on_peers(peers)
             check_cancelled()
             await asyncio.sleep(PERIOD_S)
+
+    async def _publish(self, body: bytes, now: float) -> list[str]:
+        """Publish our summary; returns the ids of the other routers."""
+        index = f"{self._prefix}routers"
+        async with self._client.pipeline(transaction=False) as pipe:
+            if len(body) <= MAX_BYTES:
+                pipe.set(f"{self._prefix}router:{self.router_id}", body, ex=round(TTL_S))
+            pipe.zadd(index, {self.router_id: now + TTL_S})
+            pipe.zremrangebyscore(index, "-inf", now)
+            pipe.zrange(index, 0, _MOST_PEERS)
+            try:
+                *_, members = await pipe.execute()
+            except ResponseError as error:
+                if _WRONG_TYPE in str(error):
+                    self._ignored.note(ROUTER, index, b"", error)
+                    await self._client.delete(index)
+                raise
+        for each in members:
+            if not _ROUTER_ID.fullmatch(each):
+                self._ignored.note(ROUTER, repr(each), each, "it is no router's id")
+        others = [each.decode() for each in members if _ROUTER_ID.fullmatch(each)]
+        return [each for each in others if each != self.router_id]
+
+    async def _summaries(self, others: list[str]) -> dict[str, bytes]:
+        """What the other routers have published, by their ids."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for each in others:  # of one that is too long, a part, which cannot be read
+                pipe.getrange(f"{self._prefix}router:{each}", 0, MAX_BYTES)
+            bodies = await pipe.execute(raise_on_error=False)
+        peers: dict[str, bytes] = {}
+        for name, body in zip(others, bodies, strict=True):
+            if isinstance(body, Exception):
+                self._ignored.note(SUMMARY, name, b"", body)
+            elif body:
+                peers[name] = body
+        return peers
 
     async def _listen(self) -> None:
         """Answer questions, and take the answers to ours."""
@@ -154,7 +193,8 @@ class RouterBoard:
     async def _take_question(self, data: bytes) -> None:
         try:
             asked = msgspec.msgpack.decode(data, type=_Ask)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS as error:
+            self._ignored.note(QUESTION, "ask", data, error)
             return
         if asked.router == self.router_id:
             return
@@ -166,7 +206,8 @@ class RouterBoard:
     def _take_answer(self, data: bytes) -> None:
         try:
             answer = msgspec.msgpack.decode(data, type=_Answer)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS as error:
+            self._ignored.note(QUESTION, "answer", data, error)
             return
         waiting = self._questions.get(answer.nonce)
         if waiting is not None:

@@ -15,7 +15,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from process.store.answers import answer_of, check_cancelled
-from process.store.registry import BACKOFF_MAX_S, client_from_url
+from process.store.registry import BACKOFF_MAX_S, CLAIM_KIND, client_from_url
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,9 @@ _RENEWALS = 3
 """Renewals per lease."""
 
 # KEYS: lease, names. ARGV: name, lease in ms.
-_RENEW = """
+_RENEW = f"""
+{CLAIM_KIND}
+claim_kind(KEYS[2], 'set')
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[1])
 """
@@ -36,10 +38,13 @@ redis.call('SREM', KEYS[2], ARGV[1])
 """
 
 # KEYS: names. ARGV: prefix of leases. Answers the names whose leases hold; forgets the others.
-_READ = """
-local found = {}
+# A lease ends some time: what does not is none.
+_READ = f"""
+{CLAIM_KIND}
+claim_kind(KEYS[1], 'set')
+local found = {{}}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  if redis.call('EXISTS', ARGV[1] .. name) == 1 then
+  if redis.call('PTTL', ARGV[1] .. name) > 0 then
     found[#found + 1] = name
   else
     redis.call('SREM', KEYS[1], name)

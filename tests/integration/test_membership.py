@@ -21,6 +21,7 @@ import redis
 
 from cli.main import main as baton
 from process.store.embedded_valkey import EmbeddedValkey
+from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.membership import (
     FleetWatcher,
     WorkerLease,
@@ -32,6 +33,8 @@ from process.store.registry import Registry
 from protocol import wire
 from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
+from tests.effort import some
+from tests.garbage import GARBAGE, keys_of, spoil
 from tests.integration.lease_holder import LONG_S, renewed
 from tests.registration import registration
 
@@ -292,10 +295,22 @@ async def test_registrations_that_cannot_be_read_are_ignored(valkey, cluster, le
         client.set(registry.worker_key("x"), b"\xffnot json")
         client.set(registry.worker_key("y"), wire.encode_worker_info(registration("z")))
         client.set(registry.worker_key("").encode() + b"\xff\xfe", b"{}")
-        async with watching(valkey.url, cluster) as (watcher, changes):
+        ignored = IgnoredEntries()
+        async with watching(valkey.url, cluster, ignored=ignored) as (_, changes):
             leases(registration("a"))
             assert await change(changes) == {"a": registration("a")}
-            assert watcher.undecodable == 3
+            assert ignored.counts[REGISTRATION] == 3
+
+
+@pytest.mark.parametrize("first", some(range(len(GARBAGE)), 4))
+def test_a_worker_stays_in_the_fleet_whatever_the_store_holds(
+    valkey, cluster, leases, first: int
+) -> None:
+    lease = leases(registration("a"))
+    with redis.Redis.from_url(valkey.url) as client:
+        spoil(client, keys_of(cluster, ["a"], []), first)
+    until(lambda: renewed(lease) and "a" in read_fleet(valkey.url, cluster))
+    assert (lease.refusal, lease.has_lapsed, lease.is_asked_to_drain) == (None, False, False)
 
 
 # -- a store that loses its memory or goes away -----------------------------------------------

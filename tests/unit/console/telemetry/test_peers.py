@@ -84,7 +84,7 @@ def test_pairs_of_several_routers_are_one() -> None:
     pair = {
         "prefill": "p", "decode": "d", "path": "unknown", "expected_path": "CMA",
         "bytes_per_s": 5.0, "busy_bytes_per_s": 9.0, "blocks_per_s": 1.0, "writes_per_s": 1.0,
-        "exposed_p95_ms": None, "failures": 1,
+        "exposed_p95_ms": None, "failures": 1, "is_below_way": False,
     }  # fmt: skip
     other = pair | {"path": "CMA", "exposed_p95_ms": 3.0, "busy_bytes_per_s": 4.0}
     (merged,) = merged_pairs([[pair], [other]])

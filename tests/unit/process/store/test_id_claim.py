@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from hashlib import sha1
 
 import pytest
 
@@ -139,10 +140,28 @@ def test_what_the_store_forgot_is_taken_back() -> None:
 
 
 def test_a_holder_that_cannot_be_read_is_waited_for_or_refused() -> None:
-    ours, value = claim(is_to_restore=True), b'{"incarnation": "of a later version"}'
+    ours, value = claim(is_to_restore=True), b'{"worker_id": "a", "incarnation": "later"}'
     ours.note_holder(value, LEASE_S, 0.0, 0.0)
     assert (ours.replaces, ours.refusal) == ("", None)
     for now in (1.0, 1.1):
         ours.note_holder(value, LEASE_S, now, now)
     assert ours.refusal is not None
     assert holder_name(value) in ours.refusal
+
+
+@pytest.mark.parametrize(
+    ("value", "left_s"),
+    [
+        (b"\xff{", LEASE_S),
+        (b"[1]", LEASE_S),
+        (b'{"incarnation": "x"}', LEASE_S),
+        (b'{"worker_id": "other", "incarnation": "x"}', LEASE_S),
+        (b'{"worker_id": "a", "incarnation": "x"}', -1e-3),
+        (b"[" * 10_000, LEASE_S),
+    ],
+)
+def test_what_is_no_registration_holds_no_id(value: bytes, left_s: float) -> None:
+    ours = claim()
+    ours.note_holder(value, left_s, 0.0, 0.0)
+    assert ours.replaces == sha1(value).hexdigest()
+    assert ours.refusal is None

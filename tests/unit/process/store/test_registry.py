@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import redis
 
+from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.registry import FleetView, client_from_url, redacted
 from protocol import wire
 from protocol.errors import ConfigError
@@ -56,15 +57,16 @@ def test_leases_may_have_ended_only_because_the_store_was_away() -> None:
 
 
 def test_registrations_that_cannot_be_taken_are_counted_once_each() -> None:
-    view = FleetView(settle_s=3.0)
+    ignored = IgnoredEntries()
+    view = FleetView(settle_s=3.0, ignored=ignored)
     bad = msgspec.json.encode({"worker_id": "x"})
     pairs = [b"x", bad, b"y", b"\xff{", b"z", wire.encode_worker_info(A)]
     for _ in range(3):
         view.take([*reply("e", A), *pairs], 0.0)
     assert view.members == {"a": A}
-    assert view.undecodable == 3
+    assert ignored.counts[REGISTRATION] == 3
     view.take([b"e", b"x", b"{}"], 1.0)
-    assert view.undecodable == 4
+    assert ignored.counts[REGISTRATION] == 4
 
 
 def test_urls() -> None:

@@ -1,0 +1,28 @@
+"""Work beside the requests, whose failure must not end the process that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from protocol.errors import ConfigError, ModelLoadError
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 1.0
+
+
+async def keep_running(what: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run it until it returns. If it fails, log why, and run it again after a pause. Raises
+    ConfigError and ModelLoadError, which another run would only repeat."""
+    while True:
+        try:
+            await run()
+        except (ConfigError, ModelLoadError):
+            raise
+        except Exception:
+            log.exception("%s failed and starts again in %g s", what, RESTART_S)
+            await asyncio.sleep(RESTART_S)
+        else:
+            return
