@@ -1,4 +1,5 @@
-"""`baton keys`: makes a key, or hashes one, and prints its line for the router's key files.
+"""`baton keys`: makes a key, or hashes one, and prints its line for the router's key files; or
+lists the keys of such a file that should be renewed.
 
 Prints the key once and stores it nowhere.
 """
@@ -9,7 +10,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.admission.api_keys import NAME_PATTERN, hash_key, key_line, make_key
+from gateway.admission.api_keys import (
+    NAME_PATTERN,
+    NO_ID,
+    hash_key,
+    id_of,
+    key_line,
+    make_key,
+    numbered_keys,
+)
 from http_kit.tenant import KeyTerms
 from process.settings import setting, settings_or_exit
 from protocol.errors import ConfigError
@@ -23,6 +32,11 @@ class KeysSettings:
 
     hash: bool = setting(
         False, help="read a key from standard input and print its line alone, for a key file"
+    )
+    check: str | None = setting(
+        None,
+        help="a key file: list its keys that carry no id, which the router finds more slowly; "
+        "the status is 1 if there are any",
     )
     name: str | None = setting(
         None, help="name of the key in logs and on the dashboard", pattern=NAME_PATTERN
@@ -60,7 +74,8 @@ class KeysSettings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a key and its line, or only a line; returns 2 if the key is not acceptable."""
+    """Print a key and its line, only a line, or the keys to renew; returns 1 if there are any, 2 if
+    the key or the file is not acceptable."""
     settings = settings_or_exit(
         KeysSettings,
         argv,
@@ -68,14 +83,36 @@ def main(argv: Sequence[str]) -> int:
         description="Make an API or admin key and its line for the router's key file.",
         section="keys",
     )
-    if settings.hash:
-        try:
-            print(key_line(hash_key(sys.stdin.readline().strip()), settings.terms))
-        except ConfigError as error:
-            print(f"baton keys: {error}", file=sys.stderr)
-            return 2
-        return 0
+    try:
+        if settings.check is not None:
+            return _check(settings.check)
+        if settings.hash:
+            _hash(sys.stdin.readline().strip(), settings.terms)
+            return 0
+    except ConfigError as error:
+        print(f"baton keys: {error}", file=sys.stderr)
+        return 2
     key = make_key()
     print(f"key, for the client:       {key}")
     print(f"line, for the key file:    {key_line(hash_key(key), settings.terms)}")
     return 0
+
+
+def _hash(key: str, terms: KeyTerms) -> None:
+    print(key_line(hash_key(key), terms))
+    if id_of(key) == NO_ID:
+        print(
+            "baton keys: this key carries no id, so the router compares it with every key that "
+            "has none; it finds keys that `baton keys` makes at once",
+            file=sys.stderr,
+        )
+
+
+def _check(path: str) -> int:
+    keys = numbered_keys(path)
+    to_renew = [(number, each) for number, each in keys if each.id == NO_ID]
+    for number, each in to_renew:
+        name = f", {each.terms.name}" if each.terms.name else ""
+        print(f"line {number}{name}: carries no id; replace it by a key that `baton keys` makes")
+    print(f"{len(to_renew)} of {len(keys)} keys to renew")
+    return 1 if to_renew else 0

@@ -1,7 +1,9 @@
 """Stored API keys: salted hashes with their terms, in a file or made at start, never the keys.
 
 A key is long and random, so one round of BLAKE2b is enough. A short key could be guessed from its
-hash, so it is refused. Knows nothing of HTTP, nor of which paths a key opens.
+hash, so it is refused. Keys that `make_key` makes carry an id, which their hashes repeat: a key is
+compared with the hashes of its own id alone, however many there are. Keys without an id are
+searched. Knows nothing of HTTP, nor of which paths a key opens.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,29 +26,43 @@ MIN_KEY_CHARS = 20
 KEY_PATTERN = rf"[!-~]{{{MIN_KEY_CHARS},}}"
 NAME_PATTERN = r"[A-Za-z0-9._@-]{1,64}"
 """Names of keys and of groups that share a cache."""
+NO_ID = ""
+_ID_BYTES = 8
 _SALT_BYTES = 16
 _DIGEST_BYTES = 32
 _PURPOSE = b"baton api key"
 _HASH = re.compile(
-    rf"b2:([0-9a-f]{{{2 * _SALT_BYTES}}}):([0-9a-f]{{{2 * _DIGEST_BYTES}}})", re.ASCII
+    rf"b2:(?:([0-9a-f]{{{2 * _ID_BYTES}}}):)?([0-9a-f]{{{2 * _SALT_BYTES}}})"
+    rf":([0-9a-f]{{{2 * _DIGEST_BYTES}}})",
+    re.ASCII,
 )
+_KEY_WITH_ID = re.compile(rf"baton-([0-9a-f]{{{2 * _ID_BYTES}}})-[A-Za-z0-9_-]{{43}}", re.ASCII)
 _NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _MOST_REMEMBERED = 4096
+_MISS_S = 1.0
 
 
 def make_key() -> str:
-    """A new key: `baton-` and 256 random bits."""
-    return f"baton-{secrets.token_urlsafe(32)}"
+    """A new key, `baton-ID-SECRET`: an id that is no secret, and 256 random bits."""
+    return f"baton-{secrets.token_hex(_ID_BYTES)}-{secrets.token_urlsafe(32)}"
+
+
+def id_of(key: str) -> str:
+    """The id that a key carries; `NO_ID` if it carries none."""
+    match = _KEY_WITH_ID.fullmatch(key)
+    return NO_ID if match is None else match[1]
 
 
 def hash_key(key: str) -> str:
-    """The hash of a key for a key file, `b2:SALT:DIGEST`, with a new salt per call. Raises
-    ConfigError for a key that is too short or not printable."""
+    """The hash of a key for a key file, `b2:ID:SALT:DIGEST`, with a new salt per call. The hash of
+    a key without an id is `b2:SALT:DIGEST`. Raises ConfigError for a key that is too short or not
+    printable."""
     if re.fullmatch(KEY_PATTERN, key) is None:
         raise ConfigError(f"a key has at least {MIN_KEY_CHARS} printable characters and no space")
     salt = secrets.token_bytes(_SALT_BYTES)
-    return f"b2:{salt.hex()}:{_digest(salt, key).hex()}"
+    parts = ["b2", id_of(key), salt.hex(), _digest(salt, key).hex()]
+    return ":".join(filter(None, parts))
 
 
 def key_line(hashed: str, terms: KeyTerms) -> str:
@@ -60,8 +78,9 @@ def key_line(hashed: str, terms: KeyTerms) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """The hash of a key, and what the key allows."""
+    """The hash of a key, and what the key allows. `id` is `NO_ID` for keys without one."""
 
+    id: str
     salt: bytes
     digest: bytes
     terms: KeyTerms
@@ -74,14 +93,20 @@ class StoredKey:
 class KeyRing:
     """The keys that open one door; a ring without keys is false. Its keys may change at any time.
 
-    A key that was found is remembered by a digest, so that a request does not pay for every key
-    of the ring.
+    A key with an id costs one hash, and none if its id is unknown. A key without an id is compared
+    with every hash that has none. The answer is remembered under a digest of the key: for as long
+    as the ring holds the key, or for a second if it does not.
     """
 
-    def __init__(self, lines: Iterable[str] = ()) -> None:
+    def __init__(
+        self, lines: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`lines` are those of a key file. Raises ValueError for anything else."""
         self._keys: tuple[StoredKey, ...] = ()
-        self._known: dict[bytes, StoredKey] = {}
+        self._by_id: dict[str, list[StoredKey]] = {}
+        self._found: dict[bytes, StoredKey] = {}
+        self._missed: dict[bytes, float] = {}  # until when; the oldest first
+        self._clock = clock
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
         self.replace([parse_line(line) for line in lines])
 
@@ -93,37 +118,57 @@ class KeyRing:
         """The names of all keys."""
         return [each.terms.name for each in self._keys]
 
+    @property
+    def num_without_id(self) -> int:
+        """How many keys a key without an id is compared with."""
+        return len(self._by_id.get(NO_ID, ()))
+
     def replace(self, keys: Sequence[StoredKey]) -> None:
         """Admit these keys from now on, and no other. A key without a name is called after its
         place."""
-        self._known.clear()
+        self._found.clear()
+        self._missed.clear()
         self._keys = tuple(
             each
             if each.terms.name
             else replace(each, terms=replace(each.terms, name=f"key {place}"))
             for place, each in enumerate(keys, 1)
         )
+        by_id: dict[str, list[StoredKey]] = defaultdict(list)
+        for each in self._keys:
+            by_id[each.id].append(each)
+        self._by_id = dict(by_id)
 
     def find(self, key: str) -> StoredKey | None:
         """The stored key that `key` belongs to; None if it is not in the ring."""
+        key_id = id_of(key)
+        candidates = self._by_id.get(key_id, ())
+        if key_id == NO_ID and candidates:
+            return self._search(key, candidates)
+        return _match(key, candidates)
+
+    def _search(self, key: str, candidates: Sequence[StoredKey]) -> StoredKey | None:
+        """`_match`, remembered."""
         remembered = hashlib.blake2b(key.encode(), key=self._secret).digest()
-        found = self._known.get(remembered)
+        found = self._found.get(remembered)
+        if found is not None:
+            return found
+        now = self._clock()
+        if self._missed.get(remembered, now) > now:
+            return None
+        found = _match(key, candidates)
         if found is None:
-            for each in self._keys:
-                if each.is_of(key):
-                    found = each
-            if found is not None and len(self._known) < _MOST_REMEMBERED:
-                self._known[remembered] = found
+            self._missed.pop(remembered, None)
+            if len(self._missed) >= _MOST_REMEMBERED:
+                del self._missed[next(iter(self._missed))]
+            self._missed[remembered] = now + _MISS_S
+        elif len(self._found) < _MOST_REMEMBERED:
+            self._found[remembered] = found
         return found
 
     def admits(self, key: str) -> bool:
         """Whether `key` is in the ring."""
         return self.find(key) is not None
-
-    def name_of(self, key: str) -> str | None:
-        """The name of a key for logs; None if it is not in the ring."""
-        found = self.find(key)
-        return None if found is None else found.terms.name
 
 
 def stored_keys(keys: Iterable[str]) -> list[StoredKey]:
@@ -137,16 +182,21 @@ def read_keys(path: str, has_terms: bool = True) -> list[StoredKey]:
     Without `has_terms`, `name` is the only field. Raises ConfigError, which gives the number of a
     bad line and what is wrong, but not its content.
     """
+    return [each for _, each in numbered_keys(path, has_terms)]
+
+
+def numbered_keys(path: str, has_terms: bool = True) -> list[tuple[int, StoredKey]]:
+    """`read_keys`, each key with the number of its line, from 1."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"key file {path} cannot be read: {error}") from error
-    found: list[StoredKey] = []
+    found: list[tuple[int, StoredKey]] = []
     for number, line in enumerate(lines, start=1):
         if not line.partition("#")[0].strip():
             continue
         try:
-            found.append(parse_line(line, has_terms))
+            found.append((number, parse_line(line, has_terms)))
         except ValueError as error:
             raise ConfigError(f"key file {path}, line {number}: {error}") from None
     if not found:
@@ -178,7 +228,17 @@ def parse_line(line: str, has_terms: bool = True) -> StoredKey:
     terms = KeyTerms(**({"name": comment.strip()} | given))
     if terms.max_priority is not None and terms.priority < terms.max_priority:
         raise ValueError("priority is more urgent than max_priority; lower is more urgent")
-    return StoredKey(bytes.fromhex(match[1]), bytes.fromhex(match[2]), terms)
+    return StoredKey(match[1] or NO_ID, bytes.fromhex(match[2]), bytes.fromhex(match[3]), terms)
+
+
+def _match(key: str, candidates: Iterable[StoredKey]) -> StoredKey | None:
+    """The last candidate that is the hash of `key`. Compares with all, so that the time does not
+    tell which one it was."""
+    found = None
+    for each in candidates:
+        if each.is_of(key):
+            found = each
+    return found
 
 
 def _word(field: str, value: str) -> str:

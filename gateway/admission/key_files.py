@@ -20,6 +20,7 @@ from protocol.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
+MANY_WITHOUT_ID = 100
 
 _Stamp = tuple[int, int, int]
 
@@ -56,6 +57,7 @@ class KeyFiles:
             return ring
         stamp = _stamp(path)
         ring.replace([*plain, *read_keys(path, has_terms)])
+        _warn_of_searches(path, ring)
         self._files.append(_KeyFile(path, ring, plain, has_terms, stamp))
         return ring
 
@@ -88,10 +90,20 @@ class KeyFiles:
             log.error("the keys stay as they were: %s", error)
             return
         file.ring.replace([*file.plain, *keys])
+        _warn_of_searches(file.path, file.ring)
         names = set(file.ring.names)
         log.info(
             "key file %s was read again: %d keys; new: %s; gone: %s",
             file.path, len(keys), _listed(names - former), _listed(former - names),
+        )  # fmt: skip
+
+
+def _warn_of_searches(path: str, ring: KeyRing) -> None:
+    if ring.num_without_id > MANY_WITHOUT_ID:
+        log.warning(
+            "%d keys carry no id, so that each wrong key is compared with all of them: "
+            "`baton keys --check %s` lists those to renew",
+            ring.num_without_id, path,
         )  # fmt: skip
 
 

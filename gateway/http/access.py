@@ -5,14 +5,15 @@ them. The operator chooses for probes and `/metrics`. The API's description and 
 files are open. What operators read needs a viewer's or an admin key. Every other path needs an
 admin key, so that a new path is closed by default. A key comes as a bearer token or in `x-api-key`.
 Without any keys all doors are open but one: what changes the fleet needs an admin key in any case.
-Knows only hashes of keys, and never repeats what a client sent.
+Keys are looked up once a request, and never on open paths. Knows only hashes of keys, and never
+repeats what a client sent.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter
@@ -22,20 +23,20 @@ from gateway.admission.api_keys import KeyRing
 from gateway.admission.key_files import KeyFiles
 from gateway.http.anthropic_errors import error_response
 from gateway.http.paths import (
-    API_PATHS,
     CONTROL_PREFIX,
     DOCUMENTS,
     PROBES,
     RECEIPT,
     VIEWED,
     VIEWED_PREFIX,
+    is_of_api,
     is_page,
     meant_path,
 )
 from gateway.settings import GatewaySettings
 from http_kit.errors import HttpError
-from http_kit.origin import CALLER, KEY_NAME, NOBODY, Caller, digest_of
-from http_kit.tenant import EVERYBODY, Tenant, tenant_of
+from http_kit.origin import CALLER, KEY_NAME, Caller, digest_of
+from http_kit.tenant import EVERYBODY, KeyTerms, tenant_of
 from process.sockets.hosts import is_loopback
 from protocol.errors import RequestError
 
@@ -53,6 +54,15 @@ class Door(enum.Enum):
     VIEWER = "viewer"
     ADMIN = "admin"
     CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """A key that opens a door, its terms, and what logs call it."""
+
+    key: str
+    terms: KeyTerms
+    name: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class AccessRules:
         door = Door.ADMIN
         if path.startswith(CONTROL_PREFIX):
             return Door.CONTROL
-        if path.startswith("/v1/") or path in API_PATHS:
+        if is_of_api(path):
             door = Door.API
         elif path in PROBES:
             door = self.health
@@ -95,27 +105,20 @@ class AccessRules:
             return Door.OPEN
         return door
 
-    def admits(self, door: Door, key: str) -> bool:
-        """Whether a key opens a closed door."""
+    def find(self, door: Door, keys: Iterable[str]) -> FoundKey | None:
+        """The first of `keys` that opens a closed door."""
+        operators = (("", self.admin), ("supervisor's ", self.supervisor))
+        rings: Sequence[tuple[str, KeyRing]] = operators
         if door is Door.API:
-            return self.api.admits(key)
-        by_viewer = door is Door.VIEWER and self.viewer.admits(key)
-        by_admin, by_supervisor = self.admin.admits(key), self.supervisor.admits(key)
-        return by_viewer or by_admin or by_supervisor
-
-    def tenant_of(self, keys: Iterable[str]) -> Tenant:
-        """On whose behalf a request with these keys runs: the owner of the first API key."""
+            rings = (("", self.api),)
+        elif door is Door.VIEWER:
+            rings = (*operators, ("", self.viewer))
         for key in keys:
-            stored = self.api.find(key)
-            if stored is not None:
-                return tenant_of(key, stored.terms, self.salt)
-        return EVERYBODY
-
-    def name_of(self, keys: Iterable[str]) -> str:
-        """The name of the first operator's key among `keys`."""
-        rings = (("", self.admin), ("supervisor's ", self.supervisor))
-        names = ((kind, ring.name_of(key)) for key in keys for kind, ring in rings)
-        return next((f"{kind}{name}" for kind, name in names if name is not None), "unknown")
+            for kind, ring in rings:
+                stored = ring.find(key)
+                if stored is not None:
+                    return FoundKey(key, stored.terms, f"{kind}{stored.terms.name}")
+        return None
 
     def has_operators(self, door: Door) -> bool:
         """Whether an operator has a key for this door."""
@@ -138,33 +141,36 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or pass the request on to the application."""
         if scope["type"] == "http":
-            scope[CALLER] = caller = self._caller(scope)
-            door = self._rules.door_of(scope["path"])
-            if door is not Door.OPEN and not self._may_pass(scope, door, caller):
+            path: str = scope["path"]
+            door = self._rules.door_of(path)
+            has_caller = door is not Door.OPEN or is_of_api(path)
+            if has_caller and not self._admit(scope, door):
                 self._refused.labels(door.value).inc()
                 has_keys = door is Door.API or self._rules.has_operators(door)
                 refusal = _unauthorized(door, has_keys)
-                await error_response(refusal, scope["path"], None)(scope, receive, send)
+                await error_response(refusal, path, None)(scope, receive, send)
                 return
-            if door is Door.CONTROL:
-                scope[KEY_NAME] = self._rules.name_of(_keys(scope))
         await self._app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Caller:
-        """Who sends this, by the first of its keys."""
-        keys = _keys(scope)
-        if not keys:
-            return NOBODY
-        return Caller(
-            digest_of(keys[0], self._rules.salt),
-            any(self._rules.admits(Door.ADMIN, k) for k in keys),
-            self._rules.tenant_of(keys),
+    def _admit(self, scope: Scope, door: Door) -> bool:
+        """Whether a request may pass. Notes in its scope who sends it, if that counts on its path.
+        Looks for each of its keys once, and only behind doors that the path has."""
+        rules, keys = self._rules, _keys(scope)
+        found = None if door is Door.OPEN else rules.find(door, keys)
+        if door is not Door.OPEN and door is not Door.API:
+            if found is not None and door is Door.CONTROL:
+                scope[KEY_NAME] = found.name
+            return found is not None
+        is_admin = (
+            RECEIPT.fullmatch(scope["path"]) is not None
+            and rules.find(Door.ADMIN, keys) is not None
         )
-
-    def _may_pass(self, scope: Scope, door: Door, caller: Caller) -> bool:
-        if caller.is_admin and RECEIPT.fullmatch(scope["path"]):
-            return True
-        return any(self._rules.admits(door, key) for key in _keys(scope))
+        if door is Door.API and found is None and not is_admin:
+            return False
+        if keys:
+            tenant = EVERYBODY if found is None else tenant_of(found.key, found.terms, rules.salt)
+            scope[CALLER] = Caller(digest_of(keys[0], rules.salt), is_admin, tenant)
+        return True
 
 
 def access_rules(settings: GatewaySettings, files: KeyFiles) -> AccessRules:

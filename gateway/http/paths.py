@@ -84,6 +84,11 @@ _SLASHES = re.compile(r"//+")
 _CLOSE = 0.85
 
 
+def is_of_api(path: str) -> bool:
+    """Whether a path belongs to the clients' API."""
+    return path.startswith("/v1/") or path in API_PATHS
+
+
 def is_page(path: str) -> bool:
     """Whether a path belongs to the files of the operators' page, or leads there."""
     in_folder = path == "/dashboard" or path.startswith("/dashboard/")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from cli.keys import main
-from gateway.admission.api_keys import KeyRing
+from gateway.admission.api_keys import KeyRing, hash_key, make_key
 from http_kit.tenant import KeyTerms
 
 
@@ -22,7 +23,9 @@ def test_an_own_key_is_hashed_from_standard_input(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("an-own-key-that-is-long\n"))
     assert main(["--hash"]) == 0
-    hashed = capsys.readouterr().out.strip()
+    printed = capsys.readouterr()
+    hashed = printed.out.strip()
+    assert "carries no id" in printed.err
     assert KeyRing([hashed]).admits("an-own-key-that-is-long")
 
 
@@ -47,3 +50,19 @@ def test_flags_that_contradict_each_other_are_one_line(capsys: pytest.CaptureFix
         main(["--priority=-1"])
     assert caught.value.code == 2
     assert "more urgent than max_priority" in capsys.readouterr().err
+
+
+def test_a_key_file_is_searched_for_keys_to_renew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, own = tmp_path / "keys", hash_key("an-own-key-that-is-long")
+    path.write_text(f"# ours\n{hash_key(make_key())} name=new\n{own} name=batch\n{own}\n")
+    assert main([f"--check={path}"]) == 1
+    batch, nameless, total = capsys.readouterr().out.splitlines()
+    assert batch.startswith("line 3, batch: carries no id")
+    assert nameless.startswith("line 4: carries no id")
+    assert total == "2 of 3 keys to renew"
+    path.write_text(f"{hash_key(make_key())}\n")
+    assert main([f"--check={path}"]) == 0
+    assert main([f"--check={tmp_path}/none"]) == 2
+    assert "cannot be read" in capsys.readouterr().err

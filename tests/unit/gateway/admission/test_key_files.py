@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.api_keys import hash_key, make_key
-from gateway.admission.key_files import KeyFiles
+from gateway.admission.key_files import MANY_WITHOUT_ID, KeyFiles
 from protocol.errors import ConfigError
 
 FIRST, SECOND, PLAIN = make_key(), make_key(), make_key()
@@ -26,8 +26,10 @@ def path(tmp_path: Path) -> Path:
 def test_a_ring_is_of_plain_keys_and_of_a_file(path: Path) -> None:
     ring = KeyFiles(CollectorRegistry()).ring([PLAIN], str(path))
     assert ring.names == ["key 1", "first", "second"]
-    assert ring.name_of(SECOND) == "second"
-    assert ring.name_of(make_key()) is None
+    found = ring.find(SECOND)
+    assert found is not None
+    assert found.terms.name == "second"
+    assert ring.find(make_key()) is None
 
 
 def test_a_revoked_key_opens_nothing_and_plain_keys_stay(
@@ -51,6 +53,15 @@ def test_a_file_that_did_not_change_is_not_read(path: Path, caplog) -> None:
         assert not caplog.records
         files.look(at_all=True)
     assert len(caplog.records) == 1
+
+
+def test_many_keys_that_are_searched_are_told(path: Path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        for count, num_told in ((MANY_WITHOUT_ID, 0), (MANY_WITHOUT_ID + 1, 1)):
+            path.write_text(f"{hash_key('an-own-key-that-is-long')}\n" * count)
+            KeyFiles(CollectorRegistry()).ring([], str(path))
+            assert len(caplog.records) == num_told
+    assert f"baton keys --check {path}" in caplog.text
 
 
 @pytest.mark.parametrize(

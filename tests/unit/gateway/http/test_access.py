@@ -173,10 +173,10 @@ def test_rules_come_from_the_settings() -> None:
         settings(api_keys=(API,), admin_keys=(ADMIN,), supervisor_key=SUPERVISOR),
         KeyFiles(CollectorRegistry()),
     )
-    assert rules.admits(Door.API, API)
-    assert not rules.admits(Door.API, ADMIN)
-    assert rules.admits(Door.ADMIN, ADMIN)
-    assert rules.admits(Door.ADMIN, SUPERVISOR)
+    assert rules.find(Door.API, [API])
+    assert not rules.find(Door.API, [ADMIN])
+    assert rules.find(Door.ADMIN, [ADMIN])
+    assert rules.find(Door.ADMIN, [SUPERVISOR])
     assert API not in repr(settings(api_keys=(API,)))
 
 
