@@ -13,6 +13,7 @@ from pathlib import Path
 
 from checkpoint.gguf.folder import SUFFIX, gguf_folder, gguf_in, model_stem
 from checkpoint.regular_file import is_there
+from protocol.addresses import with_addresses_shown
 from protocol.errors import ConfigError, ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,10 @@ def resolve_model(
         return _local(path)
     match = _HUB_ID.fullmatch(str(model))
     if match is None:
+        shown = with_addresses_shown(str(model))
         raise ModelLoadError(
-            f"there is no folder or file {path}, and it is not a hub id (owner/name, or "
-            "owner/name:QUANTIZATION for GGUF files)"
+            f"there is no folder or file {shown}, and it is not a hub id "
+            "(owner/name, or owner/name:QUANTIZATION for GGUF files)"
         )
     name, quantization = match.groups()
     if quantization is not None:
@@ -110,7 +112,7 @@ def _fetched(
         at = f" at revision {revision!r}" if revision else ""
         raise ModelLoadError(
             f"{name!r} is neither a local folder nor could it be fetched from the "
-            f"Hugging Face hub{at} (is there a network?): {reason}"
+            f"Hugging Face hub{at} (is there a network?): {with_addresses_shown(reason)}"
         ) from error
     log.info("%s at revision %s is commit %s", name, revision or "main", commit_of(found))
     return Path(found)

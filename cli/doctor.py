@@ -24,6 +24,7 @@ from cli.status import StatusSettings
 from console.doctor.doctor import Doctor
 from console.doctor.observation import MIN_REQUESTS, Observation
 from process.settings import setting, setting_of, settings_or_exit
+from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
 
 FOUND, UNKNOWN = 1, 3
@@ -79,7 +80,7 @@ def _diagnosis(settings: DoctorSettings) -> dict[str, Any]:
     diagnosis = _get(settings, "/doctor")
     if not isinstance(diagnosis, dict) or "findings" not in diagnosis:
         raise ServiceError(
-            f"{settings.router_url} has no findings: is it a router of this version?"
+            f"{shown_address(settings.router_url)} has no findings: is it a router of this version?"
         )
     return diagnosis
 

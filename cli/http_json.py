@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.addresses import parsed_address, shown_address
 from protocol.errors import ConfigError, ServiceError
 
 
@@ -53,7 +54,7 @@ OPEN_ACCESS = RouterAccess()
 
 def get_json(url: str, timeout_s: float = 5.0, access: RouterAccess = OPEN_ACCESS) -> Any:
     """The JSON answer to a GET. Raises ServiceError, or RouterUnreachable without an answer."""
-    return _json(urllib.request.Request(url), timeout_s, access)
+    return _json(_request(url), timeout_s, access)
 
 
 def post_json(
@@ -65,11 +66,27 @@ def post_json(
 ) -> Any:
     """The JSON answer to a POST of JSON. Raises as `get_json` does."""
     sent = {"Content-Type": "application/json", **(headers or {})}
-    return _json(urllib.request.Request(url, json.dumps(body).encode(), sent), timeout_s, access)
+    return _json(_request(url, json.dumps(body).encode(), sent), timeout_s, access)
+
+
+def _request(
+    url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> urllib.request.Request:
+    """A request to a router. Raises ConfigError for a URL that leads nowhere, without its text,
+    which may hold a password."""
+    parts = parsed_address(url)
+    if parts is None or parts.scheme not in ("http", "https"):
+        raise ConfigError("the router's URL is malformed: give http://host:port or https://host")
+    if parts.username is not None:
+        raise ConfigError(
+            f"the URL {shown_address(url)} has a user part, which routers do not know: they take "
+            "keys, as in BATON_ADMIN_KEY"
+        )
+    return urllib.request.Request(url, body, dict(headers or {}))
 
 
 def _json(request: urllib.request.Request, timeout_s: float, access: RouterAccess) -> Any:
-    url = request.full_url
+    url = shown_address(request.full_url)
     try:
         with access.open(request, timeout_s) as response:
             return json.load(response)
@@ -87,7 +104,7 @@ def _json(request: urllib.request.Request, timeout_s: float, access: RouterAcces
 def is_ok(url: str, timeout_s: float = 2.0, access: RouterAccess = OPEN_ACCESS) -> bool:
     """Whether a GET is answered with 200."""
     try:
-        with access.open(urllib.request.Request(url), timeout_s) as response:
+        with access.open(_request(url), timeout_s) as response:
             return bool(response.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

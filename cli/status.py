@@ -17,6 +17,7 @@ from cli.http_json import RouterAccess, RouterUnreachable, get_json
 from cli.tables import is_refused, print_workers
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.membership import read_fleet
+from protocol.addresses import shown_address
 from protocol.errors import ServiceError
 from router.fleet.worker import registered
 from worker.settings import WorkerSettings
@@ -100,5 +101,6 @@ def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:
 def _fleet_of(url: str, answer: Any) -> dict[str, Any]:
     """The answer, if it is a router's. Raises ServiceError."""
     if not isinstance(answer, dict) or not isinstance(answer.get("workers"), list):
-        raise ServiceError(f"{url} does not list workers: is it a router of this version?")
+        where = shown_address(url)
+        raise ServiceError(f"{where} does not list workers: is it a router of this version?")
     return answer

@@ -182,7 +182,7 @@ class SettingSpec:
         in a message's head or an address they would fail far from here."""
         for text in parts:
             if isinstance(text, str) and (flaw := _stray_character(text)):
-                shown = "the value" if self.details.secret else repr(text)
+                shown = self._shown(text)
                 raise ValueError(f"{shown} {flaw}; give {self.accepted()}")
 
     def _allows(self, value: Any) -> bool:
@@ -198,8 +198,11 @@ class SettingSpec:
         return not details.pattern or re.fullmatch(details.pattern, value) is not None
 
     def _wrong(self, value: Any) -> ValueError:
-        shown = "the value" if self.details.secret else repr(value)
-        return ValueError(f"{shown} is not accepted; give {self.accepted()}")
+        return ValueError(f"{self._shown(value)} is not accepted; give {self.accepted()}")
+
+    def _shown(self, value: Any) -> str:
+        """A wrong value in words: no secret, and no address, which may hold one."""
+        return "the value" if self.details.secret or "://" in str(value) else repr(value)
 
     def to_text(self, value: Any) -> str:
         """The text that `parse_text` turns back into `value`."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli.http_json import OPEN_ACCESS, RouterAccess, RouterUnreachable, get_json
+from protocol.addresses import shown_address
 from protocol.errors import ConfigError, ServiceError
 
 Message = dict[str, str]
@@ -43,11 +44,11 @@ def served_model(url: str, access: RouterAccess, wanted: str | None) -> str:
     try:
         names = [str(each["id"]) for each in listed["data"]]
     except (KeyError, TypeError) as error:
-        raise ServiceError(f"{url} does not list models: is it a router?") from error
+        raise ServiceError(f"{shown_address(url)} does not list models: is it a router?") from error
     if not names:
-        raise ServiceError(f"{url} serves no model yet")
+        raise ServiceError(f"{shown_address(url)} serves no model yet")
     if wanted is not None and wanted not in names:
-        raise ConfigError(f"{url} serves {', '.join(names)}, not {wanted}")
+        raise ConfigError(f"{shown_address(url)} serves {', '.join(names)}, not {wanted}")
     return wanted or names[0]
 
 
@@ -138,7 +139,8 @@ class AnswerStream:
                 raise ServiceError(_refusal(error)) from error
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise RouterUnreachable(f"no router answers at {endpoint.url}: {reason}") from error
+            where = shown_address(endpoint.url)
+            raise RouterUnreachable(f"no router answers at {where}: {reason}") from error
 
     def _take(self, event: dict[str, Any]) -> str:
         self._usage = event.get("usage") or self._usage

@@ -17,6 +17,7 @@ from cli.chat.settings import ChatSettings, split_question
 from cli.chat.turn import show_answer
 from cli.http_json import RouterAccess
 from process.settings import settings_or_exit
+from protocol.addresses import shown_address
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ServiceError
 
@@ -44,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     if question is not None:
         return _answer_once(endpoint, conversation, question)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{endpoint.model} at {endpoint.url}; /help lists commands", style="dim")
+    where = shown_address(endpoint.url)
+    console.print(f"{endpoint.model} at {where}; /help lists commands", style="dim")
     _converse(endpoint, conversation, console)
     return 0
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from console.telemetry.spans import SpanNode, generation_spans
 from process.trace_context import TraceContext, new_context
 from process.version import baton_version
+from protocol.addresses import parsed_address, shown_address
 from protocol.errors import ConfigError
 from router.requests.trace import RequestTrace
 
@@ -66,6 +67,12 @@ class OtlpExporter:
         self, endpoint: str, sample_ratio: float, registry: CollectorRegistry, name: str
     ) -> None:
         """Raises ConfigError if the packages are missing. `name` tells routers apart."""
+        parts = parsed_address(endpoint)
+        if parts is None or parts.username is not None or parts.query or parts.fragment:
+            raise ConfigError(
+                f"otlp_endpoint {shown_address(endpoint)}: give scheme, host, port and path only, "
+                "and keys by the variable OTEL_EXPORTER_OTLP_HEADERS, because logs show the address"
+            )
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor

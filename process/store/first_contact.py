@@ -11,7 +11,8 @@ from typing import Any
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from process.store.registry import Registry, client_from_url, redacted
+from process.store.registry import Registry, client_from_url
+from protocol.addresses import shown_address
 from protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -27,9 +28,9 @@ def check_store(redis_url: str, cluster: str, timeout_s: float = 2.0) -> None:
         client.eval(*Registry(cluster).read())
     except (RedisError, OSError) as error:
         if _is_final(error):
-            where = redacted(redis_url)
+            where = shown_address(redis_url)
             raise ConfigError(f"redis_url {where}: the store refuses it: {error}") from error
-        log.warning("cannot reach %s yet: %s", redacted(redis_url), error)
+        log.warning("cannot reach %s yet: %s", shown_address(redis_url), error)
     finally:
         client.close()
 

@@ -30,9 +30,9 @@ from process.store.registry import (
     FleetView,
     Registry,
     client_from_url,
-    redacted,
 )
 from process.store.router_leases import read_routers
+from protocol.addresses import shown_address
 from protocol.errors import ServiceError
 from protocol.registration import WorkerInfo, WorkerState
 
@@ -73,7 +73,7 @@ class WorkerLease:
         self.has_lapsed = False
         self.refusal: str | None = None
         self.is_asked_to_drain = False
-        self._where = redacted(redis_url)
+        self._where = shown_address(redis_url)
         self._client = client_from_url(redis.Redis, redis_url, max(lease_s / 2, 0.5))
         self._cluster = cluster
         self._registry = Registry(cluster)
@@ -313,7 +313,7 @@ class FleetWatcher:
         """Connects to nothing yet. Raises ConfigError for a malformed URL."""
         self.is_connected = False
         self.trouble: str | None = None
-        self._where = redacted(redis_url)
+        self._where = shown_address(redis_url)
         self._client = client_from_url(redis.asyncio.Redis, redis_url, max(2 * poll_s, 2.0))
         self._registry = Registry(cluster)
         self._on_change = on_change
@@ -424,7 +424,8 @@ def read_fleet(redis_url: str, cluster: str, timeout_s: float = 5.0) -> dict[str
     try:
         view.take(client.eval(*Registry(cluster).read()), time.monotonic())
     except (RedisError, OSError) as error:
-        raise ServiceError(f"cannot read the fleet from {redacted(redis_url)}: {error}") from error
+        where = shown_address(redis_url)
+        raise ServiceError(f"cannot read the fleet from {where}: {error}") from error
     finally:
         client.close()
     return view.members

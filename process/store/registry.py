@@ -10,7 +10,6 @@ the store is back, readers keep the members that they knew.
 from __future__ import annotations
 
 import secrets
-import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from redis.retry import Retry
 from process.store.ignored_entries import REGISTRATION, IgnoredEntries
 from process.store.resolved_connection import NameResolver, resolve_apart
 from protocol import wire
+from protocol.addresses import ESCAPES, parsed_address, shown_address
 from protocol.errors import ConfigError, ProtocolError
 from protocol.registration import WorkerInfo
 
@@ -244,8 +244,12 @@ def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
     is_async = factory is redis.asyncio.Redis
     try:
         client = factory.from_url(redis_url, **connection_options(timeout_s, is_async))
-    except ValueError as error:
-        raise ConfigError(f"redis_url {redacted(redis_url)}: {error}") from error
+        redis.ConnectionPool.from_url(redis_url).make_connection()  # which takes the parameters
+    except (ValueError, TypeError):
+        where = f"redis_url {shown_address(redis_url)}"
+        raise ConfigError(
+            f"{where}: its scheme, or a parameter after the ?, is none that redis-py knows"
+        ) from None
     if is_async:
         resolve_apart(client, NameResolver())
     return client
@@ -254,22 +258,12 @@ def client_from_url(factory: Any, redis_url: str, timeout_s: float) -> Any:
 def check_url(redis_url: str) -> None:
     """Raises ConfigError for a URL without host, or with a port or database that is none: the
     client would take its defaults for them."""
-    parts = urllib.parse.urlsplit(redis_url)
-    if parts.scheme == "unix":
-        return
-    where = f"redis_url {redacted(redis_url)}"
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if not parts.hostname or port == 0:
-        raise ConfigError(f"{where}: give a host and a port from 1 to 65535")
+    parts = parsed_address(redis_url)
+    if parts is None or (parts.scheme != "unix" and parts.port == 0):
+        raise ConfigError(
+            f"redis_url is malformed: give redis://[:password@]host[:port][/db]; {ESCAPES}"
+        )
     database = parts.path.removeprefix("/")
-    if database and not (database.isascii() and database.isdigit()):
+    if parts.scheme != "unix" and database and not (database.isascii() and database.isdigit()):
+        where = f"redis_url {shown_address(redis_url)}"
         raise ConfigError(f"{where}: the database {database!r} is not a number")
-
-
-def redacted(redis_url: str) -> str:
-    """The URL without its user and password, for logs."""
-    parts = urllib.parse.urlsplit(redis_url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

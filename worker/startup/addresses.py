@@ -20,6 +20,7 @@ from process.sockets.hosts import is_wildcard, unbracketed
 from process.sockets.options import bind, open_socket, tcp_endpoint
 from process.sockets.outer_address import outer_address
 from process.store.first_contact import check_store
+from process.store.registry import check_url
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
 
@@ -34,6 +35,7 @@ def checked(settings: S) -> S:
     without (its kernels). Raises ConfigError."""
     if settings.kernels_dir is not None and not Path(settings.kernels_dir).is_dir():
         raise ConfigError(f"kernels_dir {settings.kernels_dir}: there is no such folder")
+    check_url(settings.redis_url)
     check_ports(settings)
     address = advertised_address(settings)
     log.info("others reach this worker at %s", address)

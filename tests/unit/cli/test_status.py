@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from cli.main import main as baton
 from cli.status import main
 from process.store.embedded_valkey import EmbeddedValkey
 
@@ -143,3 +145,12 @@ def test_an_answer_of_another_version(
     router.body = json.dumps([WORKER]).encode()
     assert main([f"--router-url={router.url}"]) == 1
     assert "does not list workers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:pa/word@h", "http://me:word@h:1", "http://:word@h:x", "ftp://me:word@h"]
+)
+def test_no_password_of_a_url_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert baton(["status", f"--router-url={url}"]) != 0
+    assert "word" not in capsys.readouterr().err

@@ -129,3 +129,12 @@ def test_a_trace_of_our_own_has_no_parent(is_sampled: bool) -> None:
     assert (len(context.trace_id), len(context.span_id), context.parent_id) == (32, 16, "")
     assert context.traceparent.endswith("-01" if is_sampled else "-00")
     assert CURRENT_TRACE.get() is None
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://me:word@h/v1", "http://h/v1?key=word", "http://h:word"]
+)
+def test_an_endpoint_holds_no_secret(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as error:
+        OtlpExporter(endpoint, 1.0, CollectorRegistry(), "r")
+    assert "word" not in str(error.value)

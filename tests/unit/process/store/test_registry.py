@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from process.store.ignored_entries import REGISTRATION, IgnoredEntries
-from process.store.registry import FleetView, client_from_url, redacted
+from process.store.registry import FleetView, client_from_url
 from protocol import wire
 from protocol.errors import ConfigError
 from protocol.registration import WorkerInfo
@@ -70,10 +70,32 @@ def test_registrations_that_cannot_be_taken_are_counted_once_each() -> None:
 
 
 def test_urls() -> None:
-    assert redacted("redis://user:pa:ss@host:1/2") == "redis://host:1/2"
-    assert redacted("redis://host:1") == "redis://host:1"
     with pytest.raises(ConfigError, match="redis_url"):
         client_from_url(redis.Redis, "redis://:word@host:port", 1.0)
     with pytest.raises(ConfigError) as error:
         client_from_url(redis.Redis, "ftp://:word@host", 1.0)
     assert "word" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pa/word@h",
+        "redis://user:12/word@h",
+        "redis://user:12?word@h",
+        "redis://:pa#word@h",
+        "redis://:[word@h",
+        "redis://:word\u2100@h",
+        "redis://:word@h:port",
+        "redis://h/0?db=word",
+        "redis://h/0?passwort=word",
+        "unix://:pa/word@/tmp/socket",
+        "unix:///tmp/socket?passwort=word",
+        "http://:word@h",
+    ],
+)
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis])
+def test_an_error_shows_nothing_of_a_malformed_url(url: str, kind: type) -> None:
+    with pytest.raises(ConfigError, match="redis_url") as error:
+        client_from_url(kind, url, 1.0)
+    assert "word" not in str(error.value).replace("password", "")
