@@ -35,6 +35,7 @@ from http_kit.disconnect import ClientConnection, offer_connection
 from kv_transfer.authentication import authenticate_descriptor, verify_descriptor
 from kv_transfer.handoff.key import HandoffKey
 from kv_transfer.handoff.sink import HandoffSink
+from process.store.ignored_entries import IgnoredEntries
 from process.store.registry import FleetView
 from protocol import events, messages, registration, wire
 from protocol.errors import ProtocolError, RequestError
@@ -177,12 +178,11 @@ def _metadata() -> Parser:
 def _registrations() -> Parser:
     """A worker's registration in the store, among valid ones."""
     seeds = [msgspec.json.encode(example(registration.WorkerInfo))]
-    view = FleetView(settle_s=0.0)
 
     def parse(value: bytes) -> None:
-        before = view.undecodable
-        view.take([b"epoch", b"text", value], now=0.0)
-        if view.undecodable > before:
+        ignored = IgnoredEntries()
+        FleetView(0.0, ignored).take([b"epoch", b"text", value], now=0.0)
+        if ignored.counts.total():
             raise ProtocolError("counted and ignored")
 
     return Parser("Redis registrations", seeds, JSON, parse, (ProtocolError,))
