@@ -1,11 +1,9 @@
 """One HTTP connection that a client cannot abuse: bounds on bytes received, memory and waits.
 
-Adds what uvicorn's protocol lacks: limits on the size of a request's head and of the whole
-message, on the time to receive a request, and on the time that a client may leave an answer
-unread; and the strict reading of heads of `gateway.http.request_head`. Trailers count as head and
-are dropped. `Upgrade` is ignored. While a client does not read, flow control holds up the code
-that makes the answer. After the timeout the connection is aborted, and that code learns that the
-client is gone. Knows no paths.
+Adds what uvicorn's protocol lacks: limits on requests, on how many are read ahead, and on the time
+that a client may leave an answer unread; and clients that go, or send nothing more, are noticed at
+once. While a client does not read, flow control holds up the code that makes the answer. After the
+timeout the connection is aborted, and that code learns that the client is gone. Knows no paths.
 """
 
 from __future__ import annotations
@@ -15,23 +13,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-import httptools
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.connection_limits import ConnectionLimits, Countdown
 from gateway.http.half_closed import LateAnswers, Peers
-from gateway.http.refusals import MALFORMED, Refusal, RefusalLog, Refused
-from gateway.http.request_head import (
-    FRAMING_HEADERS,
-    OTHER_PROTOCOL,
-    HeadReader,
-    head_without_upgrade,
-    is_of_other_protocol,
-)
+from gateway.http.refusals import Refusal, RefusalLog
+from gateway.http.request_reader import RequestReader
 from http_kit.disconnect import offer_connection
 
 log = logging.getLogger(__name__)
@@ -82,38 +73,23 @@ class BoundedProtocols:
         return partial(BoundedProtocol, self)
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(RequestReader):
     """Uvicorn's protocol with bounds. Owns its timers, which end with the connection.
 
     A refused request is answered after all requests before it; what follows it is not read.
     """
 
     def __init__(self, shared: BoundedProtocols, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._limits = shared.limits
+        super().__init__(shared.limits, *args, **kwargs)
         self._cut = shared.cut
         self._refusals = shared.refusals
         self._peers = shared.peers
         self._late_answers: LateAnswers | None = None
         self._has_ended = False  # the client's bytes were read to their end
-        self._head = HeadReader()
-        self._in_head = False
-        self._began = False  # a request, in the bytes being parsed
-        self._in_body = False
-        self._is_upgrade = False
-        self._head_bytes = 0
-        self._bytes_after_body = 0  # received since the last byte of content: perhaps trailers
-        self._message_bytes = 0
-        self._refusal = MALFORMED
         self._last_answer: Refusal | None = None  # due when the answers before it are sent
         self._is_ending = False  # all is written; the client has to close
-        self._data = b""  # being parsed
         self._waiting = b""  # received, and to be parsed once fewer requests are pipelined
-        self._head_start = bytearray()  # of the request whose head is not complete yet
-        self._is_receiving = False
-        limits = shared.limits
-        self._receiving = Countdown(self.loop, limits.receive_timeout_s, self._on_receive_timeout)
-        self._stall = Countdown(self.loop, limits.stall_timeout_s, self._on_stall_timeout)
+        self._stall = Countdown(self.loop, shared.limits.stall_timeout_s, self._on_stall_timeout)
         self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
         self._running: RequestResponseCycle | None = None  # more may be pipelined behind it
@@ -161,6 +137,8 @@ class BoundedProtocol(HttpToolsProtocol):
                     self._waiting = data[start:]
                     self.flow.pause_reading()
                     break
+                if self._last_answer is not None or self.transport.is_closing():
+                    break  # nothing is read behind a refused request
                 self._parse(data[start : start + PARSED_AT_ONCE])
         if self.flow.read_paused and self._owed() is not None:
             self._peers.try_watch_end(self, self.transport)  # reading would not tell it for long
@@ -230,163 +208,32 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._has_ended:
                 self._close_after_last()
 
-    def _parse(self, data: bytes) -> None:
-        """Parse some bytes. A message that begins in them is counted from the next bytes on, and
-        is timed only if these bytes do not complete it. Drops bytes behind a malformed request."""
-        if self._last_answer is not None or self.transport.is_closing():
-            return
-        was_in_body = self._in_body
-        self._began = False
-        if self.cycle is None or self.cycle.response_complete:
-            self._is_receiving = True  # any byte ends the keep-alive time, even an empty line
-        num_bytes, head_bytes = len(data), self._head_bytes
-        self._message_bytes += num_bytes
-        self._bytes_after_body += num_bytes
-        self._unset_keepalive_if_required()
-        self._data = data
-        may_go_on = self._try_parse(data) and not self.transport.is_closing()
-        self._data = b""
-        if not may_go_on:
-            return
-        if self._in_head:
-            self._head_start += data
-        if self._is_receiving:
-            self._receiving.start()
-        if self._in_head and not self._began:
-            self._head_bytes = max(self._head_bytes, head_bytes + num_bytes)  # a line may not end
-            if self._head_bytes > self._limits.max_head_bytes:
-                self._refuse(self._limits.head_too_large())
-        elif self._message_bytes > self._limits.max_message_bytes:
-            self._abort("message too large")
-        elif (
-            was_in_body
-            and self._bytes_after_body >= num_bytes  # all of these bytes came after content
-            and self._head_bytes + self._bytes_after_body > self._limits.max_head_bytes
-            and self._in_body
-        ):
-            self._refuse(self._limits.head_too_large())
-
-    def _try_parse(self, data: bytes) -> bool:
-        """Feed the parser; False after a refusal."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return self._try_parse_rest(memoryview(data)[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(self._refusal)
-            return False
-        return True
-
-    def _try_parse_rest(self, rest: memoryview) -> bool:
-        """Read a request that asks for an upgrade, and what follows its head, as if it did not.
-        The parser takes everything behind such a head for another protocol; so a new parser
-        reads the head again without that wish. False after a refusal."""
-        try:
-            while True:
-                self._is_upgrade = False
-                head = head_without_upgrade(
-                    self.parser.get_method(),
-                    self.url,
-                    self.parser.get_http_version(),
-                    self.headers,
-                )
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                self.parser.feed_data(head)
-                try:
-                    self.parser.feed_data(rest)
-                    return True
-                except httptools.HttpParserUpgrade as upgrade:
-                    rest = rest[upgrade.args[0] :]
-        except Refused as refused:
-            self._refuse(refused.refusal)
-        except httptools.HttpParserError:
-            self._refuse(self._refusal)
-        return False
-
-    # -- parser callbacks -------------------------------------------------------------------
+    # -- requests, as they are read ---------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Handle a request's first byte."""
-        self._in_head = self._is_receiving = self._began = True
-        self._in_body = False
-        self._head_bytes = 0
-        self._message_bytes = 0
-        self._head.begin()
         if self.transport.get_write_buffer_size() == 0:
             self._stall.stop()  # the previous answer was read: its timer must not cut this one
         super().on_message_begin()
         offer_connection(self.scope, self)
 
-    def on_url(self, url: bytes) -> None:
-        """Handle a part of the URL."""
-        self._head_bytes += len(url)
-        if self._head_bytes > self._limits.max_head_bytes:
-            self._refuse_head()
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header, or count and drop a trailer."""
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._limits.max_head_bytes:
-            self._refuse_head()
-        if self._in_body:
-            return
-        name = name.lower()
-        if name in FRAMING_HEADERS:
-            try:
-                self._head.take(name, value)
-            except Refused as refused:
-                self._refusal = refused.refusal
-                raise
-        self.headers.append((name, value))
-
     def on_headers_complete(self) -> None:
         """Handle the end of the head: the application starts."""
-        try:
-            method = self.parser.get_method()
-            if is_of_other_protocol(self._head_start, self._data, method, self.url):
-                raise Refused(OTHER_PROTOCOL)
-            self._head.end(method, self.url, self.parser.get_http_version())
-        except Refused as refused:
-            self._refusal = refused.refusal
-            raise
-        if self.parser.should_upgrade():
-            self._is_upgrade = True  # the parser stops here, see `_try_parse_rest`
-            return
-        self._in_head = False
-        self._head_start.clear()
-        self._in_body = True
-        self._bytes_after_body = 0
-        self.expect_100_continue = self._head.expects_continue
         former = self.cycle
         super().on_headers_complete()
+        if self._is_upgrade:
+            return
         if self.parser.get_http_version() == "1.0":
             self.cycle.chunked_encoding = False
             self.cycle.expected_content_length = _UntilClose()
         if former is None or former.response_complete:
             self._running = self.cycle
 
-    def on_body(self, body: bytes) -> None:
-        """Handle a part of the body."""
-        self._bytes_after_body = 0
-        super().on_body(body)
-
     def on_message_complete(self) -> None:
         """Handle the end of the request."""
-        if self._is_upgrade:
-            return
-        self._in_body = False
-        self._is_receiving = False
-        self._receiving.stop()
         super().on_message_complete()
-        if self.cycle is self._running:
+        if not self._is_upgrade and self.cycle is self._running:
             self.flow.resume_reading()  # the body is whole: from now on for the client's end
-
-    def _refuse_head(self) -> NoReturn:
-        """The head is too large. Raises inside the parser, and so ends the parsing."""
-        self._refusal = self._limits.head_too_large()
-        raise Refused(self._refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a malformed or oversized request, if its answer has not begun, and close the
@@ -505,14 +352,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Uvicorn's cycle for this request, if it is being answered and the client is there."""
         running = self._running
         return running if running is not None and running.scope is scope else None
-
-    # -- time to receive --------------------------------------------------------------------
-
-    def _on_receive_timeout(self) -> None:
-        if self.flow.read_paused:  # the delay is ours: we do not read
-            self._receiving.start()
-            return
-        self._abort("request not received in time")
 
     # -- time to read an answer -------------------------------------------------------------
 
