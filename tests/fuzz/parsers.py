@@ -177,7 +177,9 @@ def _metadata() -> Parser:
 
 def _registrations() -> Parser:
     """A worker's registration in the store, among valid ones."""
-    seeds = [msgspec.json.encode(example(registration.WorkerInfo))]
+    addresses = {"control": "tcp://127.0.0.1:1", "events": "tcp://[::1]:65535"}
+    valid = msgspec.structs.replace(example(registration.WorkerInfo), **addresses)
+    seeds = [msgspec.json.encode(valid)]
 
     def parse(value: bytes) -> None:
         ignored = IgnoredEntries()
